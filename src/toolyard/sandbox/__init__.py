@@ -1,0 +1,1 @@
+"""Runs model-written programs safely and fast. Stands alone: nothing here knows of rollouts, tools or rewards."""

@@ -1,0 +1,80 @@
+"""Compiled programs by content: the same source compiled the same way is compiled once, however many inputs it runs on.
+
+An artifact comes out of the jail that compiled it and goes only into jails that run the very same source, so a
+poisoned compile can poison nobody but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from .protocol import Program, StageResult
+from .toolchains import Toolchain
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What the compiler said, and what it made: empty unless it succeeded."""
+
+    stage: StageResult
+    artifacts: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.artifacts.values())) + len(self.stage.stdout_bytes) + len(self.stage.stderr_bytes)
+
+
+def build_key(toolchain: Toolchain, program: Program) -> bytes:
+    digest = hashlib.sha256()
+    parts = [toolchain.fingerprint, toolchain.source_name, program.code]
+    for part in (*(text.encode("utf-8", "surrogatepass") for text in parts), *_files(program)):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _files(program: Program) -> list[bytes]:
+    pairs = [(name.encode(), content) for name, content in sorted(program.files.items())]
+    return [part for pair in pairs for part in pair] + [repr(sorted(program.env.items())).encode()]
+
+
+class Builds:
+    """Least recently used first out, by total size. Failures are kept too: they are as deterministic as successes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._kept: OrderedDict[bytes, Build] = OrderedDict()
+        self._running: dict[bytes, asyncio.Future[None]] = {}
+
+    async def get(self, key: bytes, make: Callable[[], Awaitable[tuple[Build, bool]]]) -> tuple[Build, bool]:
+        """The build of that key and whether it was there already. Concurrent callers of one key compile once.
+
+        `make` returns the build and whether it may be kept (a compile that hit the clock may not).
+        """
+        while (running := self._running.get(key)) is not None:
+            await asyncio.shield(running)
+        if (build := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return build, True
+        done = self._running[key] = asyncio.get_running_loop().create_future()
+        try:
+            build, keep = await make()
+        finally:
+            del self._running[key]
+            done.set_result(None)
+        if keep:
+            self._keep(key, build)
+        return build, False
+
+    def _keep(self, key: bytes, build: Build) -> None:
+        if build.size > self._max_bytes:
+            return
+        self._kept[key] = build
+        self._size += build.size
+        while self._size > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._size -= oldest.size

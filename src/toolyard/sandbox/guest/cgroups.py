@@ -1,0 +1,128 @@
+"""Memory and process-count groups, version 1 or 2, made by the zygote where it may. One group per worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from .watch import Cgroup
+
+_FILES = {1: ("memory.limit_in_bytes", "memory.oom_control"), 2: ("memory.max", "memory.events")}
+_PIDS_MAX = 4096
+"""A ceiling for the whole worker; each program's own, lower limit is an rlimit."""
+
+
+def own_base(version: int, controller: str) -> str | None:
+    """The directory of this process's own group in the hierarchy that has `controller`, as mounted here."""
+    mount = None
+    with open("/proc/self/mounts") as file:
+        for line in file:
+            _, place, kind, options, *_ = line.split()
+            if (version == 2 and kind == "cgroup2") or (kind == "cgroup" and controller in options.split(",")):
+                mount = place
+                break
+    if mount is None:
+        return None
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            number, names, path = line.rstrip("\n").split(":", 2)
+            if (version == 2 and number == "0") or (version == 1 and controller in names.split(",")):
+                base = mount + path.rstrip("/")
+                return base if os.path.isdir(base) else mount
+    return None
+
+
+class Group:
+    """One worker's group: in every hierarchy it needs, a directory of the same name."""
+
+    def __init__(self, version: int, directories: list[str]) -> None:
+        self._version = version
+        self._directories = directories
+        for directory in directories:
+            os.mkdir(directory)
+        self.path = directories[0]
+
+    def join(self) -> None:
+        for directory in self._directories:
+            write(f"{directory}/cgroup.procs", "0")
+
+    def for_worker(self) -> Cgroup:
+        limit, events = (f"{self.path}/{name}" for name in _FILES[self._version])
+        return Cgroup(os.open(limit, os.O_RDWR | os.O_CLOEXEC), os.open(events, os.O_RDONLY | os.O_CLOEXEC))
+
+    def remove(self) -> None:
+        remove(self._directories)
+
+
+class Parent:
+    """The zygote's own directory, below which its workers' groups live."""
+
+    def __init__(self, config: tuple[int, list[str]]) -> None:
+        self._version, bases = config
+        self._count = 0
+        self._directories = [f"{base}/toolyard-{os.getpid()}" for base in bases]
+        for directory in self._directories:
+            os.makedirs(directory, exist_ok=True)
+            if self._version == 2:
+                write(f"{directory}/cgroup.subtree_control", "+memory +pids")
+
+    def make(self) -> Group:
+        self._count += 1
+        group = Group(self._version, [f"{directory}/{self._count}" for directory in self._directories])
+        for directory in group_files(self._directories, self._count, "pids.max"):
+            write(directory, str(_PIDS_MAX))
+        return group
+
+    def remove(self) -> None:
+        for directory in self._directories:
+            with contextlib.suppress(OSError):
+                remove([entry.path for entry in os.scandir(directory) if entry.is_dir()])
+        remove(self._directories)
+
+
+def group_files(directories: list[str], name: int, file: str) -> list[str]:
+    return [path for directory in directories if os.path.exists(path := f"{directory}/{name}/{file}")]
+
+
+def remove(directories: list[str]) -> None:
+    """A group can be removed once its last process is gone for good, which takes the kernel a moment."""
+    for directory in directories:
+        for _ in range(100):
+            try:
+                os.rmdir(directory)
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.002)
+
+
+def write(path: str, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, text.encode())
+    finally:
+        os.close(handle)
+
+
+def usable() -> tuple[int, list[str]] | None:
+    """Try it: make a group, set a limit, read its events, remove it. Returns what `Parent` needs, or None."""
+    for version, controllers in ((1, ("memory", "pids")), (2, ("memory",))):
+        bases = [base for controller in controllers if (base := own_base(version, controller))]
+        if not bases:
+            continue
+        parent = None
+        try:
+            if version == 2 and "memory" not in open(f"{bases[0]}/cgroup.subtree_control").read().split():
+                write(f"{bases[0]}/cgroup.subtree_control", "+memory +pids")
+            parent = Parent((version, bases))
+            group = parent.make()
+            group.for_worker().set_limit(64 << 20)
+            return version, bases
+        except OSError:
+            continue
+        finally:
+            if parent is not None:
+                parent.remove()
+    return None

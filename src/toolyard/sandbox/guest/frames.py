@@ -1,0 +1,51 @@
+"""The bytes between the host and a worker. Both sides import this file; nothing else defines them.
+
+A worker reads only the fixed header: numbers. Everything a program can know (source, names, file contents, stdin)
+stays opaque to it and is handed on, so that no byte of one run ends up in memory which the next child inherits.
+"""
+
+from __future__ import annotations
+
+import struct
+
+# operation, wall s, cpu s, memory, processes, open files, file bytes, disk bytes, output bytes, flood bytes,
+# then the lengths of the body's parts in order: meta, code, files, stdin, fetch.
+REQUEST = struct.Struct("<B7xddQIIQQQQQQQQQ")
+
+RUN_PYTHON = 1
+RUN_COMMAND = 2
+OPEN_SESSION = 3
+CELL = 4
+WRITE_FILES = 5
+READ_FILES = 6
+CANCEL = 7
+
+# reason, flags, wait status, wall s, cpu s, peak bytes, then the lengths of the parts: stdout, stderr, extra.
+RESPONSE = struct.Struct("<BBxxiddQQQQ")
+
+ENDED = 0
+"""The program ended by itself; the wait status tells how."""
+TIMED_OUT = 1
+CPU_EXCEEDED = 2
+MEMORY_EXCEEDED = 3
+OUTPUT_EXCEEDED = 4
+DISK_EXCEEDED = 5
+CANCELLED = 6
+REFUSED = 7
+"""It never started: `extra` says why (bad file name, no such command)."""
+LOST = 8
+"""There is no session (any more) to run a cell in."""
+
+STDOUT_CUT = 1
+STDERR_CUT = 2
+RETIRING = 4
+"""The worker exits now: it could not get clean, or its session ended. The result itself is good."""
+FILES_CUT = 8
+"""More was asked back than one reply may carry."""
+
+# A file handed back: length of name, length of content; then both.
+FILE = struct.Struct("<II")
+MAX_FETCH_BYTES = 64 << 20
+
+NO_CPU_LIMIT = 0.0
+"""In the header's cpu field."""

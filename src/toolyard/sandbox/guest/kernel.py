@@ -1,0 +1,153 @@
+"""System calls that Python has no name for: namespaces, mounts, capabilities, Landlock."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import stat
+import struct
+
+libc = ctypes.CDLL(None, use_errno=True)
+MACHINE = platform.machine()
+
+# Numbers that differ between the two architectures; everything newer than 423 is shared by all.
+_NUMBERS = {
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+}
+OPENAT2, MOUNT_SETATTR = 437, 442
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+AT_FDCWD = -100
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+PR_SET_THP_DISABLE = 41
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, what: str, *args: object) -> int:
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    return _checked(libc.syscall(ctypes.c_long(number), *words), what)
+
+
+def unshare(flags: int) -> None:
+    _checked(libc.unshare(flags), "unshare")
+
+
+def prctl(option: int, a: int = 0, b: int = 0) -> int:
+    return _checked(libc.prctl(option, ctypes.c_ulong(a), ctypes.c_ulong(b), 0, 0), "prctl")
+
+
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    result = libc.mount(*encoded, ctypes.c_ulong(flags), None if data is None else data.encode())
+    _checked(result, f"mount {source or kind} on {target}")
+
+
+def umount(target: str) -> None:
+    _checked(libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root_here() -> None:
+    """Make the current directory the root of this mount namespace and let go of the old one."""
+    syscall(_NUMBERS[MACHINE]["pivot_root"], "pivot_root", b".", b".")
+    umount(".")
+    os.chdir("/")
+
+
+def make_read_only(path: str) -> None:
+    """Turn one mount read-only (also nosuid, nodev), keeping whatever flags it already has locked."""
+    attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    try:
+        syscall(MOUNT_SETATTR, f"mount_setattr {path}", AT_FDCWD, os.fsencode(path), 0, attributes, len(attributes))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        # Before Linux 5.12. A remount inside a user namespace must repeat every flag that is locked.
+        kept = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+        mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+
+
+def bind_read_only(source: str, target: str) -> None:
+    mount(source, target, None, MS_BIND)
+    make_read_only(target)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, and with `no_new_privs` every way to get one back."""
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break
+    syscall(_NUMBERS[MACHINE]["capset"], "capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+
+
+def install_seccomp(program: bytes) -> None:
+    buffer = ctypes.create_string_buffer(program, len(program))
+    pointer = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    syscall(_NUMBERS[MACHINE]["seccomp"], "seccomp", 1, 0, pointer)
+
+
+def open_beneath(directory: int, name: str, flags: int, mode: int = 0, *, in_root: bool = False) -> int:
+    """Open `name` under `directory` through no symbolic link and without leaving it, however the tree changes.
+
+    `in_root` reads an absolute name as one below `directory`.
+    """
+    resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | (RESOLVE_IN_ROOT if in_root else RESOLVE_BENEATH)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return syscall(OPENAT2, f"open {name}", directory, os.fsencode(name), how, len(how))
+
+
+# ---------------------------------------------------------------------------------------------------------- Landlock
+_READ_ONLY = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
+_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the rights that make sense on a file: + truncate, ioctl
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version; 0 where there is none."""
+    return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1)), 0)
+
+
+def restrict_with_landlock(read_only: list[str], writable: list[str], write_only: list[str]) -> None:
+    """From here on this process and its children reach only these paths (`write_only`: existing files, for writing).
+
+    Also no TCP, and no signals or abstract sockets to processes outside, as far as the kernel's version knows them.
+    """
+    abi = landlock_abi()
+    if not abi:
+        raise OSError(errno.ENOSYS, "Landlock is not available")
+    rights = (1 << 13) - 1
+    for version, right in ((2, 13), (3, 14), (5, 15)):
+        if abi >= version:
+            rights |= 1 << right
+    attributes = struct.pack("QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = syscall(LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", attributes, size, 0)
+    for paths, granted in ((read_only, _READ_ONLY), (writable, rights), (write_only, 1 << 1)):
+        for path in paths:
+            try:
+                handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            on_directory = stat.S_ISDIR(os.fstat(handle).st_mode)
+            allowed = granted & rights & (-1 if on_directory else _ON_FILES)
+            syscall(LANDLOCK_ADD_RULE, f"landlock {path}", ruleset, 1, struct.pack("=Qi", allowed, handle), 0)
+            os.close(handle)
+    syscall(LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)
+    os.close(ruleset)

@@ -1,0 +1,110 @@
+"""From a fork of the zygote to a jailed worker: namespaces, private root, Landlock, user id, capabilities, seccomp.
+
+Two processes: the launcher stays outside as the jail's parent, does nothing but wait, and dies with the zygote; the
+worker inside dies with the launcher, and with the worker, which is PID 1, dies everything it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any, NoReturn
+
+from . import kernel, root, seccomp
+from .watch import Cgroup
+from .worker import Worker
+
+ROOT = "/mnt"
+"""Where the private root is mounted before it becomes the root. Only this mount namespace ever sees it."""
+OWN_USER_BASE = 1 << 30
+"""As root each worker gets a user id of its own: this plus its launcher's pid, so no two alive can be the same."""
+
+
+def _die_with_parent() -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any], cgroup: Cgroup | None) -> NoReturn:
+    """In a fork of the zygote. Says on `report` that ids may be mapped, waits on `go`, becomes the jail's parent."""
+    try:
+        zygote = os.getppid()
+        _die_with_parent()
+        if config["namespaces"]:
+            kernel.unshare(kernel.NAMESPACES)
+            _die_with_parent()
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+            socket.sethostname("sandbox")
+        os.write(report, b"m")
+        if os.read(go, 1) != b"k" or os.getppid() != zygote:
+            os._exit(1)
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(channel, report, go, config, cgroup)
+        os.write(report, b"p" + pid.to_bytes(4, "little"))
+    except BaseException as error:
+        _report(report, error)
+    os.closerange(3, 1 << 20)
+    os.waitpid(pid, 0)
+    os._exit(0)
+
+
+def _report(report: int, error: BaseException) -> NoReturn:
+    os.write(report, b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:4000])
+    os._exit(1)
+
+
+def _become_worker(
+    channel: socket.socket, report: int, go: int, config: dict[str, Any], cgroup: Cgroup | None
+) -> NoReturn:
+    try:
+        _die_with_parent()
+        if config["namespaces"]:
+            root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"])
+            root.enter(ROOT)
+        else:
+            _make_directories(config)
+        if not config["alone"]:  # the last moment to open it: Landlock will close /proc
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+            config["children"] = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if config["landlock"]:
+            _landlock(config)
+        if config["user"]:
+            user = 1000 if config["namespaces"] else config["user"]
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        kernel.drop_capabilities()
+        _die_with_parent()  # forgotten by the kernel when the user id changed
+        os.chdir(config["work"])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # for PID 1 that means: deaf to signals from inside
+        worker = Worker(channel, config, cgroup)
+        # Not dumpable: /proc/1 belongs to nobody the program can be, so its memory and files stay closed.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        if config["seccomp"]:
+            kernel.install_seccomp(seccomp.build_filter(memfd=cgroup is not None or not config["pidns"]))
+        os.write(report, b"r")
+    except BaseException as error:
+        _report(report, error)
+    os.close(report)
+    os.close(go)
+    worker.serve()
+
+
+def _make_directories(config: dict[str, Any]) -> None:
+    for path in config["writable"]:
+        os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
+        os.mkdir(path, mode=0o700)
+        if config["user"]:
+            os.chown(path, config["user"], config["user"])
+
+
+def _landlock(config: dict[str, Any]) -> None:
+    devices = [f"/dev/{name}" for name in root.DEVICES]
+    if config["namespaces"]:
+        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], ["/proc"])
+    else:
+        readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
+        kernel.restrict_with_landlock(readable, [*config["writable"], *devices], [])

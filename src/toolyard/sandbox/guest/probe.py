@@ -1,0 +1,128 @@
+"""What this machine grants, found out by doing it: every try is made in a child of its own and undone with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable
+
+from . import cgroups, kernel, launch, root, seccomp
+
+NAMESPACES = {
+    "mount namespace": kernel.CLONE_NEWNS,
+    "pid namespace": kernel.CLONE_NEWPID,
+    "network namespace": kernel.CLONE_NEWNET,
+    "ipc namespace": kernel.CLONE_NEWIPC,
+    "uts namespace": kernel.CLONE_NEWUTS,
+}
+
+
+def attempt(action: Callable[[], None], flags: int = 0) -> str:
+    """Run `action` in a child, inside new namespaces if asked; returns "" or why it failed."""
+    said_read, said_write = os.pipe()
+    go_read, go_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_write)
+        try:
+            if flags:
+                kernel.unshare(flags)
+                kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+            os.write(said_write, b".")
+            os.read(go_read, 1)
+            inner = os.fork() if flags & kernel.CLONE_NEWPID else 0
+            if inner:
+                os.waitpid(inner, 0)
+                os._exit(0)
+            action()
+        except BaseException as error:  # noqa: BLE001 - the reason is the result
+            os.write(said_write, str(error).encode()[:500])
+            os._exit(1)
+        os._exit(0)
+    os.close(said_write)
+    os.close(go_read)
+    said = os.read(said_read, 512)
+    if said == b"." and flags & kernel.CLONE_NEWUSER:
+        try:
+            map_ids(pid)
+        except OSError as error:
+            said += f"cannot map user ids: {error.strerror}".encode()
+    os.close(go_write)
+    while chunk := os.read(said_read, 512):
+        said += chunk
+    os.close(said_read)
+    os.waitpid(pid, 0)
+    return said.decode("utf-8", "replace").lstrip(".")
+
+
+def map_ids(pid: int) -> None:
+    """As root: the jail's root is root for its set-up, its user an id that nobody else has. Else both are ourselves."""
+    maps = {"uid_map": f"1000 {os.geteuid()} 1", "gid_map": f"1000 {os.getegid()} 1"}
+    if os.geteuid() == 0:
+        maps = dict.fromkeys(maps, f"0 0 1\n1000 {launch.OWN_USER_BASE + pid} 1")
+    else:
+        cgroups.write(f"/proc/{pid}/setgroups", "deny")
+    for name, text in maps.items():
+        cgroups.write(f"/proc/{pid}/{name}", text)
+
+
+def _private_root() -> None:
+    root.build(launch.ROOT, [], [], 1 << 20)
+    root.enter(launch.ROOT)
+    if os.listdir(root.WORK) or not os.path.exists("/proc/self"):
+        raise OSError("the private root is not what was built")
+
+
+def _landlock() -> None:
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.restrict_with_landlock(["/usr"], [], [])
+    try:
+        os.listdir("/etc")
+    except PermissionError:
+        return
+    raise OSError("Landlock is there but does not restrict")
+
+
+def _seccomp() -> None:
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_seccomp(seccomp.build_filter(memfd=False))
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno == errno.ENETUNREACH:
+            return
+    raise OSError("the filter is there but does not refuse")
+
+
+def _own_user() -> None:
+    user = launch.OWN_USER_BASE + os.getpid()
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def probe() -> dict[str, object]:
+    """Feature by feature: "" when it works, else the reason why not."""
+    found: dict[str, str] = {"user namespace": attempt(lambda: None, kernel.CLONE_NEWUSER)}
+    for name, flag in NAMESPACES.items():
+        found[name] = attempt(lambda: None, kernel.CLONE_NEWUSER | flag)
+    found["private root"] = attempt(_private_root, kernel.NAMESPACES)
+    found["landlock"] = attempt(_landlock)
+    found["seccomp"] = attempt(_seccomp)
+    found["own user id"] = attempt(_own_user) if os.geteuid() == 0 else "only for root"
+    cgroup = cgroups.usable()
+    found["cgroup"] = "" if cgroup else "no writable memory cgroup (v1, or v2 with delegation)"
+    return {
+        "features": found,
+        "cgroup": cgroup,
+        "landlock_abi": kernel.landlock_abi(),
+        "root": os.geteuid() == 0,
+        "python": {
+            "executable": sys.executable,
+            "version": platform.python_version(),
+            "prefixes": sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}),
+        },
+    }

@@ -1,0 +1,272 @@
+"""The child between the fork and the program's first line, and after its last.
+
+A Python program runs in the forked interpreter itself; any other command is executed. Both see what they would see if
+they had been started by hand in an empty directory: own standard streams, exit codes, signals, `atexit`, joined
+threads, files flushed at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import marshal
+import os
+import resource
+import signal
+import sys
+from types import FrameType, ModuleType
+from typing import Any
+
+from . import frames, kernel
+
+COMMAND, STATUS = 3, 4
+"""The child's descriptors besides the standard three: orders in, and why it could not start out."""
+
+Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
+"""Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
+
+
+class Refusal(Exception):
+    """The request cannot be carried out as asked; the message reaches the caller."""
+
+
+class Interpreter:
+    """Everything a Python program needs that does not depend on the program: built once, in the worker.
+
+    Children then only read it, and what is only read is never copied.
+    """
+
+    def __init__(self, work: str, environment: dict[str, str], *, data_factor: float, sessions: Any) -> None:
+        self.work = work
+        self.data_factor = data_factor
+        """Memory limit times this bounds each process by itself where no cgroup bounds them all; 0: not needed."""
+        self.sessions = sessions
+        """What turns this process into a session's interpreter; None where the zygote was not made for that."""
+        self.path = work + "/main.py"
+        self.environment = environment
+        sys.stdin = _text(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "<stdin>", "surrogateescape")
+        sys.stdout = _text(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "<stdout>", "surrogateescape")
+        sys.stderr = _text(
+            io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "<stderr>", "backslashreplace", line_buffering=True
+        )
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+        sys.argv = ["main.py"]
+        sys.orig_argv = [sys.executable, "main.py"]
+        os.environ.clear()
+        os.environ.update(environment)
+        self.main = ModuleType("__main__")
+        self.main.__dict__.update(
+            __builtins__=sys.modules["builtins"], __file__=self.path, __spec__=None, __cached__=None, __annotations__={}
+        )
+        # The zygote's own modules stay reachable from here, and from nowhere a program would look.
+        for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
+            del sys.modules[name]
+        sys.path[:] = [work, *(entry for entry in sys.path if entry and entry != os.path.dirname(__file__))]
+        self.modules = frozenset(sys.modules)
+        for _ in range(3):  # the compiler's first allocations, made here instead of in every child
+            exec(compile("x = 1\ndef f(a):\n    return a + 1\nf(2)\n", "warm", "exec"), {})  # noqa: S102
+
+
+def _text(binary: Any, name: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(binary, encoding="utf-8", errors=errors, line_buffering=line_buffering)
+    stream.mode = "r" if name == "<stdin>" else "w"  # type: ignore[misc]
+    return stream
+
+
+def prepare(interpreter: Interpreter, streams: tuple[int, int, int, int, int], *, dumpable: bool) -> None:
+    """Become a program's process as far as that goes without knowing the program. Runs ahead of any request."""
+    os.setsid()
+    for target, source in enumerate(streams):
+        os.dup2(source, target, inheritable=target < COMMAND)
+    os.closerange(STATUS + 1, 1 << 20)
+    if dumpable:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGXCPU, _stop_at_limit)
+    _first_victim()
+    generator = sys.modules.get("numpy.random")
+    if generator is not None:  # `random` reseeds itself after a fork; numpy's global generator does not
+        generator.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _first_victim() -> None:
+    """When memory runs out in the cgroup, the program shall die and not the worker."""
+    try:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except OSError:
+        return
+
+
+def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
+    """A limit was reached: hand over what is still in Python's buffers. Who ignores this is killed a moment later."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def run(interpreter: Interpreter) -> None:
+    """Wait for an order and carry it out. Never returns."""
+    try:
+        data = bytearray(os.read(COMMAND, 65536))
+        if len(data) < frames.REQUEST.size:
+            os._exit(0)  # the worker went away
+        header = frames.REQUEST.unpack_from(data)
+        operation, meta_size, code_size, files_size = header[0], header[10], header[11], header[12]
+        total = frames.REQUEST.size + meta_size + code_size + files_size
+        while len(data) < total:
+            chunk = os.read(COMMAND, min(total - len(data), 1 << 20))
+            if not chunk:
+                os._exit(0)
+            data += chunk
+        at = frames.REQUEST.size
+        args, environment, files = marshal.loads(data[at : at + meta_size])
+        at += meta_size
+        code = bytes(data[at : at + code_size])
+        at += code_size
+        write_files(interpreter.work, files, memoryview(data)[at:])
+        _apply_limits(header, interpreter.data_factor)
+        del data
+        if environment:
+            os.environ.update(environment)
+        if operation == frames.RUN_COMMAND:
+            os.execve(args[0], args, {**interpreter.environment, **environment})
+        if operation == frames.OPEN_SESSION:
+            if interpreter.sessions is None:
+                raise Refusal("this zygote has no sessions")
+            interpreter.sessions.serve(interpreter)
+        write_main(interpreter.path, code)
+    except BaseException as error:
+        _refuse(error)
+    os.close(COMMAND)
+    os.close(STATUS)
+    sys.argv[1:] = args
+    run_main(interpreter, code)
+
+
+def _refuse(error: BaseException) -> None:
+    """Say why on the status pipe, which closes before the first line of foreign code runs and so cannot be forged."""
+    text = str(error) if isinstance(error, (Refusal, OSError)) else f"{type(error).__name__}: {error}"
+    os.write(STATUS, text.encode("utf-8", "backslashreplace")[:4000])
+    os._exit(125)
+
+
+def _apply_limits(header: tuple[Any, ...], data_factor: float) -> None:
+    _, wall, cpu, memory, processes, open_files, file_bytes, *_ = header
+    # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
+    seconds = int(cpu if cpu != frames.NO_CPU_LIMIT else wall * 64) + 1
+    if header[0] != frames.OPEN_SESSION:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    if data_factor:
+        size = int(memory * data_factor)
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes + 2, processes + 2))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+
+def target_of(work: str, name: str) -> str:
+    """Where a file of that name goes. Lexical only: the jail around us is what makes it safe, this makes it clear."""
+    if not name or "\0" in name or name.endswith("/"):
+        raise Refusal(f"file name {name!r} is not a name of a file")
+    parts = name.split("/")
+    if ".." in parts:
+        raise Refusal(f"file name {name!r} leaves the working directory: '..' is not allowed")
+    return name if name.startswith("/") else f"{work}/{name}"
+
+
+def write_files(work: str, files: tuple[tuple[str, int, int], ...], content: memoryview) -> None:
+    at = 0
+    for name, size, mode in files:
+        target = target_of(work, name)
+        try:
+            if "/" in name:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            try:
+                _write_all(handle, content[at : at + size])
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise Refusal(f"cannot write file {name!r}: {error.strerror}") from None
+        at += size
+
+
+def _write_all(handle: int, content: memoryview | bytes) -> None:
+    while content:
+        content = content[os.write(handle, content) :]
+
+
+def write_main(path: str, code: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    _write_all(handle, code)
+    os.close(handle)
+
+
+def run_main(interpreter: Interpreter, code: bytes) -> None:
+    """Run the program as `python main.py` would, down to its exit code. Never returns."""
+    main = interpreter.main
+    sys.modules["__main__"] = main
+    status = 0
+    try:
+        exec(compile(code, interpreter.path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    except SystemExit as error:
+        status = exit_status(error)
+    except BaseException as error:
+        status = report(error)
+    finish(interpreter, status)
+
+
+def exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 255
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def report(error: BaseException) -> int:
+    trace = error.__traceback__
+    trace = trace.tb_next if trace is not None else None  # without our own frame
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except BaseException:  # noqa: BLE001 - a broken hook of the program's is the program's affair
+        return 1
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def finish(interpreter: Interpreter, status: int) -> None:
+    """What the interpreter does at exit, in its order: threads, atexit, objects (files flush), streams."""
+    threading = sys.modules.get("threading")
+    try:
+        if threading is not None:
+            threading._shutdown()  # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
+    except BaseException as error:  # noqa: BLE001
+        report(error)
+    _let_go(interpreter)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:  # noqa: BLE001
+            status = status or 120
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _let_go(interpreter: Interpreter) -> None:
+    """Drop the program's objects, so that files it left open are flushed and destructors run."""
+    loaded = [sys.modules[name] for name in list(sys.modules) if name not in interpreter.modules]
+    for module in (interpreter.main, *loaded):
+        names = getattr(module, "__dict__", None)
+        if type(names) is dict:
+            for name in [name for name in names if type(name) is str and name != "__builtins__"]:
+                names[name] = None
+    gc.collect()

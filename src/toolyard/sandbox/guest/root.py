@@ -1,0 +1,158 @@
+"""The private root: a read-only view of interpreter and toolchains, and a few size-limited writable directories."""
+
+from __future__ import annotations
+
+import os
+
+from . import kernel
+
+WORK = "/sandbox"
+WRITABLE = (WORK, "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/data")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/ssl/certs")
+
+_ETC = {
+    "passwd": "root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/sandbox:/bin/sh\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
+    "hosts": "127.0.0.1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+def _bind(root: str, source: str) -> None:
+    target = root + source
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w"):
+            pass
+    kernel.bind_read_only(os.path.realpath(source), target)
+
+
+def _outermost(paths: list[str]) -> list[str]:
+    """Without those that lie below another one of them: a bind brings its whole tree along."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(path == other or path.startswith(other + "/") for other in kept):
+            kept.append(path)
+    return kept
+
+
+def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_bytes: int) -> None:
+    """Mount the new root on `root`. The caller is alone in its mount namespace and pivots there afterwards."""
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("root", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    _writable(root, disk_bytes)
+    links = [path for path in SYSTEM if os.path.islink(path)]
+    for path in links:
+        os.symlink(os.readlink(path), root + path)
+    wanted = [path for path in (*SYSTEM, *SYSTEM_FILES, *read_only) if path not in links and os.path.exists(path)]
+    for path in _outermost(wanted):
+        _bind(root, path)
+    for source, target in binds:
+        os.makedirs(root + target, exist_ok=True)
+        kernel.bind_read_only(source, root + target)
+    os.makedirs(root + "/etc", exist_ok=True)
+    for name, text in _ETC.items():
+        with open(f"{root}/etc/{name}", "w") as file:
+            file.write(text)
+    _devices(root)
+    os.makedirs(root + "/proc", exist_ok=True)
+    # While the old /proc is still in sight: the kernel refuses a new one to whoever cannot see a whole one already.
+    kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+
+
+def _devices(root: str) -> None:
+    os.makedirs(root + "/dev", exist_ok=True)
+    for name in DEVICES:
+        with open(f"{root}/dev/{name}", "w"):
+            pass
+        kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
+
+
+def _writable(root: str, disk_bytes: int) -> None:
+    """One tmpfs behind all writable directories, so that one size and one inode count bound them together."""
+    hidden = root + "/.writable"
+    os.mkdir(hidden)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("writable", hidden, "tmpfs", flags, f"size={disk_bytes},nr_inodes=32768,mode=755")
+    for path in WRITABLE:
+        inside = hidden + "/" + path.strip("/").replace("/", "-")
+        os.mkdir(inside)
+        os.chmod(inside, 0o1777)
+        os.makedirs(root + path, exist_ok=True)
+        kernel.mount(inside, root + path, None, kernel.MS_BIND)
+    kernel.umount(hidden)
+    os.rmdir(hidden)
+
+
+def enter(root: str) -> None:
+    os.chdir(root)
+    kernel.pivot_root_here()
+    kernel.make_read_only("/")
+
+
+def _make_removable(directory: int, name: str) -> int:
+    os.chmod(name, 0o700, dir_fd=directory)
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+
+
+def fixtures(read_only: list[str]) -> frozenset[str]:
+    """Mount points, and directories above them, inside writable directories: an interpreter below /tmp, say."""
+    kept: set[str] = set()
+    for path in _outermost(read_only):
+        above = path
+        while any(above.startswith(writable + "/") for writable in WRITABLE):
+            kept.add(above)
+            above = os.path.dirname(above)
+    return frozenset(kept)
+
+
+def wipe(path: str, kept: frozenset[str] = frozenset()) -> None:
+    """Empty a directory whose writers are all dead, but for `kept`.
+
+    Flattens instead of recursing, so that a tree three thousand levels deep costs no stack and no long path.
+    """
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        os.chmod(path, 0o1777)
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    moved = 0
+    try:
+        while names := [name for name in os.listdir(top) if f"{path}/{name}" not in kept]:
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=top)
+                    continue
+                except (IsADirectoryError, PermissionError):
+                    inner = _make_removable(top, name)
+                try:
+                    for entry in os.listdir(inner):
+                        try:
+                            os.unlink(entry, dir_fd=inner)
+                        except (IsADirectoryError, PermissionError):
+                            os.chmod(entry, 0o700, dir_fd=inner)
+                            moved += 1
+                            os.rename(entry, f".moved-{moved}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    for inner_path in kept:
+        # Below a kept directory that we own there may be new files; a mount point itself is read-only.
+        if os.path.dirname(inner_path) == path and os.access(inner_path, os.W_OK):
+            wipe(inner_path, kept)
+
+
+def restore(path: str) -> None:
+    """Undo what a program can do to a directory itself where it owns it: mode, extended attributes, times."""
+    if os.stat(path).st_mode & 0o7777 != 0o1777:
+        os.chmod(path, 0o1777)
+    for name in os.listxattr(path):
+        if name.startswith("user."):
+            os.removexattr(path, name)
+    os.utime(path, (0, 0))

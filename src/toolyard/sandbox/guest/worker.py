@@ -1,0 +1,479 @@
+"""A worker: PID 1 of its own jail. Takes one request at a time, forks the program, sees it to its end, cleans up.
+
+It never runs foreign code and never looks into a request beyond the header's numbers. All bytes of a request or of an
+output live in memory that forks do not inherit (`MADV_DONTFORK`), so no program finds traces of an earlier one.
+A result leaves only when every process is dead and every file is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+from . import collect, frames, program, root
+from .watch import Cgroup, Watch
+
+GRACE = 0.1
+"""Seconds between the polite end of a program at its limit and the certain one."""
+CELL_GRACE = 1.0
+"""The same for a cell: a session is worth waiting for."""
+_PIPE = 65536
+_REPLY = 8 << 20
+
+
+def private_memory(size: int) -> memoryview:
+    """Memory that forked children do not get."""
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_DONTFORK)
+    return memoryview(area)
+
+
+def _write_all(handle: int, content: memoryview) -> bool:
+    try:
+        while len(content):
+            content = content[os.write(handle, content) :]
+    except BrokenPipeError:
+        return False
+    return True
+
+
+class Child:
+    """A forked process, prepared ahead, that waits for an order; later the program itself."""
+
+    def __init__(self, interpreter: program.Interpreter, *, dumpable: bool) -> None:
+        stdin, self.stdin = os.pipe()
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        command, self.command = os.pipe()
+        self.status, status = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            program.prepare(interpreter, (stdin, stdout, stderr, command, status), dumpable=dumpable)
+            program.run(interpreter)
+        for handle in (stdin, stdout, stderr, command, status):
+            os.close(handle)
+
+    def close(self) -> None:
+        for handle in (self.stdin, self.stdout, self.stderr, self.command, self.status):
+            if handle >= 0:
+                os.close(handle)
+        self.stdin = self.command = -1
+
+    def close_input(self) -> None:
+        os.close(self.stdin)
+        self.stdin = -1
+
+
+class Stream:
+    """One output of a program, read into private memory; past its size it is read and dropped."""
+
+    def __init__(self) -> None:
+        self.memory = private_memory(1 << 20)
+        self.size = self.seen = self.limit = 0
+
+    def reset(self, limit: int) -> None:
+        if limit > len(self.memory):
+            self.memory = private_memory(limit)
+        self.size = self.seen = 0
+        self.limit = limit
+
+    def take(self, handle: int, scratch: memoryview) -> int:
+        room = self.limit - self.size
+        got = os.readv(handle, [self.memory[self.size : self.limit] if room else scratch])
+        self.size += got if room else 0
+        self.seen += got
+        return got
+
+    @property
+    def cut(self) -> bool:
+        return self.seen > self.size
+
+    def view(self) -> memoryview:
+        return self.memory[: self.size]
+
+
+class Worker:
+    def __init__(self, channel: socket.socket, config: dict[str, Any], cgroup: Cgroup | None) -> None:
+        self.channel = channel
+        self.config = config
+        self.alone = config["alone"]
+        """Whether kill(-1) reaches exactly this worker's programs: own pid namespace, or an own user id."""
+        self.interpreter = program.Interpreter(
+            config["work"], config["environment"], data_factor=config["data_factor"], sessions=config["sessions"]
+        )
+        self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["pidns"])
+        self.request = private_memory(1 << 20)
+        self.response = private_memory(4096)
+        self.scratch = private_memory(_PIPE)
+        self.out, self.err, self.extra = Stream(), Stream(), Stream()
+        self.ready: Child | None = None
+        self.session: Child | None = None
+        self.retiring = False
+        self.kept = root.fixtures(config["read_only"]) if config["private_root"] else frozenset[str]()
+
+    def serve(self) -> NoReturn:
+        """Requests until the host closes its end."""
+        self.clean_inodes = self._inodes()
+        gc.collect()
+        gc.freeze()
+        while True:
+            if self.ready is None and self.session is None:
+                self.ready = Child(self.interpreter, dumpable=True)
+            header = self._receive()
+            operation = header[0]
+            if operation in (frames.RUN_PYTHON, frames.RUN_COMMAND):
+                self._run(header)
+            elif operation == frames.OPEN_SESSION:
+                self._open_session(header)
+            elif operation == frames.CELL:
+                self._cell(header)
+            elif operation in (frames.WRITE_FILES, frames.READ_FILES):
+                self._files(header)
+            if self.retiring:
+                os._exit(0)
+
+    # ------------------------------------------------------------------------------------------------ frames
+    def _receive(self) -> tuple[Any, ...]:
+        if self.session is not None:
+            self._guard_idle_session()
+        have = self._receive_at_least(0, frames.REQUEST.size)
+        while True:
+            header = frames.REQUEST.unpack_from(self.request)
+            if header[0] != frames.CANCEL:
+                break
+            # Came after its run had ended: nothing is left to cancel.
+            rest = have - frames.REQUEST.size
+            self.request[:rest] = self.request[frames.REQUEST.size : have]
+            have = self._receive_at_least(rest, frames.REQUEST.size)
+        total = frames.REQUEST.size + sum(header[10:15])
+        if total > len(self.request):
+            larger = private_memory(total)
+            larger[:have] = self.request[:have]
+            self.request = larger
+        self._receive_at_least(have, total)
+        return header
+
+    def _receive_at_least(self, have: int, wanted: int) -> int:
+        while have < wanted:
+            got = self.channel.recv_into(self.request[have:])
+            if not got:
+                os._exit(0)  # the host is gone, and this jail with it
+            have += got
+        return have
+
+    def _respond(self, reason: int, status: int = 0, cpu: float = 0.0, peak: int = 0, wall: float = 0.0) -> None:
+        flags = (frames.STDOUT_CUT if self.out.cut else 0) | (frames.STDERR_CUT if self.err.cut else 0)
+        flags |= (frames.RETIRING if self.retiring else 0) | (frames.FILES_CUT if self.extra.cut else 0)
+        sizes = (self.out.size, self.err.size, self.extra.size)
+        frames.RESPONSE.pack_into(self.response, 0, reason, flags, status, wall, cpu, peak, *sizes)
+        parts = [self.response[: frames.RESPONSE.size], self.out.view(), self.err.view(), self.extra.view()]
+        parts = [part for part in parts if len(part)]
+        while parts:
+            sent = self.channel.sendmsg(parts)
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][sent:]
+        if len(self.request) > 8 << 20:
+            self.request = private_memory(1 << 20)
+
+    # ---------------------------------------------------------------------------------------------- programs
+    def _run(self, header: tuple[Any, ...]) -> None:
+        child, self.ready = self.ready or Child(self.interpreter, dumpable=True), None
+        files_end = frames.REQUEST.size + sum(header[10:13])
+        stdin = self.request[files_end : files_end + header[13]]
+        fetch = self.request[files_end + header[13] : files_end + header[13] + header[14]]
+        self._reset(header)
+        self.watch.begin(header)
+        start = time.monotonic()
+        self._order(child, self.request[:files_end])
+        reason = self._pump(child, stdin, start + header[1], header[9])
+        wall = time.monotonic() - start
+        status, usage = self._end(child)
+        if reason == frames.ENDED:
+            reason = self.watch.verdict(usage.ru_utime + usage.ru_stime)
+        refused = self._drain(child.status, self.extra) if reason == frames.ENDED else 0
+        child.close()
+        if refused:
+            reason = frames.REFUSED
+        elif len(fetch):
+            self._collect(fetch)
+        self._clean()
+        self._respond(reason, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, wall)
+
+    def _reset(self, header: tuple[Any, ...]) -> None:
+        self.out.reset(header[8])
+        self.err.reset(header[8])
+        self.extra.reset(4096)
+
+    def _order(self, child: Child, order: memoryview) -> None:
+        _write_all(child.command, order)  # if it died while reading, its wait status tells
+        os.close(child.command)
+        child.command = -1
+
+    def _pump(self, child: Child, stdin: memoryview, deadline: float, flood: int) -> int:
+        """Move bytes until the program's first process is gone or a limit is reached. Returns the reason.
+
+        Its end is the process's end, not the pipes': a daemon that keeps them open delays nothing.
+        """
+        poll = select.poll()
+        ended = os.pidfd_open(child.pid)
+        streams = {child.stdout: self.out, child.stderr: self.err}
+        for handle in (child.stdout, child.stderr, ended, self.channel.fileno()):
+            poll.register(handle, select.POLLIN)
+        os.set_blocking(child.stdin, False)
+        stdin = self._feed(child, stdin)
+        if len(stdin):
+            poll.register(child.stdin, select.POLLOUT)
+        else:
+            child.close_input()
+        reason = -1
+        while reason < 0:
+            timeout, tick = self.watch.next_wait(deadline)
+            events = poll.poll(timeout)
+            for handle, _ in events:
+                if handle == ended:
+                    reason = frames.ENDED
+                elif handle in streams:
+                    if not streams[handle].take(handle, self.scratch):
+                        poll.unregister(handle)
+                    elif streams[handle].seen > flood:
+                        reason = frames.OUTPUT_EXCEEDED
+                elif handle == child.stdin:
+                    stdin = self._feed(child, stdin)
+                    if not len(stdin):
+                        poll.unregister(handle)
+                        child.close_input()
+                else:
+                    self._cancelled()
+                    reason = frames.CANCELLED
+            if reason < 0 and not events:
+                reason = self.watch.check() if tick else frames.TIMED_OUT
+        if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
+            self._ask_to_stop(child, poll, ended, streams)
+        os.close(ended)
+        for handle, stream in streams.items():
+            self._drain(handle, stream)
+        return reason
+
+    def _feed(self, child: Child, stdin: memoryview) -> memoryview:
+        """Write what fits into the pipe; returns the rest: nothing, once the program no longer reads."""
+        try:
+            while len(stdin):
+                stdin = stdin[os.write(child.stdin, stdin[:_PIPE]) :]
+        except BlockingIOError:
+            return stdin
+        except BrokenPipeError:
+            return stdin[:0]
+        return stdin
+
+    def _cancelled(self) -> None:
+        if not self.channel.recv(frames.REQUEST.size):
+            os._exit(0)
+
+    def _ask_to_stop(self, child: Child, poll: select.poll, ended: int, streams: dict[int, Stream]) -> None:
+        """SIGXCPU: by default it ends a program at once; our Python programs flush their output first."""
+        os.kill(child.pid, signal.SIGXCPU)
+        until = time.monotonic() + GRACE
+        while (left := until - time.monotonic()) > 0:
+            for handle, _ in poll.poll(left * 1000):
+                if handle == ended:
+                    return
+                if handle in streams and not streams[handle].take(handle, self.scratch):
+                    poll.unregister(handle)
+                elif handle not in streams:
+                    poll.unregister(handle)
+
+    def _drain(self, handle: int, stream: Stream) -> int:
+        """Take what is in the pipe now; never wait for whoever may still hold its other end."""
+        os.set_blocking(handle, False)
+        try:
+            while stream.size < stream.limit and stream.take(handle, self.scratch):
+                pass
+        except BlockingIOError:
+            pass
+        return stream.size
+
+    def _end(self, child: Child) -> tuple[int, resource.struct_rusage]:
+        """Kill everything the program started and reap it; the first process's status is what counts."""
+        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        _, status, usage = os.wait4(child.pid, 0)
+        while True:
+            try:
+                if self.alone:
+                    os.kill(-1, signal.SIGKILL)
+                elif not self._kill_descendants():
+                    break
+            except ProcessLookupError:
+                break
+            try:
+                while True:
+                    os.waitpid(-1, 0)
+            except ChildProcessError:
+                if self.alone:
+                    break
+        return status, usage
+
+    def _kill_descendants(self) -> bool:
+        """Without a pid namespace: as subreaper, every orphan becomes our child sooner or later. Kill until none."""
+        found = [int(pid) for pid in os.pread(self.config["children"], 1 << 16, 0).split()]
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return bool(found)
+
+    # ---------------------------------------------------------------------------------------------- sessions
+    def _open_session(self, header: tuple[Any, ...]) -> None:
+        child, self.ready = self.ready or Child(self.interpreter, dumpable=True), None
+        self._reset(header)
+        self.watch.begin(header)
+        child.close_input()
+        _write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        while self.extra.size < 4 and self.extra.take(child.status, self.scratch):
+            pass
+        if bytes(self.extra.view()) == bytes(4):
+            self.session = child
+            self.extra.reset(0)
+            self._respond(frames.ENDED)
+        else:
+            self._lose(child)
+            self._respond(frames.REFUSED)
+
+    def _cell(self, header: tuple[Any, ...]) -> None:
+        child = self.session
+        if child is None:
+            self._reset(header)
+            self._respond(frames.LOST)
+            return
+        self.out.reset(header[8])
+        self.err.reset(header[8])
+        self.extra.reset(_REPLY)
+        self.watch.begin(header)
+        start = time.monotonic()
+        alive = _write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        reason, alive = self._pump_cell(child, start + header[1], header[9]) if alive else (frames.ENDED, False)
+        wall, status = time.monotonic() - start, 0
+        if not alive:
+            status = self._lose(child)
+            reason = self.watch.verdict(0.0) if reason == frames.ENDED else reason
+        self._respond(reason, status, wall=wall)
+
+    def _pump_cell(self, child: Child, deadline: float, flood: int) -> tuple[int, bool]:
+        """Until the cell's answer is whole. At the deadline SIGINT, which most code heeds; then the end.
+
+        Returns the reason, and whether the session is still alive.
+        """
+        poll = select.poll()
+        ended = os.pidfd_open(child.pid)
+        streams = {child.stdout: self.out, child.stderr: self.err, child.status: self.extra}
+        for handle in (*streams, ended, self.channel.fileno()):
+            poll.register(handle, select.POLLIN)
+        reason, alive = frames.ENDED, True
+        while alive and not self._answered():
+            timeout, tick = self.watch.next_wait(deadline)
+            events = poll.poll(timeout)
+            for handle, _ in events:
+                if handle not in streams:
+                    alive = False
+                    if handle != ended:
+                        self._cancelled()
+                elif not streams[handle].take(handle, self.scratch):
+                    poll.unregister(handle)
+                elif streams[handle].seen > flood:
+                    reason, alive = frames.OUTPUT_EXCEEDED, False
+            if not events and tick:
+                found = self.watch.check()
+                reason, alive = (found, False) if found >= 0 else (reason, alive)
+            elif not events and reason == frames.ENDED:
+                reason, deadline = frames.TIMED_OUT, deadline + CELL_GRACE
+                os.kill(child.pid, signal.SIGINT)
+            elif not events:
+                alive = False
+        os.close(ended)
+        self._drain(child.stdout, self.out)
+        self._drain(child.stderr, self.err)
+        return reason, alive
+
+    def _answered(self) -> bool:
+        return self.extra.size >= 4 and self.extra.size >= 4 + int.from_bytes(self.extra.memory[:4], "little")
+
+    def _lose(self, child: Child) -> int:
+        """The session's process is beyond saving: end it, and this worker with it."""
+        status, _ = self._end(child)
+        child.close()
+        self.session = None
+        self.retiring = True
+        return status
+
+    def _guard_idle_session(self) -> None:
+        """Between cells, threads of the session may still grow: keep watching while nothing is asked."""
+        poll = select.poll()
+        poll.register(self.channel.fileno(), select.POLLIN)
+        while self.session is not None and not poll.poll(100 if self.watch.needed else None):
+            if self.watch.check() >= 0:
+                self._end(self.session)
+                self.session.close()
+                self.session = None
+
+    # ------------------------------------------------------------------------------------------------- files
+    def _files(self, header: tuple[Any, ...]) -> None:
+        self._reset(header)
+        self.extra.reset(frames.MAX_FETCH_BYTES)
+        task = collect.write_files if header[0] == frames.WRITE_FILES else collect.read_files
+        order = self.request[frames.REQUEST.size : frames.REQUEST.size + header[10]]
+        failed = self._helper(task, order, self.extra)
+        self._respond(frames.REFUSED if failed else frames.ENDED)
+
+    def _collect(self, names: memoryview) -> None:
+        """Read files back through a child of our own: names and contents never enter this process's heap."""
+        self.extra.reset(frames.MAX_FETCH_BYTES)
+        self._helper(collect.read_files, names, self.extra)
+
+    def _helper(self, task: Any, order: memoryview, answer: Stream) -> int:
+        order_out, order_in = os.pipe()
+        answer_out, answer_in = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(order_out, program.COMMAND)
+            os.dup2(answer_in, program.STATUS)
+            os.closerange(program.STATUS + 1, 1 << 20)
+            collect.perform(task, self.interpreter.work, self.config["pidns"])
+        os.close(order_out)
+        os.close(answer_in)
+        _write_all(order_in, order)
+        os.close(order_in)
+        while answer.take(answer_out, self.scratch):
+            pass
+        os.close(answer_out)
+        return os.waitpid(pid, 0)[1]
+
+    def _inodes(self) -> int:
+        if not self.config["private_root"]:
+            return -1
+        space = os.statvfs(self.config["work"])
+        return space.f_files - space.f_ffree
+
+    def _clean(self) -> None:
+        """Remove everything the program wrote. A worker that cannot get clean retires."""
+        try:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                os.unlink(self.interpreter.path)
+            if self.clean_inodes < 0 or self._inodes() != self.clean_inodes:
+                for path in self.config["writable"]:
+                    root.wipe(path, self.kept)
+            if self.config["owns_directories"]:
+                for path in self.config["writable"]:
+                    root.restore(path)
+            self.retiring = self._inodes() != self.clean_inodes
+        except OSError:
+            self.retiring = True

@@ -1,0 +1,215 @@
+"""The zygote: a warm, single-threaded interpreter that the host starts afresh with an empty environment.
+
+It imports what programs will want, makes itself cheap to fork, and then forks workers on request. No foreign code ever
+runs in it. It dies with the host: by the closed socket, and by watching the host's pid should a copy of the socket
+have survived somewhere.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from . import cgroups, immortal, launch, probe
+
+START_SECONDS = 10.0
+"""How long a worker may take to be ready."""
+
+_WARM_UP = {
+    "numpy": "import numpy as n, numpy.random; n.linalg.inv(n.eye(2) + n.ones((2, 2))); str(n.arange(3) * 1.5)",
+    "sympy": "import sympy as s; x = s.symbols('x'); s.solve(x**2 - 2, x); s.simplify(s.sin(x)**2 + s.cos(x)**2);"
+    "str(s.integrate(x**2, x)); s.diff(s.exp(x), x)",
+    "pandas": "import pandas as p; d = p.DataFrame({'a': [1, 2], 'b': [3.0, 4.0]}); d.groupby('a').sum(); str(d)",
+    "scipy": "import scipy.stats, scipy.optimize, scipy.linalg",
+    "matplotlib": "import matplotlib; matplotlib.use('Agg'); import matplotlib.pyplot",
+}
+"""Importing is half of it: running a few typical calls once also fills caches that every child would fill again."""
+
+
+def preload(modules: list[str]) -> list[str]:
+    """Import and warm up; returns those that failed or started threads, which a fork would lose."""
+    failed: list[str] = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+            exec(_WARM_UP.get(name, "pass"), {})  # noqa: S102
+        except Exception as error:  # noqa: BLE001 - any broken package is reported, none stops the sandbox
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+        if len(os.listdir("/proc/self/task")) > 1:
+            raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")
+    return failed
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+        self._control = control
+        self._config = config
+        self._launchers: dict[int, tuple[int, cgroups.Group | None]] = {}
+        self._groups = cgroups.Parent(config["cgroup"]) if config["cgroup"] else None
+
+    def serve(self, host: int) -> NoReturn:
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        for handle in (self._control.fileno(), wake_read, host):
+            poll.register(handle, select.POLLIN)
+        while True:
+            for handle, _ in poll.poll():
+                if handle == wake_read:
+                    os.read(wake_read, 4096)
+                    self._reap()
+                elif handle == host or not self._request():
+                    self._end()
+
+    def _request(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._control.recvmsg(4096, socket.CMSG_SPACE(4))
+        except OSError:
+            return False
+        if not data:
+            return False
+        ticket, kill = marshal.loads(data)
+        if kill:
+            if kill in self._launchers:
+                os.kill(kill, signal.SIGKILL)
+            return True
+        handles = array.array("i")
+        for _, _, content in ancillary:
+            handles.frombytes(content[: len(content) - len(content) % handles.itemsize])
+        with socket.socket(fileno=handles[0]) as channel:
+            self._say(ticket, *self._spawn(ticket, channel))
+        return True
+
+    def _say(self, *message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(marshal.dumps(message, 4))
+
+    def _spawn(self, ticket: int, channel: socket.socket) -> tuple[int, int, str, str]:
+        """One worker. Returns launcher pid, worker pid, its cgroup, and the error if there is none of these."""
+        report_read, report_write = os.pipe()
+        go_read, go_write = os.pipe()
+        group = None
+        try:
+            group = self._groups.make() if self._groups else None
+            config = dict(self._config)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _close_all_but(channel.fileno(), report_write, go_read)
+                if group is not None:
+                    group.join()
+                self._make_own(config)
+                launch.launch(channel, report_write, go_read, config, group.for_worker() if group else None)
+            os.close(report_write)
+            self._launchers[pid] = (ticket, group)
+            return (pid, *self._see_off(pid, report_read, go_write, group))
+        except OSError as error:
+            return (0, 0, "", str(error))
+        finally:
+            for handle in (report_read, go_read, go_write):
+                os.close(handle)
+
+    def _make_own(self, config: dict[str, Any]) -> None:
+        """What depends on the launcher's pid: its own user id, and without a private root its own directories."""
+        if config["user"]:
+            config["user"] = launch.OWN_USER_BASE + os.getpid()
+        if not config["namespaces"]:
+            base = f"{config['host_directory']}/{os.getpid()}"
+            config["work"] = f"{base}/work"
+            config["writable"] = [f"{base}/work", f"{base}/tmp"]
+            places = {"HOME": f"{base}/work", "TMPDIR": f"{base}/tmp", "MPLCONFIGDIR": f"{base}/tmp"}
+            config["environment"] = {**config["environment"], **places}
+
+    def _see_off(self, pid: int, report: int, go: int, group: cgroups.Group | None) -> tuple[int, str, str]:
+        worker = 0
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            ready, _, _ = select.select([report], [], [], max(deadline - time.monotonic(), 0))
+            data = os.read(report, 4096) if ready else b"e" + b"took too long to start"
+            while data:
+                kind, data = data[:1], data[1:]
+                if kind == b"m":
+                    if self._config["namespaces"]:
+                        probe.map_ids(pid)
+                    os.write(go, b"k")
+                elif kind == b"p":
+                    worker, data = int.from_bytes(data[:4], "little"), data[4:]
+                elif kind == b"r":
+                    return worker, group.path if group else "", ""
+                else:
+                    os.kill(pid, signal.SIGKILL)
+                    return 0, "", data.decode("utf-8", "replace")
+            if ready and kind == b"":
+                return 0, "", "the launcher died"
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            _, group = self._launchers.pop(pid, (0, None))
+            if group is not None:
+                group.remove()
+
+    def _end(self) -> NoReturn:
+        for pid in self._launchers:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while self._launchers and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.002)
+        if self._groups is not None:
+            self._groups.remove()
+        os._exit(0)
+
+
+def _close_all_but(*kept: int) -> None:
+    """A worker that held the zygote's own descriptors would keep its socket open after the zygote's death."""
+    for name in os.listdir("/proc/self/fd"):
+        handle = int(name)
+        if handle > 2 and handle not in kept:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+
+
+def main() -> NoReturn:
+    """Started as `python zygote-entry HOST_PID CONTROL_FD`; the first message holds the configuration."""
+    host = os.pidfd_open(int(sys.argv[1]))
+    control = socket.socket(fileno=int(sys.argv[2]))
+    config = marshal.loads(control.recv(1 << 20))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    try:
+        failed = preload(config["modules"])
+        config["sessions"] = None
+        if config["with_sessions"]:
+            from . import cells
+
+            config["sessions"] = cells
+        zygote = Zygote(control, config)
+        del sys.argv[1:]
+        gc.collect()
+        immortal.immortalise()
+        gc.freeze()
+        control.send(marshal.dumps((0, failed, ""), 4))
+    except BaseException as error:
+        control.send(marshal.dumps((0, [], f"{type(error).__name__}: {error}"), 4))
+        raise
+    zygote.serve(host)

@@ -1,0 +1,192 @@
+"""`RemoteSandbox`: the `Sandbox` protocol over HTTP, against `toolyard sandbox serve` or any SandboxFusion server.
+
+With our own service an `Execution` arrives exactly as it would locally, and sessions work. A foreign server knows
+neither `args`, `env`, binary stdin nor sessions, and those raise; it also knows no limits but time and memory, and
+those are silently its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from toolyard import settings
+from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLostError, ToolyardError
+from toolyard.sandbox import wire, wire_session
+from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
+from toolyard.sandbox.remote_http import Connections, Reply, Retries, explain, failure
+
+__all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
+
+_log = logging.getLogger("toolyard.sandbox.remote")
+
+_FILE_SECONDS = 60.0
+"""For moving a session's files: they cannot be larger than the server's request limit."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class RemoteSandbox:
+    """A sandbox behind `url`: its base, or the full `…/run_code` that verl's configuration holds.
+
+    `margin_seconds` is what a request may take beyond its program's own compile and run time: the wait for a worker
+    and the way there and back. `connections` bounds the requests in flight; more wait here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        margin_seconds: float = 10.0,
+        connections: int = 256,
+        connect_seconds: float = 5.0,
+        retries: Retries | None = None,
+    ) -> None:
+        self._base = _base_of(url)
+        self._margin = margin_seconds
+        self._http = Connections(
+            self._base,
+            token if token is not None else settings.sandbox_token(),
+            limit=connections,
+            connect_seconds=connect_seconds,
+            retries=retries or Retries(),
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def run(self, program: Program, limits: Limits | None = None) -> Execution:
+        """Run `program` over there. See `Sandbox.run`; cancelling it closes the connection, which stops the program.
+
+        Raises:
+            ProgramError: the server cannot run it as asked.
+            SandboxBusyError: the server stayed too busy to start it.
+            SandboxError: the service failed, or could not be reached.
+        """
+        limits = limits or Limits()
+        body = wire.write_request(program, limits)
+        seconds = limits.compile_seconds + limits.run_seconds + self._margin
+        reply = await self._http.call("POST", "/run_code", body, seconds=seconds)
+        if reply.status != 200:
+            raise explain(reply, f"{self._base}/run_code")
+        response = _parse(wire.ExtendedRunCodeResponse, reply, self._base)
+        if response.toolyard is None and (unheard := wire.needs_extras(program)):
+            raise ProgramError(f"{self._base} is not Toolyard's own service and has ignored the program's {unheard}")
+        return wire.read_response(response)
+
+    @asynccontextmanager
+    async def session(self, limits: Limits | None = None) -> AsyncGenerator[RemoteSession]:
+        """A session over there. If this client dies, the server closes it when it was idle for long enough.
+
+        Raises:
+            SandboxError: the server has no sessions (a foreign one), or could not open one.
+        """
+        limits = limits or Limits()
+        order = wire_session.OpenSession(limits=limits).model_dump_json().encode()
+        where = f"{self._base}{wire_session.SESSIONS}"
+        # The server closes what nobody asks for again, so a session opened twice by a second try does no harm.
+        reply = await self._http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
+        if reply.status in (404, 405):
+            raise failure(f"{self._base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
+        if reply.status != 201:
+            raise _session_error(reply, where)
+        opened = _parse(wire_session.OpenedSession, reply, where)
+        session = RemoteSession(self._http, opened.session_id, limits, self._margin)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+
+class RemoteSession:
+    """The `Session` protocol over HTTP. Made by `RemoteSandbox.session`."""
+
+    def __init__(self, http: Connections, session_id: str, limits: Limits, margin_seconds: float) -> None:
+        self._http = http
+        self._path = f"{wire_session.SESSIONS}/{quote(session_id, safe='')}"
+        self._limits = limits
+        self._margin = margin_seconds
+        self._closed = False
+
+    async def run(self, code: str, *, seconds: float | None = None) -> CellResult:
+        """See `Session.run`. A cell changes the session, so it is never sent twice."""
+        order = wire_session.CellOrder(code=code, seconds=seconds)
+        allowed = (seconds or self._limits.run_seconds) + self._margin
+        reply = await self._call("POST", "/cells", order, seconds=allowed, repeatable=False)
+        try:
+            return wire_session.CELL_RESULT.validate_json(reply.body)
+        except ValidationError as error:
+            raise failure(f"{self._path}: the server's answer is broken: {error}", retryable=False) from error
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        await self._call("PUT", "/files", wire_session.Files(files={**wire.encode_files(files)}))
+
+    async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
+        query = urlencode([("name", name) for name in names])
+        reply = await self._call("GET", f"/files?{query}")
+        return wire.decode_files(_parse(wire_session.Files, reply, self._path).files)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._http.call("DELETE", self._path, seconds=self._margin)
+        except SandboxError as error:
+            # The work is done, and the server closes idle sessions: no reason to fail what went well.
+            _log.warning("could not close %s: %s", self._path, error)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        order: BaseModel | None = None,
+        *,
+        seconds: float = _FILE_SECONDS,
+        repeatable: bool = True,
+    ) -> Reply:
+        if self._closed:
+            raise SessionLostError("the session is closed")
+        body = None if order is None else wire.to_json(order)
+        reply = await self._http.call(method, self._path + path, body, seconds=seconds, repeatable=repeatable)
+        if reply.status >= 300:
+            raise _session_error(reply, self._path)
+        return reply
+
+
+def _base_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        raise ConfigError(f"sandbox URL {url!r}: expected http://host:port, with or without /run_code")
+    return url.rstrip("/").removesuffix("/run_code").rstrip("/")
+
+
+def _parse(model: type[Model], reply: Reply, where: str) -> Model:
+    try:
+        return model.model_validate_json(reply.body)
+    except ValidationError as error:
+        text = reply.body[:200].decode("utf-8", "replace")
+        raise failure(f"{where} is no SandboxFusion server: it answered {text!r}", retryable=False) from error
+
+
+def _session_error(reply: Reply, where: str) -> ToolyardError:
+    try:
+        report = wire_session.ErrorReport.model_validate_json(reply.body)
+    except ValidationError:
+        return explain(reply, where)
+    if report.error is None:
+        return explain(reply, where)
+    return wire.named_error(report.error, report.detail, retryable=report.retryable)

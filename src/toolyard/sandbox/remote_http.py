@@ -1,0 +1,186 @@
+"""How `RemoteSandbox` speaks HTTP: pooled connections, deadlines, and tries again where that is safe.
+
+Safe means that the request cannot have been acted on: no connection came about, an idle connection turned out closed,
+or the server said that it is too busy to start. A time-out or a connection that broke in mid-request is not: those
+are reported, and `retryable` tells the caller that it may decide otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import aiohttp
+
+from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+
+_BUSY = frozenset({429, 503, 504})
+_IDLE_SECONDS = 4.0
+"""uvicorn, which SandboxFusion runs on, closes idle connections after 5 s. Closing ours first avoids the race."""
+_STALE_SECONDS = 1.0
+"""A reused connection that was already closed shows it within a round trip. Later, it broke under the request."""
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+_chance = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How hard to try before giving up."""
+
+    attempts: int = 5
+    seconds: float = 60.0
+    """No new try begins later than this after the first, whatever Retry-After says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    body: bytes
+    retry_after: float | None
+
+
+class _NotSentError(SandboxError):
+    """The request cannot have reached the server's application: trying again is safe."""
+
+
+def failure(message: str, *, retryable: bool) -> SandboxError:
+    error = SandboxError(message)
+    error.retryable = retryable
+    return error
+
+
+class Connections:
+    """A pool of connections to one server. Opened and closed in one task, used from any of its loop."""
+
+    def __init__(self, base: str, token: str | None, *, limit: int, connect_seconds: float, retries: Retries) -> None:
+        self._base = base
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._limit = limit
+        self._connect_seconds = connect_seconds
+        self._retries = retries
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        self._slots = asyncio.Semaphore(self._limit)
+        traces = aiohttp.TraceConfig()
+        traces.on_connection_reuseconn.append(_note_reuse)
+        self._session = aiohttp.ClientSession(
+            # The bound is our own semaphore: time spent waiting for a connection is not the server's and must not
+            # eat into its deadline.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
+            headers=self._headers,
+            trace_configs=[traces],
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def call(
+        self, method: str, path: str, body: bytes | None = None, *, seconds: float, repeatable: bool = True
+    ) -> Reply:
+        """One answer of the server, after as many tries as it takes and `Retries` allows.
+
+        `repeatable`: acting on the request twice does no harm. It widens what may be tried again to busy answers, which
+        a proxy might give after the fact, and to idle connections that broke.
+
+        Raises:
+            SandboxBusyError: the server kept saying that it is busy.
+            SandboxError: it could not be reached, broke off, or did not answer within `seconds` of a try.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        attempt = 0
+        while True:
+            attempt += 1
+            problem: SandboxError
+            try:
+                reply = await self._try(method, path, body, seconds, repeatable)
+            except _NotSentError as error:
+                problem, least = error, None
+            else:
+                if reply.status not in _BUSY:
+                    return reply
+                problem = SandboxBusyError(
+                    f"{self._base}{path}: the server is busy (HTTP {reply.status})",
+                    retry_after=reply.retry_after or 1.0,
+                )
+                least = reply.retry_after
+                if not repeatable:
+                    raise problem
+            delay = _delay(attempt, least)
+            if attempt >= self._retries.attempts or clock() - begun + delay > self._retries.seconds:
+                raise problem if isinstance(problem, SandboxBusyError) else failure(str(problem), retryable=True)
+            await asyncio.sleep(delay)
+
+    async def _try(self, method: str, path: str, body: bytes | None, seconds: float, repeatable: bool) -> Reply:
+        session = self._session
+        if session is None:
+            raise SandboxClosedError(f"the sandbox at {self._base} is not open: use `async with RemoteSandbox(…)`")
+        where = f"{self._base}{path}"
+        clock = asyncio.get_running_loop().time
+        connection = SimpleNamespace(reused_at=None)
+        try:
+            async with (
+                self._slots,
+                asyncio.timeout(seconds),
+                session.request(
+                    method, where, data=body, allow_redirects=False, trace_request_ctx=connection
+                ) as response,
+            ):
+                return Reply(response.status, await response.read(), _retry_after(response))
+        except aiohttp.ConnectionTimeoutError:
+            raise _NotSentError(f"{where}: no connection within {self._connect_seconds:g} s") from None
+        except TimeoutError:
+            raise failure(f"{where}: no answer within {seconds:g} s", retryable=True) from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise failure(f"{where}: {error}", retryable=False) from error
+        except aiohttp.ClientConnectorError as error:
+            raise _NotSentError(f"{where}: cannot connect: {error.os_error}") from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            stale = connection.reused_at is not None and clock() - connection.reused_at < _STALE_SECONDS
+            if stale and repeatable:
+                raise _NotSentError(f"{where}: an idle connection was closed by the server") from error
+            raise failure(f"{where}: the server broke off: {error}", retryable=True) from error
+        except aiohttp.ClientError as error:
+            raise failure(f"{where}: {error!r}", retryable=True) from error
+        except RuntimeError as error:
+            if session.closed:
+                raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
+            raise
+
+
+def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
+    """What an answer that is neither a success nor busy means, for which nothing better is known."""
+    text = reply.body[:500].decode("utf-8", "replace")
+    if reply.status in (400, 413, 422):
+        return ProgramError(f"{where} refused the request (HTTP {reply.status}): {text}")
+    if reply.status in (401, 403):
+        return failure(f"{where} wants another token (HTTP {reply.status}): {text}", retryable=False)
+    if 300 <= reply.status < 500:
+        return failure(f"{where} is no SandboxFusion server (HTTP {reply.status}): {text}", retryable=False)
+    return failure(f"{where} failed (HTTP {reply.status}): {text}", retryable=True)
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, _: object) -> None:
+    context.trace_request_ctx.reused_at = asyncio.get_running_loop().time()
+
+
+def _delay(attempt: int, least: float | None) -> float:
+    """Exponential with full jitter, so that clients turned away together do not come back together."""
+    return (least or 0.0) + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    """Seconds. The date form of the header is not worth a clock comparison between two machines."""
+    try:
+        return max(0.0, float(response.headers.get("Retry-After", "")))
+    except ValueError:
+        return None

@@ -1,0 +1,352 @@
+"""The service's routes: what each request means to the sandbox, and what its outcome means to the client.
+
+Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` wait at once. What
+cannot start gets 504 with Retry-After, which is the one status that verl's client tries again instead of scoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Literal, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from toolyard import __version__
+from toolyard.errors import ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
+from toolyard.sandbox import wire, wire_notebook, wire_session
+from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Session
+from toolyard.sandbox.service_http import (
+    Answer,
+    Attendance,
+    ClientGone,
+    Refusal,
+    authorised,
+    detail,
+    json_answer,
+    model_answer,
+    parse,
+    read_body,
+    try_later,
+)
+from toolyard.sandbox.service_metrics import ServiceMetrics, Statistics
+from toolyard.sandbox.service_sessions import SessionHost
+
+_log = logging.getLogger("toolyard.sandbox.service")
+
+_OPEN_PATHS = frozenset({"/v1/ping", "/healthz"})
+"""Answered without a token: probes of a load balancer have none, and learn nothing worth hiding."""
+_CLIENT_CLOSED_REQUEST = 499
+"""Never sent, only counted: the client had hung up."""
+_NO_CONTENT = Answer(204, b"", ())
+
+Ask = TypeVar("Ask")
+
+
+class ServiceConfig(BaseModel):
+    """How to serve. What to serve, the sandbox, is handed over beside it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0: any free one."""
+    token: str | None = Field(default=None, min_length=1, repr=False)
+    """Clients must send it as `Authorization: Bearer`. None: anybody who can connect may run programs."""
+    allow_remote: bool = False
+    """Bind beyond loopback although there is no token."""
+    max_waiting: NonNegativeInt = 4096
+    """Programs that wait for a worker at once. The next is turned away at the door."""
+    max_wait_seconds: PositiveFloat = 8.0
+    """Longest wait for a worker. verl's client gives up 10 s after what the program itself may take, so a longer wait
+    would run programs whose client is gone."""
+    busy_status: Literal[504, 429, 503] = 504
+    """verl's client tries again on 504 alone; any other status becomes a reward of -1."""
+    max_request_bytes: PositiveInt = 64 * MIB
+    max_request_seconds: PositiveFloat = 60.0
+    """For the body to arrive. A client may be slow, but not for ever."""
+    limits: Limits = Limits()
+    """For what a request does not say."""
+    max_sessions: NonNegativeInt = 64
+    session_idle_seconds: PositiveFloat = 600.0
+    """A session that nobody used for this long is closed. Clients may ask for less, not for more."""
+    grace_seconds: NonNegativeFloat = 10.0
+    """How long running programs may go on once the service was told to stop."""
+
+
+class ServedSandbox(Protocol):
+    """What a sandbox needs to be served: the `Sandbox` protocol, a bound on waiting, and a look at its state."""
+
+    async def run(
+        self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
+    ) -> Execution: ...
+
+    def session(self, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]: ...
+
+    def statistics(self) -> Statistics: ...
+
+
+class SandboxService:
+    """The ASGI application. The sandbox and the session host are open, and outlive it."""
+
+    def __init__(self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost) -> None:
+        self.attendance = Attendance()
+        self._config = config
+        self._sandbox = sandbox
+        self._sessions = sessions
+        self._token = config.token.encode() if config.token is not None else None
+        self._in_flight = 0
+        self._max_in_flight = sandbox.statistics().workers + config.max_waiting
+        self._metrics = ServiceMetrics(sandbox.statistics, lambda: self._in_flight)
+        self._app = Starlette(
+            routes=self._routes(), exception_handlers={HTTPException: self._refused, Exception: self._crashed}
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._token is not None and scope["path"] not in _OPEN_PATHS and not authorised(scope, self._token):
+            self._metrics.answered("unauthorised", 401)
+            challenge = (b"www-authenticate", b"Bearer")
+            await detail(401, "this server wants a token: Authorization: Bearer …", challenge).send(send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _routes(self) -> list[Route]:
+        session = f"{wire_session.SESSIONS}/{{session_id}}"
+
+        def route(method: str, path: str, act: _Act) -> Route:
+            return Route(path, _Endpoint(path, act, self._metrics), methods=[method])
+
+        return [
+            route("POST", "/run_code", self._run_code),
+            route("POST", "/run_jupyter", self._run_jupyter),
+            route("GET", "/v1/ping", self._ping),
+            route("GET", "/healthz", self._health),
+            route("GET", "/metrics", self._expose),
+            route("POST", wire_session.SESSIONS, self._open_session),
+            route("DELETE", session, self._end_session),
+            route("POST", f"{session}/cells", self._run_cell),
+            route("PUT", f"{session}/files", self._write_files),
+            route("GET", f"{session}/files", self._read_files),
+        ]
+
+    async def _run_code(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire.RunCodeRequest, await self._body(scope, receive))
+        return await self._admitted(receive, self._execute, request)
+
+    async def _execute(self, request: wire.RunCodeRequest) -> Answer:
+        extended = request.toolyard is not None
+        try:
+            program, limits = wire.read_request(request, self._config.limits)
+            execution = await self._sandbox.run(program, limits, start_within=self._config.max_wait_seconds)
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except Exception as error:
+            return model_answer(wire.write_failure(self._ours(error), extended=extended))
+        # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
+        self._metrics.executed(program.language, execution)
+        return model_answer(wire.write_response(execution, extended=extended))
+
+    async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))
+        return await self._admitted(receive, self._run_notebook, request)
+
+    async def _run_notebook(self, request: wire_notebook.RunJupyterRequest) -> Answer:
+        try:
+            wire_notebook.check_kernel(request)
+            return model_answer(await self._notebook(request, wire.decode_files(request.files)))
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except Exception as error:
+            return model_answer(wire_notebook.write_notebook_failure(self._ours(error)))
+
+    async def _notebook(
+        self, request: wire_notebook.RunJupyterRequest, files: dict[str, bytes]
+    ) -> wire_notebook.RunJupyterResponse:
+        clock = asyncio.get_running_loop().time
+        limits = self._config.limits.model_copy(update={"run_seconds": request.total_timeout})
+        results: list[CellResult] = []
+        fetched: dict[str, bytes] = {}
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._config.max_wait_seconds):
+                    session = await stack.enter_async_context(self._sandbox.session(limits))
+            except TimeoutError:
+                raise SandboxBusyError(f"no session within {self._config.max_wait_seconds:g} s") from None
+            started = clock()
+            if files:
+                await session.write_files(files)
+            lost = False
+            for code in request.cells:
+                left = request.total_timeout - (clock() - started)
+                if left <= 0 or lost:
+                    break
+                results.append(await session.run(code, seconds=min(left, request.cell_timeout or left)))
+                self._metrics.ran_cell(results[-1])
+                lost = results[-1].session_lost
+            seconds = clock() - started
+            if request.fetch_files and not lost:
+                fetched = await session.read_files(request.fetch_files)
+        out_of_time = not lost and len(results) < len(request.cells)
+        return wire_notebook.write_notebook(results, seconds=seconds, out_of_time=out_of_time, files=fetched)
+
+    async def _open_session(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_session.OpenSession, await self._body(scope, receive) or b"{}")
+
+        async def act() -> Answer:
+            hosted = await self._sessions.open(
+                request.limits or self._config.limits,
+                idle_seconds=request.idle_seconds,
+                start_within=self._config.max_wait_seconds,
+            )
+            opened = wire_session.OpenedSession(session_id=hosted.id, idle_seconds=hosted.idle_seconds)
+            return Answer(201, opened.model_dump_json().encode())
+
+        return await self._attended(receive, act)
+
+    async def _run_cell(self, scope: Scope, receive: Receive) -> Answer:
+        order = parse(wire_session.CellOrder, await self._body(scope, receive))
+        session_id = _session_id(scope)
+
+        async def act() -> Answer:
+            async with self._sessions.lend(session_id) as session:
+                result = await session.run(order.code, seconds=order.seconds)
+            self._metrics.ran_cell(result)
+            if result.session_lost:
+                await self._sessions.end(session_id)
+            return Answer(200, wire_session.CELL_RESULT.dump_json(result))
+
+        return await self._attended(receive, act)
+
+    async def _write_files(self, scope: Scope, receive: Receive) -> Answer:
+        order = parse(wire_session.Files, await self._body(scope, receive))
+
+        async def act() -> Answer:
+            files = wire.decode_files(order.files)
+            async with self._sessions.lend(_session_id(scope)) as session:
+                await session.write_files(files)
+            return _NO_CONTENT
+
+        return await self._attended(receive, act)
+
+    async def _read_files(self, scope: Scope, receive: Receive) -> Answer:
+        names = parse_qs(scope["query_string"].decode("latin-1")).get("name", [])
+
+        async def act() -> Answer:
+            async with self._sessions.lend(_session_id(scope)) as session:
+                files = await session.read_files(names)
+            return model_answer(wire_session.Files(files={**wire.encode_files(files)}))
+
+        return await self._attended(receive, act)
+
+    async def _end_session(self, scope: Scope, receive: Receive) -> Answer:
+        await self._sessions.end(_session_id(scope))
+        return _NO_CONTENT
+
+    async def _ping(self, scope: Scope, receive: Receive) -> Answer:
+        return json_answer(200, "pong")
+
+    async def _health(self, scope: Scope, receive: Receive) -> Answer:
+        now = self._sandbox.statistics()
+        report = {
+            "status": "ok",
+            "service": "toolyard",
+            "version": __version__,
+            "isolation": now.isolation,
+            "in_flight": self._in_flight,
+            "pool": {
+                "workers": now.workers,
+                "busy": now.busy,
+                "waiting": now.waiting,
+                "sessions": now.sessions,
+                "zygotes": dict(now.zygotes),
+            },
+        }
+        return json_answer(200, report)
+
+    async def _expose(self, scope: Scope, receive: Receive) -> Answer:
+        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Answer(200, self._metrics.exposition(), (kind,))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        config = self._config
+        return await read_body(scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds)
+
+    async def _admitted(self, receive: Receive, act: Callable[[Ask], Awaitable[Answer]], ask: Ask) -> Answer:
+        if self._in_flight >= self._max_in_flight:
+            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are waiting already"))
+        self._in_flight += 1
+        try:
+            return await self.attendance.attend(receive, act(ask))
+        finally:
+            self._in_flight -= 1
+
+    async def _attended(self, receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Session requests: no queue, and failures are HTTP errors, for no SandboxFusion client ever sees them."""
+
+        async def work() -> Answer:
+            try:
+                return await act()
+            except SandboxBusyError as busy:
+                return self._busy(busy)
+            except Exception as error:
+                ours = self._ours(error)
+                status = 400 if isinstance(ours, ProgramError) else 404 if isinstance(ours, SessionLostError) else 500
+                report = wire_session.ErrorReport(detail=str(ours), error=type(ours).__name__, retryable=ours.retryable)
+                return Answer(status, report.model_dump_json().encode())
+
+        return await self.attendance.attend(receive, work())
+
+    def _busy(self, busy: SandboxBusyError) -> Answer:
+        self._metrics.failed(busy)
+        return try_later(self._config.busy_status, str(busy), retry_after=busy.retry_after)
+
+    def _ours(self, error: Exception) -> ToolyardError:
+        self._metrics.failed(error)
+        if isinstance(error, ToolyardError):
+            return error
+        _log.error("a request broke", exc_info=error)
+        return SandboxError(f"internal error: {error!r}")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        self._metrics.answered("none", error.status_code)
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+    async def _crashed(self, request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": "internal error"}, 500)
+
+
+_Act = Callable[[Scope, Receive], Awaitable[Answer]]
+
+
+class _Endpoint:
+    """One route as an ASGI application: counts and sends what `act` answers."""
+
+    def __init__(self, route: str, act: _Act, metrics: ServiceMetrics) -> None:
+        self._route = route
+        self._act = act
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._act(scope, receive)
+        except Refusal as refusal:
+            answer = refusal.answer
+        except ClientGone:
+            self._metrics.answered(self._route, _CLIENT_CLOSED_REQUEST)
+            return
+        self._metrics.answered(self._route, answer.status)
+        await answer.send(send)
+
+
+def _session_id(scope: Scope) -> str:
+    return scope["path_params"]["session_id"]
