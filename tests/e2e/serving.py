@@ -19,7 +19,9 @@ import aiohttp
 
 from toolyard.errors import SandboxBusyError
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session, StageResult, Verdict
-from toolyard.sandbox.service import RunningService, ServiceConfig, open_service, serve
+from toolyard.sandbox.service import RunningService, ServiceConfig, open_service, raise_open_files_limit, serve
+
+raise_open_files_limit()  # client and server of a thousand connections share this process
 
 OK = Execution(Verdict.OK, StageResult(Verdict.OK, 0, b"1\n", wall_seconds=0.001), isolation="full")
 

@@ -27,9 +27,9 @@ from sandbox_fusion import (
     summary_run_code_result,
 )
 from serving import OK, ScriptedSandbox, service, service_in_thread, until
-from toolyard.sandbox.local import LocalSandbox
 
 from toolyard.errors import SandboxBusyError
+from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program
 from toolyard.sandbox.remote import RemoteSandbox
 
@@ -216,6 +216,16 @@ class TestRealPrograms:
                 task.cancel()
             await until(lambda: not processes("98765.4321"))
             await until(lambda: sandbox.statistics().busy == 0)
+
+    async def test_a_thousand_programs_at_once_each_get_their_own_answer(self) -> None:
+        async with (
+            LocalSandbox(workers=4) as sandbox,
+            service(sandbox, max_wait_seconds=60) as running,
+            RemoteSandbox(running.url, connections=1000, margin_seconds=90) as remote,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(remote.run(Program(f"print({number})"))) for number in range(1000)]
+        assert [task.result().stdout for task in tasks] == [f"{number}\n" for number in range(1000)]
 
     async def test_a_session_keeps_its_variables_between_requests(self) -> None:
         async with (

@@ -20,15 +20,16 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from toolyard import settings
 from toolyard.errors import ToolyardError
-from toolyard.sandbox.languages import CPP_FLAGS
-from toolyard.sandbox.protocol import MIB
-from toolyard.sandbox.toolchains import Toolchain
+
+from .languages import CPP_FLAGS
+from .protocol import MIB
+from .toolchains import Toolchain
 
 HEADERS_IN_JAIL = "/opt/toolyard/headers"
 GO_PACKAGES_IN_JAIL = "/opt/toolyard/go"
@@ -131,8 +132,11 @@ class PrecompiledHeaders(_Shelf):
     call, and others when programs keep asking for them.
     """
 
-    def __init__(self, toolchain: Toolchain, *, cache: Path | None = None) -> None:
+    def __init__(
+        self, toolchain: Toolchain, *, cache: Path | None = None, starters: Sequence[frozenset[str]] = STARTERS
+    ) -> None:
         super().__init__("headers", toolchain, cache)
+        self._starters = starters
         self._sizes: dict[frozenset[str], int] = {}
         self._asked: Counter[frozenset[str]] = Counter()
         self._wanted: asyncio.Queue[frozenset[str]] = asyncio.Queue()
@@ -171,10 +175,10 @@ class PrecompiledHeaders(_Shelf):
 
     def _ask(self, names: frozenset[str]) -> None:
         if not self._asked:
-            for starter in STARTERS:
+            for starter in self._starters:
                 self._wanted.put_nowait(starter)
         self._asked[names] += 1
-        if self._asked[names] == LEARN_AFTER and names not in STARTERS and len(_label(names)) < 200:
+        if self._asked[names] == LEARN_AFTER and names not in self._starters and len(_label(names)) < 200:
             self._wanted.put_nowait(names)
 
     async def _build(self, names: frozenset[str]) -> None:

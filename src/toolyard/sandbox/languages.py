@@ -18,8 +18,9 @@ import tomllib
 from pathlib import Path
 
 from toolyard.errors import ProgramError
-from toolyard.sandbox.protocol import MIB
-from toolyard.sandbox.toolchains import Found, Language, Toolchain, Way, inside, probe_version, resolve
+
+from .protocol import MIB
+from .toolchains import Found, Language, Toolchain, Way, inside, probe_version, resolve
 
 __all__ = ["ALL", "Language", "Toolchain", "find_language", "probe_version", "resolve", "source_name_for"]
 
@@ -393,6 +394,8 @@ ALL: tuple[Language, ...] = (
                 compile="{mcs} -optimize+ -out:program.exe main.cs",
                 run="{mono} program.exe",
                 artifacts=("program.exe",),
+                # Mono logs to stdout, at the least that it may not change its threads' priority.
+                env={"MONO_LOG_DEST": "/dev/null"},
                 etc=("/etc/mono",),
                 version="{mono} --version",
             ),
@@ -424,6 +427,6 @@ def find_language(name: str) -> Language:
     offered = ", ".join(row.name for row in ALL)
     if name in NOT_OFFERED:
         raise ProgramError(f"language {name!r} is SandboxFusion's, but not offered by Toolyard; there is: {offered}")
-    close = difflib.get_close_matches(name.casefold(), _BY_NAME, n=2)
-    hint = f"; did you mean {' or '.join(repr(_BY_NAME[match].name) for match in close)}?" if close else ""
+    close = dict.fromkeys(_BY_NAME[match].name for match in difflib.get_close_matches(name.casefold(), _BY_NAME))
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ProgramError(f"unknown language {name!r}{hint} (there is: {offered})")

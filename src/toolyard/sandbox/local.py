@@ -19,13 +19,14 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from toolyard import settings
-from toolyard.errors import ProgramError, SandboxClosedError, SandboxError, ToolchainMissingError
+from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
 
 from . import languages
 from .builds import Build, Builds, build_key
-from .guest import frames, root
+from .compilers import Compilers
+from .guest import frames
 from .isolation import Level, choose_level, probe
+from .jail import zygote_config
 from .pool import Pool, Slots
 from .protocol import MIB, Execution, Limits, Program, Verdict
 from .requests import header_of, stage_result, unpack_files
@@ -100,7 +101,6 @@ class LocalSandbox:
         self.config = config or SandboxConfig(**options)
         self._workers = self.config.workers or 2 * len(os.sched_getaffinity(0))
         self._executions: Counter[str] = Counter()
-        self._toolchains: dict[str, Toolchain] = {}
         self._sessions: set[LocalSession] = set()
         self._opened = False
 
@@ -113,11 +113,12 @@ class LocalSandbox:
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")
             os.chmod(self._host_directory, 0o711)
         self._profiles = {name: frozenset(modules) for name, modules in self.config.profiles.items()}
-        self._find_toolchains()
+        self._compilers = Compilers()
         self._slots = Slots(self._workers)
         self._builds = Builds(self.config.compile_cache_bytes)
         self._pool = Pool(self._make_zygote, idle=self._workers, max_runs=self.config.max_runs_per_worker)
         self._opened = True
+        self._compilers.start()
         try:
             await self._pool.warm_up(min(self._workers, len(os.sched_getaffinity(0))))
         except BaseException:
@@ -138,51 +139,24 @@ class LocalSandbox:
         self._slots.close()
         for session in list(self._sessions):
             await session.close()
+        await self._compilers.stop()
         await self._pool.close()
         if self._host_directory:
             shutil.rmtree(self._host_directory, ignore_errors=True)
 
-    def _find_toolchains(self) -> None:
-        for language in languages.ALL:
-            if language.name != "python":
-                try:
-                    self._toolchains[language.name] = languages.resolve(language, settings.search_path())
-                except ToolchainMissingError:
-                    continue
-
     def _make_zygote(self, profile: str) -> Zygote:
-        grants, level = self.grants, self.level
-        python = grants.python
-        jailed = level in (Level.FULL, Level.NAMESPACES)
-        # Without a private root a user of its own can reach the interpreter only if everybody can.
-        own_user = grants.root and (jailed or (grants.has("own user id") and all(map(_open_to_all, python.prefixes))))
-        read_only = {*python.prefixes, *self.config.read_only_paths}
-        for toolchain in self._toolchains.values():
-            read_only.update(toolchain.binds)
         modules = self.config.session_modules if profile == SESSION else sorted(self._profiles.get(profile, ()))
-        environment = _environment(python.executable)
-        config: dict[str, Any] = {
-            "modules": list(modules),
-            "with_sessions": profile == SESSION,
-            "namespaces": jailed,
-            "private_root": jailed,
-            "pidns": jailed,
-            "landlock": level is not Level.NONE and grants.has("landlock"),
-            "seccomp": level is not Level.NONE and grants.has("seccomp"),
-            "user": 1 if own_user and level is not Level.NONE else 0,
-            "alone": jailed or (own_user and level is not Level.NONE),
-            "owns_directories": jailed and not own_user,
-            "cgroup": grants.cgroup,
-            "data_factor": 0.0 if grants.cgroup else 2.0 if jailed else 1.0,
-            "work": root.WORK,
-            "writable": list(root.WRITABLE),
-            "environment": environment,
-            "read_only": sorted(read_only),
-            "binds": [],
-            "disk_bytes": self.config.disk_bytes,
-            "host_directory": self._host_directory or "",
-        }
-        return Zygote(profile, python.executable, environment, config)
+        config = zygote_config(
+            self.grants,
+            self.level,
+            modules=modules,
+            sessions=profile == SESSION,
+            read_only={*self.config.read_only_paths, *self._compilers.read_only},
+            binds=self._compilers.binds,
+            disk_bytes=self.config.disk_bytes,
+            host_directory=self._host_directory,
+        )
+        return Zygote(profile, self.grants.python.executable, config)
 
     # ----------------------------------------------------------------------------------------------- programs
     async def run(
@@ -203,9 +177,9 @@ class LocalSandbox:
             if language.name == "python":
                 execution = await self._run_python(program, limits, start_within)
             else:
-                toolchain = self._toolchains.get(language.name) or languages.resolve(language, settings.search_path())
-                fitted = toolchain.fitted(program.code, limits.memory_bytes)
-                execution = await self._run_with(fitted, program, limits, start_within)
+                jailed = self.level in (Level.FULL, Level.NAMESPACES)
+                toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
+                execution = await self._run_with(toolchain, program, limits, start_within)
         except SandboxError:
             self._executions["error"] += 1
             raise
@@ -337,12 +311,12 @@ class LocalSandbox:
         """For callers whose session outlives a block; they must `close()` it.
 
         Raises:
-            SandboxError: too many sessions are open.
+            SandboxBusyError: too many sessions are open.
         """
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         if len(self._sessions) >= self.config.max_sessions:
-            raise SandboxError(f"{len(self._sessions)} sessions are open, which is the limit (max_sessions)")
+            raise SandboxBusyError(f"{len(self._sessions)} sessions are open, which is the limit (max_sessions)")
         session = LocalSession(
             self._slots, limits or Limits(), self.config.session_idle_seconds, on_close=self._sessions.discard
         )
@@ -372,30 +346,6 @@ class LocalSandbox:
     def process_ids(self) -> Mapping[str, int]:
         """Zygotes' pids by profile, for those who watch or test them."""
         return {name: zygote.pid for name, zygote in self._pool.zygotes.items()}
-
-
-def _open_to_all(path: str) -> bool:
-    parts = path.split("/")
-    above = ["/".join(parts[:end]) or "/" for end in range(1, len(parts) + 1)]
-    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in above)
-
-
-def _environment(python: str) -> dict[str, str]:
-    """All a program finds in `os.environ`. One thread for numerical libraries: parallelism is across programs."""
-    return {
-        "PATH": f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": root.WORK,
-        "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "USER": "user",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "MPLBACKEND": "Agg",
-        "MPLCONFIGDIR": "/tmp",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
 
 
 def _manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -33,11 +34,13 @@ __all__ = [
     "ServiceConfig",
     "listen",
     "open_service",
+    "raise_open_files_limit",
     "serve",
 ]
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that it is they who close them, and no request meets a closing one."""
+_OPEN_FILES = 65536
 _LAST_WORDS_SECONDS = 5
 """After the grace period: for the answers of cancelled programs to reach their clients."""
 
@@ -60,6 +63,7 @@ def serve(config: ServiceConfig, sandbox: OpenableSandbox, *, on_ready: Callable
         SandboxError: the sandbox could not be opened.
     """
     listener = listen(config)
+    raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve_until_signalled(config, sandbox, listener, on_ready))
@@ -199,6 +203,14 @@ def listen(config: ServiceConfig) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port, or 0 for any") from error
     return listener
+
+
+def raise_open_files_limit() -> None:
+    """Each waiting client holds a descriptor, and the usual soft limit of 1024 is less than one training batch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _url(listener: socket.socket) -> str:

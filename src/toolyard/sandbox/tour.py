@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from textwrap import dedent
 
-from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
+from .protocol import MIB, Limits, Program, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,15 @@ STOPS: tuple[TourStop, ...] = (
         import "fmt"
 
         func main() {
-        	gophers := make(chan int)
-        	for i := 1; i <= 10; i++ {
-        		go func(n int) { gophers <- n }(i)
-        	}
-        	sum := 0
-        	for i := 0; i < 10; i++ {
-        		sum += <-gophers
-        	}
-        	fmt.Println("gophers add up to", sum)
+            gophers := make(chan int)
+            for i := 1; i <= 10; i++ {
+                go func(n int) { gophers <- n }(i)
+            }
+            sum := 0
+            for i := 0; i < 10; i++ {
+                sum += <-gophers
+            }
+            fmt.Println("gophers add up to", sum)
         }
         """,
     ),
@@ -302,7 +302,7 @@ STOPS: tuple[TourStop, ...] = (
         "Tries to leave a note in the system's own walls.",
         "bash",
         """
-        for place in /usr/bin /etc /lib /opt /; do
+        for place in /usr/bin /usr/local/bin /lib /etc/alternatives; do
             if (echo "was here" > "$place/toolyard-was-here") 2>/dev/null; then
                 rm -f "$place/toolyard-was-here"
                 carved="$carved $place"

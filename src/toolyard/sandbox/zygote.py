@@ -74,7 +74,8 @@ class Worker:
         overdue = self._loop.call_later(seconds + _OVERTIME, self._overdue)
         try:
             await self._send([header, *parts])
-            return await answer
+            # Shielded: cancelling us must not cancel the worker's answer, which says when it is clean again.
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
             await self._cancel(answer)
             raise
@@ -147,7 +148,9 @@ class Worker:
             if self._out_of_memory():
                 self._answer.set_result(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
             else:
-                self._answer.set_exception(WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated"))
+                self._answer.set_exception(
+                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
+                )
 
     def _out_of_memory(self) -> bool:
         """Whether the kernel took the worker down for what its program used: then it is a verdict, not our failure."""
@@ -183,12 +186,11 @@ async def _settled(answer: asyncio.Future[Reply]) -> None:
 class Zygote:
     """A warm interpreter process with some packages loaded, from which workers are forked."""
 
-    def __init__(self, name: str, python: str, environment: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, python: str, config: Mapping[str, Any]) -> None:
         self.name = name
         self.failed_modules: tuple[str, ...] = ()
         self.alive = False
         self._python = python
-        self._environment = environment
         self._config = config
         self._tickets = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[Any, ...]]] = {}
@@ -207,7 +209,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [self._python, GUEST_MAIN, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._complaints,
-                env=dict(self._environment), pass_fds=(theirs.fileno(),), cwd="/", start_new_session=True,
+                env=self._config["environment"], pass_fds=(theirs.fileno(),), cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._control.close()

@@ -71,12 +71,12 @@ class Cells:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except SystemExit as exit_:
             error = {"ename": "SystemExit", "evalue": str(exit_.code), "traceback": [f"SystemExit: {exit_.code}"]}
-        except BaseException as raised:  # noqa: BLE001 - whatever a cell raises is its result
+        except BaseException as raised:
             error = _describe(raised)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception as failure:  # noqa: BLE001
+            except Exception as failure:
                 error = error or _describe(failure)
         return {"display": self._displayed, "error": error}
 
@@ -157,7 +157,7 @@ def _bundle(value: Any) -> dict[str, str]:
 def _try(call: Any) -> Any:
     try:
         return call()
-    except Exception:  # noqa: BLE001 - display must not fail because one representation does
+    except Exception:
         return None
 
 

@@ -24,7 +24,16 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 NAMESPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD = -100
@@ -53,6 +62,15 @@ def unshare(flags: int) -> None:
 
 def prctl(option: int, a: int = 0, b: int = 0) -> int:
     return _checked(libc.prctl(option, ctypes.c_ulong(a), ctypes.c_ulong(b), 0, 0), "prctl")
+
+
+_prctl = libc.prctl
+_DUMPABLE = (ctypes.c_int(PR_SET_DUMPABLE), ctypes.c_ulong(1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def make_dumpable() -> None:
+    """So that a program may read its own /proc entries. Arguments are made beforehand: this runs in every child."""
+    _prctl(*_DUMPABLE)
 
 
 def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
@@ -124,8 +142,8 @@ def landlock_abi() -> int:
     return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1)), 0)
 
 
-def restrict_with_landlock(read_only: list[str], writable: list[str], write_only: list[str]) -> None:
-    """From here on this process and its children reach only these paths (`write_only`: existing files, for writing).
+def restrict_with_landlock(read_only: list[str], writable: list[str]) -> None:
+    """From here on this process and its children reach only these paths.
 
     Also no TCP, and no signals or abstract sockets to processes outside, as far as the kernel's version knows them.
     """
@@ -139,7 +157,7 @@ def restrict_with_landlock(read_only: list[str], writable: list[str], write_only
     attributes = struct.pack("QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = syscall(LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", attributes, size, 0)
-    for paths, granted in ((read_only, _READ_ONLY), (writable, rights), (write_only, 1 << 1)):
+    for paths, granted in ((read_only, _READ_ONLY), (writable, rights)):
         for path in paths:
             try:
                 handle = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -78,13 +78,11 @@ def _become_worker(
         kernel.drop_capabilities()
         _die_with_parent()  # forgotten by the kernel when the user id changed
         os.chdir(config["work"])
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)  # for PID 1 that means: deaf to signals from inside
         worker = Worker(channel, config, cgroup)
         # Not dumpable: /proc/1 belongs to nobody the program can be, so its memory and files stay closed.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if config["seccomp"]:
-            kernel.install_seccomp(seccomp.build_filter(memfd=cgroup is not None or not config["pidns"]))
+            kernel.install_seccomp(seccomp.build_filter(memfd=cgroup is not None or not config["namespaces"]))
         os.write(report, b"r")
     except BaseException as error:
         _report(report, error)
@@ -104,7 +102,7 @@ def _make_directories(config: dict[str, Any]) -> None:
 def _landlock(config: dict[str, Any]) -> None:
     devices = [f"/dev/{name}" for name in root.DEVICES]
     if config["namespaces"]:
-        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], ["/proc"])
+        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices])
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
-        kernel.restrict_with_landlock(readable, [*config["writable"], *devices], [])
+        kernel.restrict_with_landlock(readable, [*config["writable"], *devices])

@@ -38,7 +38,7 @@ def attempt(action: Callable[[], None], flags: int = 0) -> str:
                 os.waitpid(inner, 0)
                 os._exit(0)
             action()
-        except BaseException as error:  # noqa: BLE001 - the reason is the result
+        except BaseException as error:
             os.write(said_write, str(error).encode()[:500])
             os._exit(1)
         os._exit(0)
@@ -78,7 +78,7 @@ def _private_root() -> None:
 
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.restrict_with_landlock(["/usr"], [], [])
+    kernel.restrict_with_landlock(["/usr"], [])
     try:
         os.listdir("/etc")
     except PermissionError:

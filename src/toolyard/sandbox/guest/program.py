@@ -7,6 +7,7 @@ threads, files flushed at exit.
 
 from __future__ import annotations
 
+import _signal
 import atexit
 import gc
 import io
@@ -15,6 +16,7 @@ import os
 import resource
 import signal
 import sys
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ from . import frames, kernel
 
 COMMAND, STATUS = 3, 4
 """The child's descriptors besides the standard three: orders in, and why it could not start out."""
+BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
@@ -63,7 +66,7 @@ class Interpreter:
         for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
             del sys.modules[name]
         sys.path[:] = [work, *(entry for entry in sys.path if entry and entry != os.path.dirname(__file__))]
-        self.modules = frozenset(sys.modules)
+        self.module_count = len(sys.modules)
         for _ in range(3):  # the compiler's first allocations, made here instead of in every child
             exec(compile("x = 1\ndef f(a):\n    return a + 1\nf(2)\n", "warm", "exec"), {})  # noqa: S102
 
@@ -74,29 +77,26 @@ def _text(binary: Any, name: str, errors: str, *, line_buffering: bool = False) 
     return stream
 
 
-def prepare(interpreter: Interpreter, streams: tuple[int, int, int, int, int], *, dumpable: bool) -> None:
-    """Become a program's process as far as that goes without knowing the program. Runs ahead of any request."""
+def prepare() -> None:
+    """Become a program's process as far as that goes without knowing the program. Runs ahead of any request.
+
+    Every line here is paid for in copied pages, so the worker has done what it could: the streams are in place as
+    descriptors 0 to 4, and the signal handlers are set, only blocked.
+    """
     os.setsid()
-    for target, source in enumerate(streams):
-        os.dup2(source, target, inheritable=target < COMMAND)
     os.closerange(STATUS + 1, 1 << 20)
-    if dumpable:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGXCPU, _stop_at_limit)
-    _first_victim()
+    kernel.make_dumpable()
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, BLOCKED)
     generator = sys.modules.get("numpy.random")
     if generator is not None:  # `random` reseeds itself after a fork; numpy's global generator does not
         generator.seed(int.from_bytes(os.urandom(4), "little"))
 
 
-def _first_victim() -> None:
-    """When memory runs out in the cgroup, the program shall die and not the worker."""
-    try:
-        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"1000")
-    except OSError:
-        return
+def install_handlers() -> None:
+    """In the worker. Blocked there, since a handler would make PID 1 answer to signals from inside its jail."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, BLOCKED)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGXCPU, _stop_at_limit)
 
 
 def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
@@ -234,7 +234,7 @@ def report(error: BaseException) -> int:
     trace = trace.tb_next if trace is not None else None  # without our own frame
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-    except BaseException:  # noqa: BLE001 - a broken hook of the program's is the program's affair
+    except BaseException:
         return 1
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
@@ -246,14 +246,14 @@ def finish(interpreter: Interpreter, status: int) -> None:
         if threading is not None:
             threading._shutdown()  # noqa: SLF001
         atexit._run_exitfuncs()  # noqa: SLF001
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         report(error)
     _let_go(interpreter)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             status = status or 120
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
@@ -263,7 +263,9 @@ def finish(interpreter: Interpreter, status: int) -> None:
 
 def _let_go(interpreter: Interpreter) -> None:
     """Drop the program's objects, so that files it left open are flushed and destructors run."""
-    loaded = [sys.modules[name] for name in list(sys.modules) if name not in interpreter.modules]
+    # New modules stand at the end of the table. Looking at the others would copy the pages they lie on.
+    count = max(len(sys.modules) - interpreter.module_count, 0)
+    loaded = [sys.modules[name] for name in islice(reversed(sys.modules), count)]
     for module in (interpreter.main, *loaded):
         names = getattr(module, "__dict__", None)
         if type(names) is dict:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from .kernel import MACHINE, NAMESPACES, CLONE_NEWCGROUP
+from .kernel import CLONE_NEWCGROUP, MACHINE, NAMESPACES
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _REFUSED: dict[str, tuple[int | None, int | None]] = {

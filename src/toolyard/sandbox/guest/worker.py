@@ -48,18 +48,22 @@ def _write_all(handle: int, content: memoryview) -> bool:
 class Child:
     """A forked process, prepared ahead, that waits for an order; later the program itself."""
 
-    def __init__(self, interpreter: program.Interpreter, *, dumpable: bool) -> None:
+    def __init__(self, interpreter: program.Interpreter, null: int) -> None:
         stdin, self.stdin = os.pipe()
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
         command, self.command = os.pipe()
         self.status, status = os.pipe()
+        # Put in place before the fork: here it copies no page.
+        for target, source in enumerate((stdin, stdout, stderr, command, status)):
+            os.dup2(source, target, target < program.COMMAND)
+            os.close(source)
         self.pid = os.fork()
         if self.pid == 0:
-            program.prepare(interpreter, (stdin, stdout, stderr, command, status), dumpable=dumpable)
+            program.prepare()
             program.run(interpreter)
-        for handle in (stdin, stdout, stderr, command, status):
-            os.close(handle)
+        for target in range(program.STATUS + 1):
+            os.dup2(null, target, False)
 
     def close(self) -> None:
         for handle in (self.stdin, self.stdout, self.stderr, self.command, self.status):
@@ -109,7 +113,7 @@ class Worker:
         self.interpreter = program.Interpreter(
             config["work"], config["environment"], data_factor=config["data_factor"], sessions=config["sessions"]
         )
-        self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["pidns"])
+        self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["namespaces"])
         self.request = private_memory(1 << 20)
         self.response = private_memory(4096)
         self.scratch = private_memory(_PIPE)
@@ -117,7 +121,9 @@ class Worker:
         self.ready: Child | None = None
         self.session: Child | None = None
         self.retiring = False
-        self.kept = root.fixtures(config["read_only"]) if config["private_root"] else frozenset[str]()
+        self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        program.install_handlers()
+        self.kept = root.fixtures(config["read_only"]) if config["namespaces"] else frozenset[str]()
 
     def serve(self) -> NoReturn:
         """Requests until the host closes its end."""
@@ -126,7 +132,7 @@ class Worker:
         gc.freeze()
         while True:
             if self.ready is None and self.session is None:
-                self.ready = Child(self.interpreter, dumpable=True)
+                self.ready = Child(self.interpreter, self.null)
             header = self._receive()
             operation = header[0]
             if operation in (frames.RUN_PYTHON, frames.RUN_COMMAND):
@@ -187,7 +193,7 @@ class Worker:
 
     # ---------------------------------------------------------------------------------------------- programs
     def _run(self, header: tuple[Any, ...]) -> None:
-        child, self.ready = self.ready or Child(self.interpreter, dumpable=True), None
+        child, self.ready = self.ready or Child(self.interpreter, self.null), None
         files_end = frames.REQUEST.size + sum(header[10:13])
         stdin = self.request[files_end : files_end + header[13]]
         fetch = self.request[files_end + header[13] : files_end + header[13] + header[14]]
@@ -287,9 +293,7 @@ class Worker:
             for handle, _ in poll.poll(left * 1000):
                 if handle == ended:
                     return
-                if handle in streams and not streams[handle].take(handle, self.scratch):
-                    poll.unregister(handle)
-                elif handle not in streams:
+                if (handle in streams and not streams[handle].take(handle, self.scratch)) or handle not in streams:
                     poll.unregister(handle)
 
     def _drain(self, handle: int, stream: Stream) -> int:
@@ -334,7 +338,7 @@ class Worker:
 
     # ---------------------------------------------------------------------------------------------- sessions
     def _open_session(self, header: tuple[Any, ...]) -> None:
-        child, self.ready = self.ready or Child(self.interpreter, dumpable=True), None
+        child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self._reset(header)
         self.watch.begin(header)
         child.close_input()
@@ -447,7 +451,7 @@ class Worker:
             os.dup2(order_out, program.COMMAND)
             os.dup2(answer_in, program.STATUS)
             os.closerange(program.STATUS + 1, 1 << 20)
-            collect.perform(task, self.interpreter.work, self.config["pidns"])
+            collect.perform(task, self.interpreter.work, self.config["namespaces"])
         os.close(order_out)
         os.close(answer_in)
         _write_all(order_in, order)
@@ -458,7 +462,7 @@ class Worker:
         return os.waitpid(pid, 0)[1]
 
     def _inodes(self) -> int:
-        if not self.config["private_root"]:
+        if not self.config["namespaces"]:
             return -1
         space = os.statvfs(self.config["work"])
         return space.f_files - space.f_ffree

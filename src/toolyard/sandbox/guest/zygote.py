@@ -43,7 +43,7 @@ def preload(modules: list[str]) -> list[str]:
         try:
             importlib.import_module(name)
             exec(_WARM_UP.get(name, "pass"), {})  # noqa: S102
-        except Exception as error:  # noqa: BLE001 - any broken package is reported, none stops the sandbox
+        except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
         if len(os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")

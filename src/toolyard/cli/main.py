@@ -1,0 +1,58 @@
+"""`toolyard`: the commands, and how their errors are told. Everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from toolyard import __version__
+from toolyard.cli import doctor, sandbox
+from toolyard.cli.console import INTERRUPTED, complain
+from toolyard.errors import ToolyardError
+
+app = typer.Typer(
+    name="toolyard",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    # A traceback is for our own bugs, and rich ones print local variables: tokens, say.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(sandbox.app, name="sandbox")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"toolyard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Multi-turn tool rollouts for RL, with the sandbox built in.
+
+    [bold]First steps[/bold]
+
+    toolyard doctor                  what this machine offers, and what to do about the rest
+    toolyard sandbox tour            two dozen programs, good and bad, and what became of them
+    toolyard sandbox run hello.py    one program
+    toolyard sandbox serve           the HTTP API of SandboxFusion on http://127.0.0.1:8080
+    """
+
+
+def main() -> None:
+    """The entry point: errors that we raise on purpose are one line and exit status 1; wrong usage is 2."""
+    try:
+        app()
+    except ToolyardError as error:
+        complain(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,257 @@
+"""`toolyard sandbox`: serve it over HTTP, run one file in it, or be shown around."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from toolyard.cli.console import complete, err, out
+
+app = typer.Typer(no_args_is_help=True, help="Run programs safely: behind HTTP, from a file, or on a guided tour.")
+
+
+class Isolation(StrEnum):
+    """The words of `SandboxConfig.isolation`, kept here so that `--help` need not load the sandbox."""
+
+    BEST = "best"
+    REQUIRED = "required"
+    CONFINED = "confined"
+    NONE = "none"
+
+
+class BusyStatus(StrEnum):
+    GATEWAY_TIMEOUT = "504"
+    TOO_MANY_REQUESTS = "429"
+    UNAVAILABLE = "503"
+
+
+IsolationOption = Annotated[
+    Isolation,
+    typer.Option(
+        help="best: the highest level this machine grants. required: full isolation or an error. confined: without "
+        "namespaces even where they work. none: unprotected, for programs you wrote yourself."
+    ),
+]
+PythonOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Interpreter of Python programs, with its site-packages: give models numpy, sympy or pandas by pointing "
+        "to an environment that has them. Default: the one Toolyard runs in.",
+        dir_okay=False,
+        exists=True,
+        show_default=False,
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Bearer token. Better given as TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Network")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535, rich_help_panel="Network")] = 8080,
+    token: TokenOption = None,
+    allow_remote: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote",
+            help="Listen beyond loopback although there is no token: whoever can connect can run programs.",
+            rich_help_panel="Network",
+        ),
+    ] = False,
+    max_request_mb: Annotated[int, typer.Option(help="Largest request.", min=1, rich_help_panel="Network")] = 64,
+    grace: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that running programs have to finish after Ctrl-C.", min=0, rich_help_panel="Network"
+        ),
+    ] = 10.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Programs that run at the same time. Default: two for each processor.", min=1, show_default=False
+        ),
+    ] = None,
+    isolation: IsolationOption = Isolation.BEST,
+    python: PythonOption = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Packages to keep imported, as numpy,pandas: programs that import them start at once. May be repeated, "
+            "for programs of different needs. numpy, sympy and the usual scientific set are, where installed.",
+            show_default=False,
+        ),
+    ] = None,
+    read_only: Annotated[
+        list[Path] | None,
+        typer.Option(help="A host path that programs may read. May be repeated.", exists=True, show_default=False),
+    ] = None,
+    run_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds for programs that do not say.", min=0.001, rich_help_panel="Defaults of requests"),
+    ] = 10.0,
+    compile_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds for compilers, likewise.", min=0.001, rich_help_panel="Defaults of requests"),
+    ] = 10.0,
+    memory_limit_mb: Annotated[
+        int,
+        typer.Option(
+            help="Memory of a whole program, when it does not say.", min=1, rich_help_panel="Defaults of requests"
+        ),
+    ] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(help="Programs that may wait for a worker at once.", min=0, rich_help_panel="Back-pressure")
+    ] = 4096,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            help="Longest wait for a worker, in seconds. verl's client gives up after 10.",
+            min=0.001,
+            rich_help_panel="Back-pressure",
+        ),
+    ] = 8.0,
+    busy_status: Annotated[
+        BusyStatus,
+        typer.Option(
+            help="Answer to what cannot start in time. verl's client retries 504 alone, and scores the others -1.",
+            rich_help_panel="Back-pressure",
+        ),
+    ] = BusyStatus.GATEWAY_TIMEOUT,
+    max_sessions: Annotated[
+        int, typer.Option(help="Sessions that may be open at once.", min=0, rich_help_panel="Sessions")
+    ] = 64,
+    session_idle: Annotated[
+        float, typer.Option(help="Seconds after which an unused one is closed.", min=0.001, rich_help_panel="Sessions")
+    ] = 600.0,
+) -> None:
+    """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
+
+    POST /run_code, POST /run_jupyter, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A second Ctrl-C
+    does not wait for running programs. Needs [cyan]pip install 'toolyard\\[server]'[/cyan].
+
+    [bold]Examples[/bold]
+
+    toolyard sandbox serve
+    toolyard sandbox serve --workers 32 --python /opt/science/bin/python
+    TOOLYARD_SANDBOX_TOKEN=secret toolyard sandbox serve --host 0.0.0.0 --isolation required
+    curl localhost:8080/run_code -d '{"code": "print(6 * 7)", "language": "python"}'
+    """
+    from toolyard import settings
+    from toolyard.cli.served import serve_with_summary
+    from toolyard.sandbox.local import LocalSandbox, SandboxConfig
+    from toolyard.sandbox.protocol import MIB, Limits
+    from toolyard.sandbox.service import ServiceConfig
+
+    config = ServiceConfig(
+        host=host,
+        port=port,
+        token=token or settings.sandbox_token(),
+        allow_remote=allow_remote,
+        max_waiting=max_waiting,
+        max_wait_seconds=max_wait,
+        busy_status=cast("Literal[504, 429, 503]", int(busy_status)),
+        max_request_bytes=max_request_mb * MIB,
+        limits=Limits(run_seconds=run_timeout, compile_seconds=compile_timeout, memory_bytes=memory_limit_mb * MIB),
+        max_sessions=max_sessions,
+        session_idle_seconds=session_idle,
+        grace_seconds=grace,
+    )
+    defaults = SandboxConfig()
+    asked = {names: tuple(name.strip() for name in names.split(",") if name.strip()) for names in preload or ()}
+    sandbox = LocalSandbox(
+        SandboxConfig(
+            workers=workers,
+            isolation=isolation.value,
+            python=str(python) if python else None,
+            profiles={**defaults.profiles, **asked},
+            read_only_paths=[str(path.resolve()) for path in read_only or ()],
+            max_sessions=max(1, max_sessions),
+            session_idle_seconds=session_idle,
+        )
+    )
+    serve_with_summary(config, sandbox, out())
+
+
+@app.command()
+def run(
+    file: Annotated[
+        Path, typer.Argument(help="The program. - reads it from standard input.", allow_dash=True, show_default=False)
+    ],
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.", show_default=False)] = None,
+    language: Annotated[
+        str | None, typer.Option("--language", "-l", help="Default: by the suffix of FILE.", show_default=False)
+    ] = None,
+    stdin: Annotated[
+        Path | None,
+        typer.Option(
+            help="File it reads as standard input; - passes on ours. Default: none.",
+            allow_dash=True,
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds it may run.", min=0.001)] = 10.0,
+    compile_timeout: Annotated[float, typer.Option(help="Seconds its compiler may take.", min=0.001)] = 30.0,
+    memory_mb: Annotated[int, typer.Option(help="Memory of all its processes together.", min=1)] = 1024,
+    isolation: IsolationOption = Isolation.BEST,
+    python: PythonOption = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Run it there instead: `toolyard sandbox serve` or any SandboxFusion server.",
+            metavar="SANDBOX_URL",
+            show_default=False,
+        ),
+    ] = None,
+    token: TokenOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything about the execution as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out the verdict on stderr.")] = False,
+) -> None:
+    """Run one program in the sandbox; its output is printed as it was, and its verdict on stderr.
+
+    Exits with the program's exit code; 124 when it was stopped at --timeout, 137 at --memory-mb, 128 + N when it died
+    of signal N, 1 when it could not be run at all. There is no network inside, and of the host's files only the
+    system's own.
+
+    [bold]Examples[/bold]
+
+    toolyard sandbox run hello.py
+    toolyard sandbox run solve.cpp --stdin case1.txt --timeout 2
+    echo 'puts gets.to_i * 2' | toolyard sandbox run - -l ruby --stdin number.txt
+    toolyard sandbox run hello.py --url http://127.0.0.1:8080 --json
+    """
+    from toolyard.cli.running import Where, print_execution, read_program, run_program
+    from toolyard.sandbox.protocol import MIB, Limits
+
+    if url and (python or isolation is not Isolation.BEST):
+        raise typer.BadParameter("--isolation and --python are the server's business when --url is given")
+    if str(file) == "-" and str(stdin) == "-":
+        raise typer.BadParameter("the program and its input cannot both come from standard input")
+    limits = Limits(run_seconds=timeout, compile_seconds=compile_timeout, memory_bytes=memory_mb * MIB)
+    program = read_program(file, language, stdin, args or [])
+    where = Where(url=url, token=token, isolation=isolation.value, python=str(python) if python else None)
+    execution = complete(run_program(program, limits, where))
+    raise typer.Exit(print_execution(execution, limits, as_json=as_json, verdict_on=None if quiet else err()))
+
+
+@app.command()
+def tour(isolation: IsolationOption = Isolation.BEST, python: PythonOption = None) -> None:
+    """Be shown around: two dozen programs of several languages, good, failing, looping, hungry and hostile.
+
+    Each is run in the embedded sandbox, and a table tells what became of it. Exits with 1 if one ended otherwise than
+    it should. Languages without a toolchain on this machine are shown as such.
+    """
+    from toolyard.cli.touring import take_tour
+    from toolyard.sandbox.local import SandboxConfig
+
+    config = SandboxConfig(isolation=isolation.value, python=str(python) if python else None)
+    sys.exit(complete(take_tour(config, out())))

@@ -1,0 +1,74 @@
+"""The toolchains of this machine, and what makes compiling with them quick."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from toolyard import settings
+from toolyard.errors import ToolchainMissingError
+
+from . import headers, languages
+from .protocol import Limits, Program
+from .toolchains import Language, Toolchain
+
+
+class Compilers:
+    """Every language found here except Python, whose programs need no command.
+
+    Precompiled headers and packages are built in the background after the first program that could use them.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Toolchain] = {}
+        for language in languages.ALL:
+            if language.name != "python":
+                with contextlib.suppress(ToolchainMissingError):
+                    self._found[language.name] = languages.resolve(language, settings.search_path())
+        cpp, go = self._found.get("cpp"), self._found.get("go")
+        self._headers = headers.PrecompiledHeaders(cpp) if cpp else None
+        self._go = headers.GoPackages(go) if go else None
+        if self._go and not self._go.needed:
+            self._go = None
+        self._background: list[asyncio.Task[None]] = []
+
+    @property
+    def read_only(self) -> set[str]:
+        """Host paths that the toolchains need in sight."""
+        return {path for toolchain in self._found.values() for path in toolchain.binds}
+
+    @property
+    def binds(self) -> dict[str, str]:
+        """Host directories and where compilers look for them."""
+        places = ((self._headers, headers.HEADERS_IN_JAIL), (self._go, headers.GO_PACKAGES_IN_JAIL))
+        return {str(shelf.directory): place for shelf, place in places if shelf and shelf.directory.is_dir()}
+
+    def start(self) -> None:
+        for shelf in (self._headers, self._go):
+            if shelf is not None:
+                self._background.append(asyncio.get_running_loop().create_task(shelf.maintain()))
+
+    async def stop(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.wait(self._background) if self._background else None
+        self._background.clear()
+
+    def toolchain(self, language: Language, program: Program, limits: Limits, *, shelves: bool) -> Toolchain:
+        """How to compile and run this very program. `shelves`: whether the jail has our precompiled files in sight.
+
+        Raises:
+            ToolchainMissingError: the language has no compiler or runtime here.
+        """
+        found = self._found.get(language.name) or languages.resolve(language, settings.search_path())
+        fitted = found.fitted(program.code, limits.memory_bytes)
+        if not shelves or fitted.compile_argv is None:
+            return fitted
+        if language.name == "cpp" and self._headers:
+            return replace(fitted, compile_argv=fitted.compile_argv + self._headers.flags(program.code))
+        if language.name == "go" and self._go:
+            environment: Mapping[str, str] = {**fitted.env, **self._go.env()}
+            return replace(fitted, env=environment)
+        return fitted

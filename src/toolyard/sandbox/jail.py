@@ -1,0 +1,74 @@
+"""What a zygote is told: how its workers are to be jailed, at which level, with what in sight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .guest import root
+from .isolation import Grants, Level
+
+
+def environment_for(python: str) -> dict[str, str]:
+    """All a program finds in `os.environ`. One thread for numerical libraries: parallelism is across programs.
+
+    The hash seed is fixed, so that the same program prints its sets in the same order every time.
+    """
+    return {
+        "PATH": f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": root.WORK,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "user",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": "/tmp",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def zygote_config(
+    grants: Grants,
+    level: Level,
+    *,
+    modules: Sequence[str],
+    sessions: bool,
+    read_only: set[str],
+    binds: Mapping[str, str],
+    disk_bytes: int,
+    host_directory: str | None,
+) -> dict[str, Any]:
+    """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail."""
+    jailed = level in (Level.FULL, Level.NAMESPACES)
+    # Without a private root a user of its own can reach the interpreter only if everybody can.
+    reachable = jailed or (grants.has("own user id") and all(map(_open_to_all, grants.python.prefixes)))
+    own_user = grants.root and level is not Level.NONE and reachable
+    return {
+        "modules": list(modules),
+        "with_sessions": sessions,
+        "namespaces": jailed,
+        "landlock": level is not Level.NONE and grants.has("landlock"),
+        "seccomp": level is not Level.NONE and grants.has("seccomp"),
+        "user": int(own_user),
+        "alone": jailed or own_user,
+        "owns_directories": jailed and not own_user,
+        "cgroup": grants.cgroup,
+        "data_factor": 0.0 if grants.cgroup else 2.0 if jailed else 1.0,
+        "work": root.WORK,
+        "writable": list(root.WRITABLE),
+        "environment": environment_for(grants.python.executable),
+        "read_only": sorted({*grants.python.prefixes, *read_only}),
+        "binds": sorted(binds.items()),
+        "disk_bytes": disk_bytes,
+        "host_directory": host_directory or "",
+    }
+
+
+def _open_to_all(path: str) -> bool:
+    parts = path.split("/")
+    above = ["/".join(parts[:end]) or "/" for end in range(1, len(parts) + 1)]
+    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in above)
