@@ -15,7 +15,7 @@ from toolyard.errors import ToolyardError
 app = typer.Typer(
     name="toolyard",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     # A traceback is for our own bugs, and rich ones print local variables: tokens, say.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,12 +38,14 @@ def root(
 ) -> None:
     """Multi-turn tool rollouts for RL, with the sandbox built in.
 
-    [bold]First steps[/bold]
+    First steps:
 
-    toolyard doctor                  what this machine offers, and what to do about the rest
-    toolyard sandbox tour            two dozen programs, good and bad, and what became of them
-    toolyard sandbox run hello.py    one program
-    toolyard sandbox serve           the HTTP API of SandboxFusion on http://127.0.0.1:8080
+    ```
+    toolyard doctor                what this machine offers, and what to do
+    toolyard sandbox tour          programs good and bad, and what became of them
+    toolyard sandbox run hello.py  one program
+    toolyard sandbox serve         SandboxFusion's API on http://127.0.0.1:8080
+    ```
     """
 
 

@@ -11,7 +11,11 @@ import typer
 
 from toolyard.cli.console import complete, err, out
 
-app = typer.Typer(no_args_is_help=True, help="Run programs safely: behind HTTP, from a file, or on a guided tour.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Run programs safely: behind HTTP, from a file, or on a guided tour.",
+)
 
 
 class Isolation(StrEnum):
@@ -86,8 +90,8 @@ def serve(
     preload: Annotated[
         list[str] | None,
         typer.Option(
-            help="Packages to keep imported, as numpy,pandas: programs that import them start at once. May be repeated, "
-            "for programs of different needs. numpy, sympy and the usual scientific set are, where installed.",
+            help="Packages to keep imported, as in numpy,pandas, so that programs which import them start at once. May "
+            "be repeated, for programs of different needs. The usual scientific ones are, where installed.",
             show_default=False,
         ),
     ] = None,
@@ -137,14 +141,16 @@ def serve(
     """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
 
     POST /run_code, POST /run_jupyter, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A second Ctrl-C
-    does not wait for running programs. Needs [cyan]pip install 'toolyard\\[server]'[/cyan].
+    does not wait for running programs. Needs `pip install 'toolyard[server]'`.
 
-    [bold]Examples[/bold]
+    Examples:
 
+    ```
     toolyard sandbox serve
     toolyard sandbox serve --workers 32 --python /opt/science/bin/python
     TOOLYARD_SANDBOX_TOKEN=secret toolyard sandbox serve --host 0.0.0.0 --isolation required
     curl localhost:8080/run_code -d '{"code": "print(6 * 7)", "language": "python"}'
+    ```
     """
     from toolyard import settings
     from toolyard.cli.served import serve_with_summary
@@ -175,7 +181,8 @@ def serve(
             python=str(python) if python else None,
             profiles={**defaults.profiles, **asked},
             read_only_paths=[str(path.resolve()) for path in read_only or ()],
-            max_sessions=max(1, max_sessions),
+            # Notebooks of /run_jupyter are sessions, too: those that clients keep open must not starve them.
+            max_sessions=max_sessions + defaults.max_sessions,
             session_idle_seconds=session_idle,
         )
     )
@@ -222,12 +229,14 @@ def run(
     of signal N, 1 when it could not be run at all. There is no network inside, and of the host's files only the
     system's own.
 
-    [bold]Examples[/bold]
+    Examples:
 
+    ```
     toolyard sandbox run hello.py
     toolyard sandbox run solve.cpp --stdin case1.txt --timeout 2
     echo 'puts gets.to_i * 2' | toolyard sandbox run - -l ruby --stdin number.txt
     toolyard sandbox run hello.py --url http://127.0.0.1:8080 --json
+    ```
     """
     from toolyard.cli.running import Where, print_execution, read_program, run_program
     from toolyard.sandbox.protocol import MIB, Limits

@@ -75,13 +75,13 @@ async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
 
 
 def _table(visits: Sequence[Visit]) -> Table:
-    table = Table(title="What became of them", title_justify="left", header_style="bold", row_styles=("", "on grey7"))
+    table = Table(title="What became of them", title_justify="left", header_style="bold")
     table.add_column("")
     table.add_column("Program", no_wrap=True)
     table.add_column("Language", no_wrap=True)
     table.add_column("Verdict", no_wrap=True)
     table.add_column("Time", justify="right", no_wrap=True)
-    table.add_column("What came of it", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("What came of it", overflow="fold")
     for visit in visits:
         title = languages.find_language(visit.stop.program.language).title
         table.add_row(_mark(visit), escape(visit.stop.title), title, *_outcome(visit))

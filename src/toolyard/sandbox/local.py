@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +35,7 @@ from .session import LocalSession
 from .toolchains import Toolchain
 from .zygote import Reply, Worker, Zygote
 
+_DEFAULT_LIMITS = Limits()
 SESSION = "session"
 """The profile of sessions: its zygote also has what a notebook cell needs."""
 
@@ -45,8 +46,8 @@ class SandboxConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workers: PositiveInt | None = None
-    """Programs that run at the same time. None: two for each processor this process may use, so that sleeping ones
-    do not idle the machine."""
+    """Programs that run at the same time. None: one for each processor this process may use, since programs that share
+    one take longer and run into time limits they would have met alone. More pays for programs that mostly wait."""
     isolation: Literal["best", "required", "confined", "none"] = "best"
     """`best`: the highest level the machine grants, and an error if that is none. `required`: full or an error.
     `confined`: without namespaces even where they work. `none`: unprotected; only for programs you wrote yourself."""
@@ -99,7 +100,7 @@ class LocalSandbox:
 
     def __init__(self, config: SandboxConfig | None = None, **options: Any) -> None:
         self.config = config or SandboxConfig(**options)
-        self._workers = self.config.workers or 2 * len(os.sched_getaffinity(0))
+        self._workers = self.config.workers or len(os.sched_getaffinity(0))
         self._executions: Counter[str] = Counter()
         self._sessions: set[LocalSession] = set()
         self._opened = False
@@ -171,7 +172,7 @@ class LocalSandbox:
         """
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
-        limits = limits or Limits()
+        limits = limits or _DEFAULT_LIMITS
         language = languages.find_language(program.language)
         try:
             if language.name == "python":
@@ -220,7 +221,7 @@ class LocalSandbox:
         waited = await self._slots.take(start_within)
         try:
             argv = (*toolchain.run_argv, *program.args)
-            artifacts = build.artifacts if build else {}
+            artifacts: Mapping[str, bytes] = build.artifacts if build else {}
             manifest = (*_manifest(files, 0o644), *_manifest(artifacts, 0o755))
             meta = (argv, {**toolchain.env, **program.env}, manifest)
             async with self._pool.worker(LIGHT) as worker:
@@ -299,7 +300,7 @@ class LocalSandbox:
 
     # ----------------------------------------------------------------------------------------------- sessions
     @asynccontextmanager
-    async def session(self, limits: Limits | None = None) -> AsyncIterator[LocalSession]:
+    async def session(self, limits: Limits | None = None) -> AsyncGenerator[LocalSession]:
         """A Python interpreter that keeps its state between cells, closed when the block is left."""
         session = await self.open_session(limits)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError
@@ -123,7 +123,7 @@ class Pool:
         return await asyncio.shield(self._starting.get(profile) or self._begin(profile))
 
     @asynccontextmanager
-    async def worker(self, profile: str) -> AsyncIterator[Worker]:
+    async def worker(self, profile: str) -> AsyncGenerator[Worker]:
         """A worker for one request. Comes back to the pool unless it died, retired, or has served its time."""
         worker = await self._take(profile)
         try:

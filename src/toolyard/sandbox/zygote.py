@@ -74,8 +74,7 @@ class Worker:
         overdue = self._loop.call_later(seconds + _OVERTIME, self._overdue)
         try:
             await self._send([header, *parts])
-            # Shielded: cancelling us must not cancel the worker's answer, which says when it is clean again.
-            return await asyncio.shield(answer)
+            return await answer
         except asyncio.CancelledError:
             await self._cancel(answer)
             raise
@@ -103,13 +102,15 @@ class Worker:
 
     async def _cancel(self, answer: asyncio.Future[Reply]) -> None:
         """Stop the program and wait for the worker to be clean again. A second cancellation kills the worker."""
-        if not self.alive or answer.done():
+        if not self.alive or not answer.cancelled():
             return
+        # Our cancellation took the awaited future with it; the worker's answer still comes, to this one.
+        answer = self._answer = self._loop.create_future()
         try:
             self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
             async with asyncio.timeout(_OVERTIME):
-                await asyncio.shield(_settled(answer))
-        except (OSError, TimeoutError, asyncio.CancelledError):
+                await answer
+        except (OSError, TimeoutError, SandboxError, asyncio.CancelledError):
             self.kill()
 
     def _readable(self) -> None:
@@ -176,11 +177,6 @@ class Worker:
             self.alive = False
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()
-
-
-async def _settled(answer: asyncio.Future[Reply]) -> None:
-    with contextlib.suppress(SandboxError):
-        await answer
 
 
 class Zygote:

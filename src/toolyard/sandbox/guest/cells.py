@@ -19,7 +19,8 @@ import struct
 import subprocess
 import sys
 import traceback
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
 from . import frames, program
 
@@ -136,11 +137,11 @@ def _bundle(value: Any) -> dict[str, str]:
     """A MIME bundle: always text/plain, and what the object offers beyond it. A failing method is passed over."""
     bundle = {"text/plain": _clip(repr(value))}
     for mime, method in _RICH:
-        offered = getattr(type(value), method, None)
+        offered: Any = getattr(cast("Any", type(value)), method, None)
         if offered is not None:
-            content = _try(lambda offered=offered: offered(value))
-            if isinstance(content, tuple):
-                content = content[0]
+            content: Any = _try(partial(offered, value))
+            if isinstance(content, tuple):  # some methods add metadata
+                content = cast("tuple[Any, ...]", content)[0]
             if isinstance(content, bytes):
                 content = base64.b64encode(content).decode()
             if content is not None:

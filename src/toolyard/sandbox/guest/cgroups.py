@@ -114,7 +114,7 @@ def usable() -> tuple[int, list[str]] | None:
             continue
         parent = None
         try:
-            if version == 2 and "memory" not in open(f"{bases[0]}/cgroup.subtree_control").read().split():
+            if version == 2:
                 write(f"{bases[0]}/cgroup.subtree_control", "+memory +pids")
             parent = Parent((version, bases))
             group = parent.make()

@@ -25,7 +25,7 @@ def perform(task: Task, work: str, private_root: bool) -> NoReturn:
         order += chunk
     try:
         task(work, bytes(order), private_root)
-    except program.Refusal as error:
+    except program.RefusedError as error:
         os.write(program.STATUS, str(error).encode("utf-8", "backslashreplace"))
         os._exit(1)
     os._exit(0)
@@ -98,6 +98,6 @@ def _send_file(handle: int, size: int) -> None:
 
 
 def write_files(work: str, order: bytes, private_root: bool) -> None:
-    """Into a living session. The order is the marshalled list of (name, size, mode), its length first, then contents."""
+    """Into a living session. The order: length of the list of (name, size, mode), that list, then the contents."""
     size = int.from_bytes(order[:8], "little")
     program.write_files(work, marshal.loads(order[8 : 8 + size]), memoryview(order)[8 + size :])

@@ -7,7 +7,6 @@ threads, files flushed at exit.
 
 from __future__ import annotations
 
-import _signal
 import atexit
 import gc
 import io
@@ -18,19 +17,22 @@ import signal
 import sys
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from . import frames, kernel
 
 COMMAND, STATUS = 3, 4
 """The child's descriptors besides the standard three: orders in, and why it could not start out."""
 BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
+_UNBLOCK = int(signal.SIG_UNBLOCK)
+_signal_mask: Any = sys.modules["_signal"].pthread_sigmask
+"""Without the enums that `signal` wraps around it, which every child would copy pages for."""
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """The request cannot be carried out as asked; the message reaches the caller."""
 
 
@@ -86,7 +88,7 @@ def prepare() -> None:
     os.setsid()
     os.closerange(STATUS + 1, 1 << 20)
     kernel.make_dumpable()
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, BLOCKED)
+    _signal_mask(_UNBLOCK, BLOCKED)
     generator = sys.modules.get("numpy.random")
     if generator is not None:  # `random` reseeds itself after a fork; numpy's global generator does not
         generator.seed(int.from_bytes(os.urandom(4), "little"))
@@ -94,7 +96,7 @@ def prepare() -> None:
 
 def install_handlers() -> None:
     """In the worker. Blocked there, since a handler would make PID 1 answer to signals from inside its jail."""
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, BLOCKED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGXCPU, _stop_at_limit)
 
@@ -108,37 +110,10 @@ def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
         os._exit(1)
 
 
-def run(interpreter: Interpreter) -> None:
-    """Wait for an order and carry it out. Never returns."""
+def run(interpreter: Interpreter) -> NoReturn:
+    """Wait for an order and carry it out."""
     try:
-        data = bytearray(os.read(COMMAND, 65536))
-        if len(data) < frames.REQUEST.size:
-            os._exit(0)  # the worker went away
-        header = frames.REQUEST.unpack_from(data)
-        operation, meta_size, code_size, files_size = header[0], header[10], header[11], header[12]
-        total = frames.REQUEST.size + meta_size + code_size + files_size
-        while len(data) < total:
-            chunk = os.read(COMMAND, min(total - len(data), 1 << 20))
-            if not chunk:
-                os._exit(0)
-            data += chunk
-        at = frames.REQUEST.size
-        args, environment, files = marshal.loads(data[at : at + meta_size])
-        at += meta_size
-        code = bytes(data[at : at + code_size])
-        at += code_size
-        write_files(interpreter.work, files, memoryview(data)[at:])
-        _apply_limits(header, interpreter.data_factor)
-        del data
-        if environment:
-            os.environ.update(environment)
-        if operation == frames.RUN_COMMAND:
-            os.execve(args[0], args, {**interpreter.environment, **environment})
-        if operation == frames.OPEN_SESSION:
-            if interpreter.sessions is None:
-                raise Refusal("this zygote has no sessions")
-            interpreter.sessions.serve(interpreter)
-        write_main(interpreter.path, code)
+        args, code = _receive_order(interpreter)
     except BaseException as error:
         _refuse(error)
     os.close(COMMAND)
@@ -147,9 +122,41 @@ def run(interpreter: Interpreter) -> None:
     run_main(interpreter, code)
 
 
-def _refuse(error: BaseException) -> None:
+def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
+    """Read the order and set everything up for it. Commands and sessions go their own way from here."""
+    data = bytearray(os.read(COMMAND, 65536))
+    if len(data) < frames.REQUEST.size:
+        os._exit(0)  # the worker went away
+    header = frames.REQUEST.unpack_from(data)
+    operation, meta_size, code_size, files_size = header[0], header[10], header[11], header[12]
+    total = frames.REQUEST.size + meta_size + code_size + files_size
+    while len(data) < total:
+        chunk = os.read(COMMAND, min(total - len(data), 1 << 20))
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    at = frames.REQUEST.size
+    order: Meta = marshal.loads(data[at : at + meta_size])
+    args, environment, files = order
+    at += meta_size
+    code = bytes(data[at : at + code_size])
+    write_files(interpreter.work, files, memoryview(data)[at + code_size :])
+    _apply_limits(header, interpreter.data_factor)
+    if environment:
+        os.environ.update(environment)
+    if operation == frames.RUN_COMMAND:
+        os.execve(args[0], args, {**interpreter.environment, **environment})
+    if operation == frames.OPEN_SESSION:
+        if interpreter.sessions is None:
+            raise RefusedError("this zygote has no sessions")
+        interpreter.sessions.serve(interpreter)
+    write_main(interpreter.path, code)
+    return args, code
+
+
+def _refuse(error: BaseException) -> NoReturn:
     """Say why on the status pipe, which closes before the first line of foreign code runs and so cannot be forged."""
-    text = str(error) if isinstance(error, (Refusal, OSError)) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, (RefusedError, OSError)) else f"{type(error).__name__}: {error}"
     os.write(STATUS, text.encode("utf-8", "backslashreplace")[:4000])
     os._exit(125)
 
@@ -171,10 +178,10 @@ def _apply_limits(header: tuple[Any, ...], data_factor: float) -> None:
 def target_of(work: str, name: str) -> str:
     """Where a file of that name goes. Lexical only: the jail around us is what makes it safe, this makes it clear."""
     if not name or "\0" in name or name.endswith("/"):
-        raise Refusal(f"file name {name!r} is not a name of a file")
+        raise RefusedError(f"file name {name!r} is not a name of a file")
     parts = name.split("/")
     if ".." in parts:
-        raise Refusal(f"file name {name!r} leaves the working directory: '..' is not allowed")
+        raise RefusedError(f"file name {name!r} leaves the working directory: '..' is not allowed")
     return name if name.startswith("/") else f"{work}/{name}"
 
 
@@ -191,7 +198,7 @@ def write_files(work: str, files: tuple[tuple[str, int, int], ...], content: mem
             finally:
                 os.close(handle)
         except OSError as error:
-            raise Refusal(f"cannot write file {name!r}: {error.strerror}") from None
+            raise RefusedError(f"cannot write file {name!r}: {error.strerror}") from None
         at += size
 
 
@@ -206,8 +213,8 @@ def write_main(path: str, code: bytes) -> None:
     os.close(handle)
 
 
-def run_main(interpreter: Interpreter, code: bytes) -> None:
-    """Run the program as `python main.py` would, down to its exit code. Never returns."""
+def run_main(interpreter: Interpreter, code: bytes) -> NoReturn:
+    """Run the program as `python main.py` would, down to its exit code."""
     main = interpreter.main
     sys.modules["__main__"] = main
     status = 0
@@ -239,13 +246,13 @@ def report(error: BaseException) -> int:
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
-def finish(interpreter: Interpreter, status: int) -> None:
+def finish(interpreter: Interpreter, status: int) -> NoReturn:
     """What the interpreter does at exit, in its order: threads, atexit, objects (files flush), streams."""
     threading = sys.modules.get("threading")
     try:
         if threading is not None:
-            threading._shutdown()  # noqa: SLF001
-        atexit._run_exitfuncs()  # noqa: SLF001
+            threading._shutdown()
+        cast("Any", atexit)._run_exitfuncs()
     except BaseException as error:
         report(error)
     _let_go(interpreter)
@@ -267,8 +274,9 @@ def _let_go(interpreter: Interpreter) -> None:
     count = max(len(sys.modules) - interpreter.module_count, 0)
     loaded = [sys.modules[name] for name in islice(reversed(sys.modules), count)]
     for module in (interpreter.main, *loaded):
-        names = getattr(module, "__dict__", None)
+        names: Any = getattr(module, "__dict__", None)
         if type(names) is dict:
-            for name in [name for name in names if type(name) is str and name != "__builtins__"]:
-                names[name] = None
+            held = cast("dict[Any, Any]", names)
+            for name in [name for name in held if type(name) is str and name != "__builtins__"]:
+                held[name] = None
     gc.collect()

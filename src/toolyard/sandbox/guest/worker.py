@@ -151,14 +151,9 @@ class Worker:
         if self.session is not None:
             self._guard_idle_session()
         have = self._receive_at_least(0, frames.REQUEST.size)
-        while True:
-            header = frames.REQUEST.unpack_from(self.request)
-            if header[0] != frames.CANCEL:
-                break
-            # Came after its run had ended: nothing is left to cancel.
-            rest = have - frames.REQUEST.size
-            self.request[:rest] = self.request[frames.REQUEST.size : have]
-            have = self._receive_at_least(rest, frames.REQUEST.size)
+        header = frames.REQUEST.unpack_from(self.request)
+        if header[0] == frames.CANCEL:
+            return header  # came after its run had ended: nothing is left to cancel
         total = frames.REQUEST.size + sum(header[10:15])
         if total > len(self.request):
             larger = private_memory(total)
@@ -169,7 +164,7 @@ class Worker:
 
     def _receive_at_least(self, have: int, wanted: int) -> int:
         while have < wanted:
-            got = self.channel.recv_into(self.request[have:])
+            got = self.channel.recv_into(self.request[have:wanted])  # and nothing of what may follow: a cancellation
             if not got:
                 os._exit(0)  # the host is gone, and this jail with it
             have += got

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from types import FrameType
 from typing import Any, NoReturn
 
 from . import cgroups, immortal, launch, probe
@@ -61,7 +62,7 @@ class Zygote:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _wake_up)
         poll = select.poll()
         for handle in (self._control.fileno(), wake_read, host):
             poll.register(handle, select.POLLIN)
@@ -134,11 +135,14 @@ class Zygote:
             config["environment"] = {**config["environment"], **places}
 
     def _see_off(self, pid: int, report: int, go: int, group: cgroups.Group | None) -> tuple[int, str, str]:
+        """Answer the launcher's reports until its worker is ready. Returns worker pid, cgroup, error."""
         worker = 0
         deadline = time.monotonic() + START_SECONDS
         while True:
             ready, _, _ = select.select([report], [], [], max(deadline - time.monotonic(), 0))
             data = os.read(report, 4096) if ready else b"e" + b"took too long to start"
+            if not data:
+                return 0, "", "the launcher died"
             while data:
                 kind, data = data[:1], data[1:]
                 if kind == b"m":
@@ -152,8 +156,6 @@ class Zygote:
                 else:
                     os.kill(pid, signal.SIGKILL)
                     return 0, "", data.decode("utf-8", "replace")
-            if ready and kind == b"":
-                return 0, "", "the launcher died"
 
     def _reap(self) -> None:
         while True:
@@ -177,6 +179,10 @@ class Zygote:
         if self._groups is not None:
             self._groups.remove()
         os._exit(0)
+
+
+def _wake_up(signum: int, frame: FrameType | None) -> None:
+    """Its arrival is all: the wake-up descriptor tells the loop."""
 
 
 def _close_all_but(*kept: int) -> None:

@@ -1,0 +1,317 @@
+"""How fast programs run, beside what a user would otherwise pick. All in one run, on this machine.
+
+    python benchmarks/sandbox.py                 the table, about five minutes
+    python benchmarks/sandbox.py --quick         a rougher one, about one minute
+    python benchmarks/sandbox.py --peer URL      beside another SandboxFusion-compatible service
+    python benchmarks/sandbox.py --soak 20000    nothing may grow: memory, descriptors, processes, mounts, cgroups
+
+Compare ratios, not numbers: they are measured alternately on the same, possibly busy, machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from toolyard import Limits, LocalSandbox, Program, RemoteSandbox
+from toolyard.sandbox.languages import CPP_FLAGS
+
+CPP = '#include <iostream>\nint main() { std::cout << "hello" << std::endl; }\n'
+PYTHON = {
+    "trivial": "print(1)",
+    "numpy": "import numpy\nprint(numpy.arange(3).sum())",
+    "64 KiB": "print('x' * 65535)",
+}
+LIMITS = Limits(run_seconds=60, compile_seconds=60)
+
+Call = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Measured:
+    program: str
+    in_flight: int
+    method: str
+    rate: float
+    p50: float
+    p99: float
+
+
+async def measure(call: Call, in_flight: int, seconds: float) -> tuple[float, float, float]:
+    """Keep `in_flight` calls going for `seconds`; returns runs per second, and p50 and p99 in milliseconds."""
+    waits: list[float] = []
+    deadline = time.perf_counter() + seconds
+
+    async def caller() -> None:
+        while True:
+            start = time.perf_counter()
+            await call()
+            waits.append(time.perf_counter() - start)
+            if time.perf_counter() > deadline:
+                return
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(caller())
+    took = time.perf_counter() - start
+    waits.sort()
+    return len(waits) / took, waits[len(waits) // 2] * 1e3, waits[len(waits) * 99 // 100] * 1e3
+
+
+FLOOR = """
+import gc, os, sys, time
+sys.path.insert(0, {guest!r})
+from guest import immortal, zygote
+gc.collect(); immortal.immortalise(); gc.freeze()
+waits = []
+for _ in range({count}):
+    start = time.perf_counter()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    waits.append(time.perf_counter() - start)
+print(sorted(waits)[len(waits) // 2] * 1e3, len(waits) / sum(waits))
+"""
+
+
+def floor(processes: int) -> tuple[float, float]:
+    """Fork and exit of the warm interpreter alone: p50 in ms, and forks per second of all processes together."""
+    import toolyard.sandbox.local as local
+
+    code = FLOOR.format(guest=str(Path(local.__file__).parent), count=600)
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(processes)]
+    results = [tuple(map(float, process.communicate()[0].split())) for process in running]
+    return statistics.mean(p50 for p50, _ in results), sum(rate for _, rate in results)
+
+
+class Alternatives:
+    """(a): what people do without a sandbox."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(160)
+        self._count = itertools.count()
+
+    def python(self, code: str) -> Call:
+        async def call() -> None:
+            command = [sys.executable, "-c", code]
+            run = lambda: subprocess.run(command, capture_output=True, check=True)  # noqa: E731
+            await asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+        return call
+
+    def cpp(self) -> Call:
+        def compile_and_run() -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "main.cpp").write_text(CPP)
+                subprocess.run(["g++", *CPP_FLAGS, "main.cpp", "-o", "main"], cwd=folder, check=True)
+                subprocess.run([f"{folder}/main"], capture_output=True, check=True)
+
+        async def call() -> None:
+            await asyncio.get_running_loop().run_in_executor(self._threads, compile_and_run)
+
+        return call
+
+
+def sandboxed(sandbox: LocalSandbox | RemoteSandbox, code: str, language: str = "python", *, fresh: bool = False) -> Call:
+    count = itertools.count()
+    program = Program(code, language)
+
+    async def call() -> None:
+        task = Program(f"{code}// {os.getpid()} {next(count)}\n", language) if fresh else program
+        execution = await sandbox.run(task, LIMITS)
+        assert execution.ok, execution
+
+    return call
+
+
+SERVER = """
+from toolyard import LocalSandbox
+from toolyard.sandbox.service import ServiceConfig, serve
+serve(ServiceConfig(port=0, max_wait_seconds=600), LocalSandbox(isolation={isolation!r}),
+      on_ready=lambda url: print(url, flush=True))
+"""
+
+
+@contextlib.contextmanager
+def service(isolation: str):
+    process = subprocess.Popen([sys.executable, "-c", SERVER.format(isolation=isolation)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def table(args: argparse.Namespace) -> None:
+    console = Console()
+    levels = [1, 2, 8, 32, 128] if not args.quick else [1, 2, 32]
+    results: list[Measured] = []
+    floor_p50, floor_rate = floor(1)[0], floor(2)[1]
+    alternatives = Alternatives()
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(service(args.isolation))
+        async with contextlib.AsyncExitStack() as opened:
+            local = await opened.enter_async_context(LocalSandbox(isolation=args.isolation))
+            methods: dict[str, LocalSandbox | RemoteSandbox] = {
+                "LocalSandbox": local,
+                "HTTP service": await opened.enter_async_context(RemoteSandbox(url)),
+            }
+            if args.peer:
+                methods["peer"] = await opened.enter_async_context(RemoteSandbox(args.peer))
+            rows: list[tuple[str, str, Call]] = []
+            for name, code in PYTHON.items():
+                rows.append((name, "subprocess", alternatives.python(code)))
+                rows += [(name, method, sandboxed(sandbox, code)) for method, sandbox in methods.items()]
+            rows.append(("C++ hello", "subprocess", alternatives.cpp()))
+            for method, sandbox in methods.items():
+                rows.append(("C++ hello", f"{method}, new source", sandboxed(sandbox, CPP, "cpp", fresh=True)))
+                rows.append(("C++ hello", f"{method}, seen source", sandboxed(sandbox, CPP, "cpp")))
+            await warm_up(rows)
+            with console.status("measuring") as status:
+                for name, method, call in rows:
+                    slow = "C++" in name and "seen" not in method
+                    for in_flight in levels:
+                        if slow and in_flight > 32:
+                            continue
+                        status.update(f"{name}: {method}, {in_flight} in flight")
+                        seconds = args.seconds * (0.5 if args.quick else 1)
+                        results.append(Measured(name, in_flight, method, *await measure(call, in_flight, seconds)))
+            show(console, results, floor_p50, floor_rate, local.level)
+
+
+async def warm_up(rows: list[tuple[str, str, Call]]) -> None:
+    """First calls start zygotes and build headers; what is measured is the steady state."""
+    for _, _, call in rows:
+        await call()
+    await asyncio.sleep(12)
+    for _, _, call in rows:
+        await call()
+
+
+def show(console: Console, results: list[Measured], floor_p50: float, floor_rate: float, level: str) -> None:
+    title = f"Python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} cores, isolation {level}"
+    grid = Table(title=title)
+    for column in ("program", "in flight", "method", "runs/s", "p50 ms", "p99 ms", "× subprocess"):
+        grid.add_column(column, justify="left" if column in ("program", "method") else "right")
+    base = {(row.program, row.in_flight): row.rate for row in results if row.method == "subprocess"}
+    last = None
+    for row in sorted(results, key=lambda row: (list(dict.fromkeys(r.program for r in results)).index(row.program), row.in_flight)):
+        if last not in (None, (row.program, row.in_flight)):
+            grid.add_section()
+        last = (row.program, row.in_flight)
+        ratio = row.rate / base[last] if last in base else float("nan")
+        grid.add_row(
+            row.program, str(row.in_flight), row.method, f"{row.rate:.0f}", f"{row.p50:.2f}", f"{row.p99:.2f}", f"{ratio:.1f}"
+        )
+    console.print(grid)
+    console.print(f"floor: fork and exit of the warm interpreter: p50 {floor_p50:.2f} ms, {floor_rate:.0f}/s on two processes")
+    goals(console, results, floor_p50)
+
+
+def goals(console: Console, results: list[Measured], floor_p50: float) -> None:
+    """The claims of the README, checked against this very run."""
+    by = {(row.program, row.in_flight, row.method): row for row in results}
+    best = lambda program, method: max(row.rate for row in results if (row.program, row.method) == (program, method))  # noqa: E731
+    local, http = "LocalSandbox", "HTTP service"
+    wanted = 7.5 if sys.version_info >= (3, 12) else 6.0
+    lines = [
+        ("trivial python, throughput × subprocess", best("trivial", local) / best("trivial", "subprocess"), wanted, ">="),
+        ("trivial python, p50 × floor at one in flight", by["trivial", 1, local].p50 / floor_p50, 2.0, "<="),
+        ("numpy, throughput × subprocess", best("numpy", local) / best("numpy", "subprocess"), 40.0, ">="),
+        ("HTTP, share of the embedded rate", best("trivial", http) / best("trivial", local), 0.7, ">="),
+        ("HTTP, ms added at p50, one in flight", by["trivial", 1, http].p50 - by["trivial", 1, local].p50, 2.0, "<="),
+        ("C++ new source, × g++", best("C++ hello", f"{local}, new source") / best("C++ hello", "subprocess"), 3.0, ">="),
+        ("C++ seen source, × g++", best("C++ hello", f"{local}, seen source") / best("C++ hello", "subprocess"), 3.0, ">="),
+    ]  # fmt: skip
+    for text, value, goal, sense in lines:
+        met = value >= goal if sense == ">=" else value <= goal
+        console.print(f"{'[green]met [/]' if met else '[red]MISS[/]'} {text}: {value:.2f} (goal {sense} {goal:g})")
+
+
+def private_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
+def tree(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(inner for child in children for inner in tree(int(child)))]
+
+
+def holdings() -> dict[str, int]:
+    own = os.getpid()
+    below = [pid for pid in tree(own) if pid != own]
+    return {
+        "processes below": len(below),
+        "zombies": sum(") Z " in Path(f"/proc/{pid}/stat").read_text() for pid in below),
+        "own descriptors": len(os.listdir("/proc/self/fd")),
+        "own memory, MB": private_bytes(own) >> 20,
+        "memory of workers and zygotes, MB": sum(map(private_bytes, below)) >> 20,
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "cgroups": int(next((line.split()[2] for line in Path("/proc/cgroups").read_text().splitlines() if line.startswith("memory")), "0")),
+        "files in /tmp": len(os.listdir("/tmp")),
+    }  # fmt: skip
+
+
+async def soak(count: int, isolation: str) -> None:
+    console = Console()
+    async with LocalSandbox(isolation=isolation) as sandbox:
+        await measure(sandboxed(sandbox, PYTHON["trivial"]), 8, 2)
+        before = holdings()
+        idle = [private_bytes(pid) for pid in tree(os.getpid())[1:] if not Path(f"/proc/{pid}/task/{pid}/children").read_text()]
+        semaphore = asyncio.Semaphore(8)
+
+        async def one(number: int) -> None:
+            async with semaphore:
+                kind = number % 10
+                code = {0: "open('x','w').write('y' * 1000)", 1: "1 / 0", 2: "import subprocess; subprocess.run(['true'])"}
+                await sandbox.run(Program(code.get(kind, "print(1)")))
+
+        start = time.perf_counter()
+        for block in range(0, count, 1000):
+            async with asyncio.TaskGroup() as group:
+                for number in range(block, min(block + 1000, count)):
+                    group.create_task(one(number))
+        console.print(f"{count} programs in {time.perf_counter() - start:.0f} s")
+        await asyncio.sleep(1)
+        after = holdings()
+    grid = Table(title=f"{count} executions")
+    for column in ("held", "before", "after"):
+        grid.add_column(column)
+    for name, value in before.items():
+        grid.add_row(name, str(value), str(after[name]))
+    console.print(grid)
+    console.print(f"private memory of an idle prepared child: {statistics.median(idle) / 2**20:.1f} MB (goal <= 6)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer levels, less time each")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per measurement")
+    parser.add_argument("--peer", help="URL of another SandboxFusion-compatible service")
+    parser.add_argument("--isolation", default="required", choices=["required", "best", "confined"])
+    parser.add_argument("--soak", type=int, metavar="N", help="instead: run N programs and show what grew")
+    args = parser.parse_args()
+    asyncio.run(soak(args.soak, args.isolation) if args.soak else table(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""What this machine offers, found out by trying it. The model behind `toolyard doctor`; it prints nothing.
+
+Kernel features are tried one by one in processes of their own, each language's self test is run in a real sandbox, and
+optional packages are imported in a fresh interpreter: what is called fine here has just worked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from toolyard import __version__, settings
+from toolyard.cli.outcomes import duration, ending, telling_line
+from toolyard.cli.remedies import Host, kernel_remedy
+from toolyard.errors import SandboxError, ToolchainMissingError, ToolyardError
+from toolyard.sandbox import languages
+from toolyard.sandbox.isolation import Grants, Level, probe
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import Limits, Program
+from toolyard.sandbox.toolchains import PACKAGES, Language, Toolchain
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "server": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "ray": ("ray",),
+    "mcp": ("mcp",),
+    "hf": ("torch", "transformers"),
+    "viewer": ("textual",),
+    "trl": ("trl",),
+    "verl": ("verl",),
+}
+"""Modules of each extra of pyproject.toml that a user may want."""
+
+_SELF_TEST_LIMITS = Limits(run_seconds=30, compile_seconds=60)
+_IMPORT_SECONDS = 120.0
+"""A first import of torch from a cold disk takes long; for ever it must not."""
+
+_TORCH = """
+import torch
+one = torch.ones(64, 64)
+assert (one @ one).sum().item() == 64**3, "torch cannot multiply"
+print(torch.__version__)
+"""
+_TORCH_GPU = """
+import torch
+assert torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU"
+for index in range(torch.cuda.device_count()):
+    one = torch.ones(64, 64, device=f"cuda:{index}")
+    assert (one @ one).sum().item() == 64**3, f"GPU {index} cannot multiply"
+print(torch.cuda.device_count())
+"""
+
+Tell = Callable[[str], None]
+
+
+class Status(StrEnum):
+    OK = "ok"
+    """Tried, and it works."""
+    MISSING = "missing"
+    """Not there, or not granted."""
+    BROKEN = "broken"
+    """It is there, but failed when tried."""
+
+
+class Group(StrEnum):
+    KERNEL = "kernel"
+    SANDBOX = "sandbox"
+    LANGUAGES = "languages"
+    EXTRAS = "extras"
+    HARDWARE = "hardware"
+
+
+class Check(BaseModel):
+    """One thing that was tried."""
+
+    model_config = ConfigDict(frozen=True)
+
+    group: Group
+    name: str
+    status: Status
+    detail: str
+    """What was seen: a version, a time, or the reason why not."""
+    remedy: str | None = None
+    """What to do about it, where something can be done."""
+
+
+class Report(BaseModel):
+    """Everything doctor found. `can_run` is the verdict: a Python program ran in the embedded sandbox."""
+
+    model_config = ConfigDict(frozen=True)
+
+    toolyard: str
+    system: str
+    processors: int
+    python: str
+    can_run: bool
+    isolation: Level | None
+    """The level that `isolation="best"` gives. None: the machine could not even be probed."""
+    memory_limit: str | None
+    """Who limits the memory of a whole process tree: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
+    checks: tuple[Check, ...]
+
+    def of(self, group: Group) -> list[Check]:
+        return [check for check in self.checks if check.group is group]
+
+
+async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> Report:
+    """Try everything. `tell` is given the name of what is being tried. What fails is a check, not an error."""
+    tell("what the kernel grants")
+    checks: list[Check] = []
+    grants = None
+    can_run = False
+    try:
+        grants = await probe(python)
+        checks += kernel_checks(grants, Host.read(root=grants.root))
+        checks += await _examine_sandbox(python, grants, tell)
+        can_run = any(check.name == "python" and check.status is Status.OK for check in checks)
+    except SandboxError as error:
+        remedy = "" if python is None else f"check --python {python}"
+        checks.append(Check(group=Group.SANDBOX, name="start", status=Status.BROKEN, detail=str(error), remedy=remedy))
+    for extra, modules in EXTRAS.items():
+        tell(f"the extra {extra}")
+        checks.append(await check_extra(extra, modules))
+    tell("torch and the GPU")
+    torch = await _check_torch()
+    checks += [torch, await _check_gpu(with_torch=torch.status is Status.OK)]
+    return Report(
+        toolyard=__version__,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        processors=len(os.sched_getaffinity(0)),
+        python=f"{grants.python.version} ({grants.python.executable})" if grants else platform.python_version(),
+        can_run=can_run,
+        isolation=grants.level if grants else None,
+        memory_limit=grants.memory_limit if grants else None,
+        checks=tuple(checks),
+    )
+
+
+# Kernel ---------------------------------------------------------------------------------------------------------------
+
+
+def kernel_checks(grants: Grants, host: Host) -> list[Check]:
+    """One check for each feature that was probed. As an ordinary user, a user id per program is nothing to miss."""
+    details = {"landlock": f"ABI {grants.landlock_abi}", "cgroup": f"v{grants.cgroup[0]}" if grants.cgroup else ""}
+    checks: list[Check] = []
+    for feature, reason in grants.features.items():
+        if feature == "own user id" and not grants.root:
+            continue
+        status = Status.MISSING if reason else Status.OK
+        remedy = kernel_remedy(feature, reason, host) if reason else None
+        detail = reason or details.get(feature) or "works"
+        checks.append(Check(group=Group.KERNEL, name=feature, status=status, detail=detail, remedy=remedy))
+    return checks
+
+
+# Sandbox and languages ------------------------------------------------------------------------------------------------
+
+
+async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> list[Check]:
+    tell("the embedded sandbox")
+    started = time.monotonic()
+    async with LocalSandbox(python=python) as sandbox:
+        opened = duration(time.monotonic() - started)
+        checks = [Check(group=Group.SANDBOX, name="start", status=Status.OK, detail=f"ready in {opened}")]
+        checks.append(await _check_speed(sandbox))
+        checks.append(await _check_session(sandbox))
+        # The sandbox runs as many at a time as it has workers; the others wait, and their own time does not run.
+        async with asyncio.TaskGroup() as group:
+            tried = [group.create_task(_check_language(sandbox, grants, row, tell)) for row in languages.ALL]
+        return checks + [task.result() for task in tried]
+
+
+async def _check_speed(sandbox: LocalSandbox) -> Check:
+    times: list[float] = []
+    for _ in range(9):
+        started = time.perf_counter()
+        await sandbox.run(Program("print(1)"))
+        times.append(time.perf_counter() - started)
+    median = duration(statistics.median(times))
+    return Check(group=Group.SANDBOX, name="speed", status=Status.OK, detail=f"a small Python program takes {median}")
+
+
+async def _check_session(sandbox: LocalSandbox) -> Check:
+    try:
+        async with sandbox.session() as session:
+            await session.run("a, b = 20, 22")
+            result = await session.run("print(a + b)")
+    except ToolyardError as error:
+        return Check(group=Group.SANDBOX, name="session", status=Status.BROKEN, detail=str(error))
+    if result.stdout != "42\n":
+        said = result.error.evalue if result.error else repr(result.stdout)
+        return Check(group=Group.SANDBOX, name="session", status=Status.BROKEN, detail=f"{result.verdict}: {said}")
+    return Check(group=Group.SANDBOX, name="session", status=Status.OK, detail="keeps its variables between cells")
+
+
+async def _check_language(sandbox: LocalSandbox, grants: Grants, row: Language, tell: Tell) -> Check:
+    def check(status: Status, detail: str, remedy: str | None = None) -> Check:
+        return Check(group=Group.LANGUAGES, name=row.name, status=status, detail=detail, remedy=remedy)
+
+    try:
+        toolchain = languages.resolve(row, settings.search_path())
+    except ToolchainMissingError:
+        return check(Status.MISSING, "no toolchain", toolchain_remedy(row))
+    program = Program(row.self_test, row.name, stdin=languages.SELF_TEST_STDIN)
+    try:
+        execution = await sandbox.run(program, _SELF_TEST_LIMITS)
+    except ToolyardError as error:
+        return check(Status.BROKEN, str(error))
+    tell(row.title)
+    version = f"Python {grants.python.version}" if row.name == "python" else await _version(toolchain)
+    if execution.ok and execution.run and execution.run.stdout_bytes == languages.SELF_TEST_STDOUT:
+        return check(Status.OK, f"{version}, self test in {duration(execution.wall_seconds)}")
+    how, said = ending(execution, _SELF_TEST_LIMITS), telling_line(execution)
+    return check(Status.BROKEN, f"{version}, self test: {how}" + (f", {said}" if said else ""))
+
+
+async def _version(toolchain: Toolchain) -> str:
+    return await asyncio.to_thread(languages.probe_version, toolchain) or "unknown version"
+
+
+def toolchain_remedy(row: Language) -> str:
+    """How to install the toolchain that is preferred for a language."""
+    way = row.ways[0]
+    absent = [name for name in way.needs if not shutil.which(name, path=settings.search_path())] or [way.needs[0]]
+    packages = list(dict.fromkeys(PACKAGES.get(name, name) for name in absent))
+    addresses = [package for package in packages if "://" in package]
+    return f"see {addresses[0]}" if addresses else f"apt-get install {' '.join(packages)}"
+
+
+# Optional packages and hardware ---------------------------------------------------------------------------------------
+
+
+async def check_extra(extra: str, modules: tuple[str, ...]) -> Check:
+    def check(status: Status, detail: str) -> Check:
+        remedy = None if status is Status.OK else f"pip install 'toolyard[{extra}]'"
+        return Check(group=Group.EXTRAS, name=extra, status=status, detail=detail, remedy=remedy)
+
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    if absent:
+        return check(Status.MISSING, f"not installed: {', '.join(absent)}")
+    worked, said = await _python(f"import {', '.join(modules)}")
+    if not worked:
+        return check(Status.BROKEN, f"import fails: {said}")
+    return check(Status.OK, ", ".join(f"{module} {_installed_version(module)}" for module in modules))
+
+
+def _installed_version(module: str) -> str:
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+async def _check_torch() -> Check:
+    def check(status: Status, detail: str, remedy: str | None = None) -> Check:
+        return Check(group=Group.HARDWARE, name="torch", status=status, detail=detail, remedy=remedy)
+
+    if importlib.util.find_spec("torch") is None:
+        return check(Status.MISSING, "not installed; the sandbox does not need it", "pip install 'toolyard[hf]'")
+    worked, said = await _python(_TORCH)
+    return check(Status.OK, f"{said}, computes") if worked else check(Status.BROKEN, said, "reinstall torch")
+
+
+async def _check_gpu(*, with_torch: bool) -> Check:
+    def check(status: Status, detail: str, remedy: str | None = None) -> Check:
+        return Check(group=Group.HARDWARE, name="gpu", status=status, detail=detail, remedy=remedy)
+
+    tool = shutil.which("nvidia-smi", path=settings.search_path())
+    listed, said = (False, "nvidia-smi is not installed")
+    if tool is not None:
+        query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+        listed, said = await _try(tool, *query, seconds=30)
+    gpus = "; ".join(line.strip() for line in said.splitlines())
+    if not with_torch:
+        return check(Status.OK, f"{gpus} (not tried: no torch)") if listed else check(Status.MISSING, f"none: {gpus}")
+    computes, complaint = await _python(_TORCH_GPU)
+    if computes:
+        return check(Status.OK, f"{gpus if listed else f'{complaint} seen by torch'}, torch computes on it")
+    if listed:
+        return check(
+            Status.BROKEN, f"{gpus}, but {complaint}", "install the torch build for this driver's CUDA version"
+        )
+    return check(Status.MISSING, f"none: {gpus}")
+
+
+async def _python(code: str) -> tuple[bool, str]:
+    return await _try(sys.executable, "-c", code, seconds=_IMPORT_SECONDS)
+
+
+async def _try(*command: str, seconds: float) -> tuple[bool, str]:
+    """Whether `command` succeeded, and what it printed; if not, the last line of its complaint."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        return False, f"{command[0]}: {error.strerror}"
+    try:
+        async with asyncio.timeout(seconds):
+            printed, complaint = await process.communicate()
+    except TimeoutError:
+        return False, f"no answer within {seconds:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    output = printed.decode("utf-8", "replace").strip()
+    if process.returncode == 0:
+        return True, output
+    lines = (complaint.decode("utf-8", "replace").strip() or output).splitlines()
+    return False, lines[-1] if lines else f"exit code {process.returncode}"

@@ -1,0 +1,41 @@
+"""One sandbox for each level, shared by all attacks: what one of them breaks, the next one finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from toolyard.sandbox.isolation import Level
+from toolyard.sandbox.local import LocalSandbox
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def best() -> AsyncIterator[LocalSandbox]:
+    """The best this machine grants."""
+    async with LocalSandbox(workers=2) as sandbox:
+        yield sandbox
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def confined() -> AsyncIterator[LocalSandbox]:
+    """As in a container with the default profile: no namespaces."""
+    async with LocalSandbox(workers=2, isolation="confined") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def sandbox(best: LocalSandbox) -> LocalSandbox:
+    """For claims of full isolation. Tests with it are marked `kernel("namespaces")`."""
+    if best.level is not Level.FULL:
+        reason = f"this machine grants only {best.level.value!r}: {best.grants.missing}"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    return best
+
+
+@pytest.fixture(params=["best", "confined"])
+def any_level(request: pytest.FixtureRequest) -> LocalSandbox:
+    """For claims that hold wherever programs run at all."""
+    return request.getfixturevalue(request.param)

@@ -1,0 +1,182 @@
+"""A program that wants all the memory gets its limit, whichever way it asks."""
+
+from __future__ import annotations
+
+import pytest
+from hostile import run
+
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import MIB, Verdict
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.kernel("namespaces")]
+
+HUNGRY = {
+    "heap": """
+        hoard = []
+        while True:
+            hoard.append(bytearray(b"x") * (1 << 20))
+        """,
+    "private mapping": """
+        import mmap
+        hoard = []
+        while True:
+            area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            area.write(b"x" * (4 << 20))
+            hoard.append(area)
+        """,
+    "shared mapping": """
+        import mmap
+        hoard = []
+        while True:
+            area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            area.write(b"x" * (4 << 20))
+            hoard.append(area)
+        """,
+    "shared mapping, let go of": """
+        import mmap
+        hoard = []
+        while True:
+            area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            area.write(b"x" * (4 << 20))
+            area.madvise(mmap.MADV_DONTNEED)
+            hoard.append(area)
+        """,
+    "shared mapping, let go of by a process that hides its maps": """
+        import ctypes, mmap
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+        hoard = []
+        while True:
+            area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            area.write(b"x" * (4 << 20))
+            area.madvise(mmap.MADV_DONTNEED)
+            hoard.append(area)
+        """,
+    "shared mappings, let go of by many processes that each stay small": """
+        import mmap, os, time
+        while True:
+            if os.fork() == 0:
+                area = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+                for at in range(0, 64 << 20, 1 << 20):
+                    area[at : at + (1 << 20)] = b"x" * (1 << 20)
+                area.madvise(mmap.MADV_DONTNEED)
+                time.sleep(60)
+            time.sleep(0.02)
+        """,
+    "page tables": """
+        import mmap
+        while True:
+            area = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+            for at in range(0, 1 << 40, 2 << 20):
+                area[at]
+        """,
+    "many processes": """
+        import os, time
+        while True:
+            if os.fork() == 0:
+                hoard = bytearray(b"x") * (16 << 20)
+                time.sleep(60)
+            time.sleep(0.01)
+        """,
+    "grandchildren of a quiet parent": """
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", "import os\\nif os.fork() == 0:\\n a = []\\n"
+                        " while True: a.append(bytearray(b'x') * (1 << 20))\\nelse: import time; time.sleep(60)"])
+        """,
+}
+
+
+@pytest.mark.parametrize("way", HUNGRY)
+async def test_hunger_by(sandbox: LocalSandbox, way: str) -> None:
+    execution = await run(sandbox, HUNGRY[way])
+    assert execution.verdict is Verdict.MEMORY_EXCEEDED
+    assert execution.run
+    assert execution.run.max_memory_bytes < 192 * MIB + 192 * MIB  # a sampled limit may be passed, but not by far
+
+
+async def test_memory_of_files_without_a_name_is_counted_or_refused(sandbox: LocalSandbox) -> None:
+    execution = await run(
+        sandbox,
+        """
+        import os, sys
+        try:
+            handle = os.memfd_create("hoard")
+        except OSError:
+            sys.exit(7)
+        while True:
+            os.write(handle, b"x" * (1 << 20))
+        """,
+    )
+    assert execution.verdict is Verdict.MEMORY_EXCEEDED or execution.exit_code == 7
+
+
+async def test_memory_of_files_in_every_writable_directory_is_counted(sandbox: LocalSandbox) -> None:
+    execution = await run(
+        sandbox,
+        """
+        import os
+        for number in range(100):
+            for place in ("/sandbox", "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/data"):
+                with open(f"{place}/{number}", "wb") as file:
+                    file.write(b"x" * (4 << 20))
+        """,
+        disk_bytes=256 * MIB,
+        memory_bytes=64 * MIB,
+    )
+    assert execution.verdict is Verdict.MEMORY_EXCEEDED
+
+
+async def test_memory_in_socket_buffers_is_bounded(sandbox: LocalSandbox) -> None:
+    """Kernel memory on a program's behalf: 64 processes × 512 sockets × 200 KiB would be 6 GiB."""
+    execution = await run(
+        sandbox,
+        """
+        import os, socket, time
+        for _ in range(32):
+            if os.fork() == 0:
+                pairs = []
+                try:
+                    while True:
+                        left, right = socket.socketpair()
+                        pairs.append((left, right))
+                        for end in (left, right):
+                            end.setblocking(False)
+                            try:
+                                while True:
+                                    end.send(b"x" * 65536)
+                            except BlockingIOError:
+                                pass
+                except OSError:
+                    time.sleep(60)
+        time.sleep(60)
+        """,
+    )
+    assert execution.verdict is Verdict.MEMORY_EXCEEDED
+
+
+async def test_output_of_a_program_that_ran_out_of_memory_is_kept(sandbox: LocalSandbox) -> None:
+    execution = await run(sandbox, "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * 1000000)")
+    assert execution.verdict is Verdict.MEMORY_EXCEEDED
+    assert execution.stdout == "before\n"
+
+
+async def test_a_limit_smaller_than_the_interpreter_is_a_verdict(sandbox: LocalSandbox) -> None:
+    execution = await run(sandbox, "a = bytearray(b'x') * (8 << 20)", memory_bytes=1 * MIB)
+    assert execution.verdict in (Verdict.MEMORY_EXCEEDED, Verdict.FAILED)
+
+
+async def test_hunger_of_one_program_does_not_touch_its_neighbour(sandbox: LocalSandbox) -> None:
+    import asyncio
+
+    async with asyncio.TaskGroup() as group:
+        hungry = group.create_task(run(sandbox, HUNGRY["heap"]))
+        modest = group.create_task(run(sandbox, "a = bytearray(b'x') * (64 << 20); import time; time.sleep(1); print(1)"))
+    assert hungry.result().verdict is Verdict.MEMORY_EXCEEDED
+    assert modest.result().stdout == "1\n"
+
+
+async def test_the_next_program_has_its_own_limit_again(sandbox: LocalSandbox) -> None:
+    for memory in (64, 192, 64):
+        execution = await run(sandbox, HUNGRY["heap"], memory_bytes=memory * MIB)
+        assert execution.verdict is Verdict.MEMORY_EXCEEDED
+        assert execution.run
+        assert 16 * MIB < execution.run.max_memory_bytes < 2 * memory * MIB
