@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hostile import run
 
@@ -54,13 +56,27 @@ HUNGRY = {
     "shared mappings, let go of by many processes that each stay small": """
         import mmap, os, time
         while True:
+            done_read, done_write = os.pipe()
             if os.fork() == 0:
                 area = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
                 for at in range(0, 64 << 20, 1 << 20):
                     area[at : at + (1 << 20)] = b"x" * (1 << 20)
-                area.madvise(mmap.MADV_DONTNEED)
+                    area.madvise(mmap.MADV_DONTNEED)
+                os.write(done_write, b".")
                 time.sleep(60)
-            time.sleep(0.02)
+            os.read(done_read, 1)
+        """,
+    "shared mapping under a name of its own, let go of": """
+        import ctypes, mmap
+        libc = ctypes.CDLL(None)
+        hoard = []
+        while True:
+            area = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+            libc.prctl(0x53564d41, 0, ctypes.c_void_p(start), ctypes.c_size_t(4 << 20), b"innocent")
+            area.write(b"x" * (4 << 20))
+            area.madvise(mmap.MADV_DONTNEED)
+            hoard.append(area)
         """,
     "page tables": """
         import mmap
@@ -99,11 +115,12 @@ async def test_memory_of_files_without_a_name_is_counted_or_refused(sandbox: Loc
         """
         import os, sys
         try:
-            handle = os.memfd_create("hoard")
+            handles = [os.memfd_create(f"hoard {number}") for number in range(100)]
         except OSError:
             sys.exit(7)
         while True:
-            os.write(handle, b"x" * (1 << 20))
+            for handle in handles:
+                os.write(handle, b"x" * (1 << 20))
         """,
     )
     assert execution.verdict is Verdict.MEMORY_EXCEEDED or execution.exit_code == 7
@@ -126,7 +143,7 @@ async def test_memory_of_files_in_every_writable_directory_is_counted(sandbox: L
 
 
 async def test_memory_in_socket_buffers_is_bounded(sandbox: LocalSandbox) -> None:
-    """Kernel memory on a program's behalf: 64 processes × 512 sockets × 200 KiB would be 6 GiB."""
+    """Kernel memory on a program's behalf: 64 processes × 512 sockets × 8 MiB would be all there is."""
     execution = await run(
         sandbox,
         """
@@ -139,6 +156,7 @@ async def test_memory_in_socket_buffers_is_bounded(sandbox: LocalSandbox) -> Non
                         left, right = socket.socketpair()
                         pairs.append((left, right))
                         for end in (left, right):
+                            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
                             end.setblocking(False)
                             try:
                                 while True:
@@ -165,8 +183,6 @@ async def test_a_limit_smaller_than_the_interpreter_is_a_verdict(sandbox: LocalS
 
 
 async def test_hunger_of_one_program_does_not_touch_its_neighbour(sandbox: LocalSandbox) -> None:
-    import asyncio
-
     async with asyncio.TaskGroup() as group:
         hungry = group.create_task(run(sandbox, HUNGRY["heap"]))
         modest = group.create_task(run(sandbox, "a = bytearray(b'x') * (64 << 20); import time; time.sleep(1); print(1)"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -47,7 +48,7 @@ async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[Tou
     """Run the stops and print them; returns the exit status: 1 if one ended otherwise than expected."""
     started = time.monotonic()
     visits: list[Visit] = []
-    with console.status("starting the sandbox"):
+    with console.status("starting the sandbox") as status:
         async with LocalSandbox(config) as sandbox:
             opened = time.monotonic() - started
             level, memory_limit = sandbox.level, sandbox.grants.memory_limit
@@ -55,8 +56,9 @@ async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[Tou
                 f"[bold]A tour of the sandbox[/], open after {duration(opened)}, isolation [bold]{level}[/].\n"
             )
             for number, stop in enumerate(stops, 1):
-                console.print(f"{number:>3}  [bold]{escape(stop.title)}[/]  [dim]{escape(stop.story)}[/]")
+                status.update(f"{number} of {len(stops)}: {escape(stop.title)}")
                 visits.append(await _visit(sandbox, stop))
+                console.print(f"{_mark(visits[-1])} [bold]{escape(stop.title)}[/]  [dim]{escape(stop.story)}[/]")
     console.print()
     console.print(_table(visits))
     _conclude(visits, console, f"isolation {level}, memory limited by {memory_limit}", time.monotonic() - started)
@@ -75,9 +77,9 @@ async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
 
 
 def _table(visits: Sequence[Visit]) -> Table:
-    table = Table(title="What became of them", title_justify="left", header_style="bold")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("")
-    table.add_column("Program", no_wrap=True)
+    table.add_column("Program", min_width=12)
     table.add_column("Language", no_wrap=True)
     table.add_column("Verdict", no_wrap=True)
     table.add_column("Time", justify="right", no_wrap=True)
@@ -100,15 +102,15 @@ def _outcome(visit: Visit) -> tuple[str, str, str]:
         if visit.passed_over:
             return "[dim]not run[/]", "", f"[dim]{escape(visit.passed_over)}[/]"
         return "[bold red]our failure[/]", "", escape(visit.failure)
-    verdict = f"[{_COLOURS.get(execution.verdict, _STOPPED)}]{execution.verdict.value}[/]"
-    if not visit.as_expected:
-        verdict += f" [bold red](not {visit.stop.expected.value})[/]"
+    colour = _COLOURS.get(execution.verdict, _STOPPED) if visit.as_expected else "bold red"
+    verdict = f"[{colour}]{execution.verdict.value}[/]"
     said = telling_line(execution)
     if execution.verdict in (Verdict.OK, Verdict.FAILED, Verdict.COMPILE_FAILED):
         story = said or ending(execution, visit.stop.limits)
     else:
-        story = ending(execution, visit.stop.limits) + (f", having said: {said}" if said else "")
-    return verdict, duration(execution.wall_seconds), escape(story)
+        story = ending(execution, visit.stop.limits) + (f", had said: {said}" if said else "")
+    surprise = "" if visit.as_expected else f"[bold red]should have been {visit.stop.expected.value}[/]: "
+    return verdict, duration(execution.wall_seconds), surprise + escape(story)
 
 
 def _conclude(visits: Sequence[Visit], console: Console, walls: str, seconds: float) -> None:

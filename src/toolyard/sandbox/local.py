@@ -6,6 +6,7 @@ Not covered: bugs of the kernel itself. For programs written by hostile humans p
 
 from __future__ import annotations
 
+import logging
 import marshal
 import os
 import shutil
@@ -29,13 +30,15 @@ from .isolation import Level, choose_level, probe
 from .jail import zygote_config
 from .pool import Pool, Slots
 from .protocol import MIB, Execution, Limits, Program, Verdict
-from .requests import header_of, stage_result, unpack_files
+from .requests import as_bytes, header_of, stage_result, unpack_files
 from .routing import LIGHT, choose_profile
 from .session import LocalSession
 from .toolchains import Toolchain
 from .zygote import Reply, Worker, Zygote
 
+_log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()
+MAX_PROGRAM_BYTES = 256 * MIB
 SESSION = "session"
 """The profile of sessions: its zygote also has what a notebook cell needs."""
 
@@ -109,6 +112,8 @@ class LocalSandbox:
     async def __aenter__(self) -> Self:
         self.grants = await probe(self.config.python)
         self.level = choose_level(self.grants, self.config.isolation)
+        if self.level is not Level.FULL:
+            _log.warning("programs run at isolation level %r, not 'full'; see `toolyard doctor`", self.level.value)
         self._host_directory = None
         if self.level in (Level.CONFINED, Level.NONE):
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")
@@ -173,6 +178,7 @@ class LocalSandbox:
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         limits = limits or _DEFAULT_LIMITS
+        _refuse_oversize(program)
         language = languages.find_language(program.language)
         try:
             if language.name == "python":
@@ -181,8 +187,10 @@ class LocalSandbox:
                 jailed = self.level in (Level.FULL, Level.NAMESPACES)
                 toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
                 execution = await self._run_with(toolchain, program, limits, start_within)
-        except SandboxError:
+        except SandboxError as error:
             self._executions["error"] += 1
+            if not self._opened:
+                raise SandboxClosedError("the sandbox was closed while the program ran") from error
             raise
         self._executions[execution.verdict.value] += 1
         return execution
@@ -209,7 +217,7 @@ class LocalSandbox:
     async def _run_with(
         self, toolchain: Toolchain, program: Program, limits: Limits, start_within: float | None
     ) -> Execution:
-        files = {toolchain.source_name: program.code.encode("utf-8", "surrogateescape"), **program.files}
+        files = {toolchain.source_name: as_bytes(program.code), **program.files}
         build, cached, queued = None, False, 0.0
         if toolchain.compile_argv:
             build, cached, queued = await self._build(toolchain, program, files, limits, start_within)
@@ -274,9 +282,9 @@ class LocalSandbox:
         stdin = program.stdin or b""
         parts = [
             marshal.dumps(meta, 4),
-            code.encode("utf-8", "surrogateescape"),
+            as_bytes(code),
             b"".join(files.values()),
-            stdin.encode() if isinstance(stdin, str) else stdin,
+            as_bytes(stdin) if isinstance(stdin, str) else stdin,
             marshal.dumps(list(program.fetch_files), 4) if program.fetch_files else b"",
         ]
         reply = await worker.request(header_of(operation, limits, seconds, parts), parts, seconds)
@@ -347,6 +355,12 @@ class LocalSandbox:
     def process_ids(self) -> Mapping[str, int]:
         """Zygotes' pids by profile, for those who watch or test them."""
         return {name: zygote.pid for name, zygote in self._pool.zygotes.items()}
+
+
+def _refuse_oversize(program: Program) -> None:
+    size = len(program.code) + len(program.stdin or "") + sum(map(len, program.files.values()))
+    if size > MAX_PROGRAM_BYTES:
+        raise ProgramError(f"code, stdin and files are {size} bytes together; at most {MAX_PROGRAM_BYTES} can be sent")
 
 
 def _manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:

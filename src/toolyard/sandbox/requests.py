@@ -20,6 +20,11 @@ _REASONS = {
 }
 
 
+def as_bytes(text: str) -> bytes:
+    """UTF-8. Lone surrogates, which JSON can carry, become bytes that a reader will find invalid, as they are."""
+    return text.encode("utf-8", "surrogatepass")
+
+
 def header_of(operation: int, limits: Limits, seconds: float, parts: Sequence[bytes]) -> bytes:
     return frames.REQUEST.pack(
         operation,

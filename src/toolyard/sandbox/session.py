@@ -13,7 +13,7 @@ from toolyard.errors import ProgramError, SessionLostError
 from .guest import frames
 from .pool import Slots
 from .protocol import CellError, CellResult, Limits, Verdict
-from .requests import header_of, unpack_files, verdict_of
+from .requests import as_bytes, header_of, unpack_files, verdict_of
 from .zygote import Reply, Worker
 
 _FILES_SECONDS = 30.0
@@ -48,7 +48,7 @@ class LocalSession:
         async with self._turn:
             await self._slots.take(None)
             try:
-                parts = [marshal.dumps(((), {}, ()), 4), code.encode("utf-8", "surrogateescape"), b"", b"", b""]
+                parts = [marshal.dumps(((), {}, ()), 4), as_bytes(code), b"", b"", b""]
                 reply = await self._ask(frames.CELL, parts, seconds)
             finally:
                 self._slots.give()

@@ -17,7 +17,7 @@ from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 
-from .guest import frames
+from .guest import cgroups, frames
 from .isolation import GUEST_MAIN
 
 _START_SECONDS = 60.0
@@ -312,4 +312,6 @@ class Zygote:
                 self._loop.remove_reader(handle)
                 os.close(handle)
         self._process.wait()
+        if self._config["cgroup"]:
+            cgroups.sweep(self._config["cgroup"][1])  # in case it was killed before it could tidy up
         self._complaints.close()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 
 from .watch import Cgroup
 
-_FILES = {1: ("memory.limit_in_bytes", "memory.oom_control"), 2: ("memory.max", "memory.events")}
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.usage_in_bytes", "memory.stat"),
+    2: ("memory.max", "memory.events", "memory.current", "memory.stat"),
+}
+_NAME = "toolyard-"
 _PIDS_MAX = 4096
 """A ceiling for the whole worker; each program's own, lower limit is an rlimit."""
 
@@ -48,8 +53,9 @@ class Group:
             write(f"{directory}/cgroup.procs", "0")
 
     def for_worker(self) -> Cgroup:
-        limit, events = (f"{self.path}/{name}" for name in _FILES[self._version])
-        return Cgroup(os.open(limit, os.O_RDWR | os.O_CLOEXEC), os.open(events, os.O_RDONLY | os.O_CLOEXEC))
+        limit, *others = (f"{self.path}/{name}" for name in _FILES[self._version])
+        handles = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in others]
+        return Cgroup(os.open(limit, os.O_RDWR | os.O_CLOEXEC), *handles)
 
     def remove(self) -> None:
         remove(self._directories)
@@ -61,7 +67,8 @@ class Parent:
     def __init__(self, config: tuple[int, list[str]]) -> None:
         self._version, bases = config
         self._count = 0
-        self._directories = [f"{base}/toolyard-{os.getpid()}" for base in bases]
+        sweep(bases)
+        self._directories = [f"{base}/{_NAME}{os.getpid()}" for base in bases]
         for directory in self._directories:
             os.makedirs(directory, exist_ok=True)
             if self._version == 2:
@@ -79,6 +86,16 @@ class Parent:
             with contextlib.suppress(OSError):
                 remove([entry.path for entry in os.scandir(directory) if entry.is_dir()])
         remove(self._directories)
+
+
+def sweep(bases: Sequence[str]) -> None:
+    """Remove what zygotes left that were killed together with their host. Groups still in use cannot be removed."""
+    for base in bases:
+        for name in os.listdir(base):
+            pid = name.removeprefix(_NAME)
+            if name.startswith(_NAME) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                inner = [entry.path for entry in os.scandir(f"{base}/{name}") if entry.is_dir()]
+                remove([*inner, f"{base}/{name}"])
 
 
 def group_files(directories: list[str], name: int, file: str) -> list[str]:

@@ -54,14 +54,14 @@ _ABSENT: dict[str, tuple[int, int]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435),
 }  # fmt: skip
 _MEMFD_CREATE = (319, 279)
-_CLONE, _SOCKET, _IOCTL = (56, 220), (41, 198), (16, 29)
+_CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
 _PRLIMIT64, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (203, 122), (141, 140)
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NUMBER, _ARCH = 0, 4
-_AF_UNIX = 1
+_AF_UNIX, _SOL_SOCKET, _SO_SNDBUF = 1, 1, 7
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 Instruction = tuple[int, int, int, int]
@@ -83,10 +83,17 @@ def _only_zero(index: int) -> list[Instruction]:
 
 def _special_cases() -> dict[tuple[int, int], list[Instruction]]:
     refuse, allow = (_RETURN, 0, 0, _error(errno.EPERM)), (_RETURN, 0, 0, _ALLOW)
+    # "Network is unreachable" is what a program on an unplugged machine would see, and what its author understands.
+    local = [_argument(0), (_JUMP_EQUAL, 0, 1, _AF_UNIX), allow, (_RETURN, 0, 0, _error(errno.ENETUNREACH))]
     return {
         _CLONE: [_argument(0), (_JUMP_SET, 0, 1, NAMESPACES | CLONE_NEWCGROUP), refuse, allow],
-        # "Network is unreachable" is what a program on an unplugged machine would see, and what its author understands.
-        _SOCKET: [_argument(0), (_JUMP_EQUAL, 0, 1, _AF_UNIX), allow, (_RETURN, 0, 0, _error(errno.ENETUNREACH))],
+        _SOCKET: local,
+        _SOCKETPAIR: local,
+        # A larger buffer is a wish that may go unheard, and ours does: what sits in sockets is no process's memory.
+        _SETSOCKOPT: [
+            _argument(1), (_JUMP_EQUAL, 0, 3, _SOL_SOCKET), _argument(2), (_JUMP_EQUAL, 0, 1, _SO_SNDBUF),
+            (_RETURN, 0, 0, _error(0)), allow,
+        ],
         _IOCTL: [_argument(1), (_JUMP_EQUAL, 1, 0, _TIOCSTI), (_JUMP_EQUAL, 0, 1, _TIOCLINUX), refuse, allow],
         # Reading another process's limits (a null new limit) does no harm; setting them would poison the worker.
         _PRLIMIT64: [

@@ -1,12 +1,13 @@
 """Limits of a whole process tree: memory, processor time, disk.
 
-With a cgroup the kernel enforces memory, and this only reads what happened. Without one the worker samples the tree
-every few milliseconds, counts also what hides from resident size (files in memory, shared mappings that were let go),
-and kills at the limit.
+Sampled every few milliseconds once a program runs longer than that. With a cgroup the kernel counts memory, and this
+reads its books. Without one the worker looks at the tree itself, counts also what hides from resident size (files in
+memory, shared mappings that were let go, page tables, what sits in sockets), and kills at the limit.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import time
@@ -15,6 +16,12 @@ from typing import Any
 from . import frames
 
 TICK = 0.02
+SLOW_TICK = 0.1
+"""Where a sample means walking a directory tree."""
+OWN_MEMORY = 8 << 20
+"""What the worker itself may hold inside its group besides the program."""
+CEILING = 128 << 20
+"""How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -22,10 +29,12 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Cgroup:
     """The worker's own memory group, by files opened before it was jailed."""
 
-    def __init__(self, limit: int, events: int) -> None:
+    def __init__(self, limit: int, events: int, usage: int, statistics: int) -> None:
         self._limit_file = limit
         self._events_file = events
-        self._limit = -1
+        self._usage_file = usage
+        self._statistics_file = statistics
+        self._limit = self._allowed = -1
         self._kills = self.kills()
 
     def kills(self) -> int:
@@ -36,10 +45,34 @@ class Cgroup:
         return 0
 
     def set_limit(self, size: int) -> None:
-        if size != self._limit:
+        """Allow `size`. The kernel's limit lies higher: it is there for growth between two samples.
+
+        At the kernel's limit everybody in the group stands still, this worker too, until its killer comes, which it
+        does one at a time for the whole machine. So sampling its books ends programs first, and in time.
+        """
+        self._allowed = size
+        ceiling = size + size // 4 + CEILING
+        if ceiling != self._limit:
+            os.pwrite(self._limit_file, b"%d" % ceiling, 0)
+            self._limit = ceiling
+        self._kills = self.kills()
+
+    def exceeded(self) -> bool:
+        """Whether more is held than allowed, not counting what the kernel could take back (cached files)."""
+        if int(os.pread(self._usage_file, 64, 0)) <= self._allowed:
+            return False
+        held = 0
+        for line in os.pread(self._statistics_file, 8192, 0).splitlines():
+            name, _, value = line.partition(b" ")
+            if name in (b"rss", b"anon", b"shmem"):
+                held += int(value)
+        return held > self._allowed
+
+    def lift_limit(self, size: int) -> None:
+        """For the worker's own copies of what goes in and out, which count here too."""
+        if size > self._limit:
             os.pwrite(self._limit_file, b"%d" % size, 0)
             self._limit = size
-        self._kills = self.kills()
 
     def killed(self) -> bool:
         return self.kills() != self._kills
@@ -50,40 +83,51 @@ class Watch:
 
     def __init__(self, cgroup: Cgroup | None, writable: list[str], disk_bytes: int, *, pidns: bool) -> None:
         self._cgroup = cgroup
-        self._disk = writable[0]
+        self._writable = writable
+        self._tick = TICK if pidns else SLOW_TICK
         self._disk_bytes = disk_bytes
         self._pidns = pidns
+        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
         self._cpu = 0.0
-        self.needed = False
+        self._by_looking = False
         self._next = 0.0
         self._cpu_before = 0.0
+
+    def make_room(self, size: int) -> None:
+        """Before the worker itself takes `size` bytes, while no program runs."""
+        if self._cgroup is not None:
+            self._cgroup.lift_limit(2 * size + OWN_MEMORY)
 
     def begin(self, header: tuple[Any, ...]) -> None:
         self._cpu, self._memory, self._space = header[2], header[3], header[7]
         if self._cgroup is not None:
-            self._cgroup.set_limit(self._memory)
-        by_sampling = self._pidns and self._cgroup is None
-        self.needed = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
-        if self.needed:
-            self._next = time.monotonic() + TICK
+            self._cgroup.set_limit(self._memory + OWN_MEMORY + sum(header[10:15]))
+        by_sampling = not self._pidns or self._cgroup is None
+        self._by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
+        self._next = time.monotonic() + self._tick
+        if self._by_looking:
             self._cpu_before = self._reaped_seconds()
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
         """Milliseconds to wait for events, and whether it is a sample, rather than the deadline, that then is due."""
         now = time.monotonic()
-        if self.needed and self._next < deadline:
+        if self._next < deadline:
             return max(self._next - now, 0.0) * 1000, True
         return max(deadline - now, 0.0) * 1000, False
 
     def check(self) -> int:
         """Take a sample. Returns the reason to stop, or -1."""
-        self._next = time.monotonic() + TICK
-        space = os.statvfs(self._disk)
-        used = (space.f_blocks - space.f_bfree) * space.f_frsize
-        if used > self._space and self._pidns:
+        if self._cgroup is not None and (self._cgroup.killed() or self._cgroup.exceeded()):
+            return frames.MEMORY_EXCEEDED
+        self._next = time.monotonic() + self._tick
+        if not self._by_looking:
+            return -1
+        used = self._used()
+        if used > self._space:
             return frames.DISK_EXCEEDED
-        if not self._pidns:
+        if not self._pidns:  # /proc is closed to us: per-process limits must do
             return -1
         memory, seconds = self._sample()
         if self._cgroup is None and memory + used > self._memory and self._exact_memory() + used > self._memory:
@@ -92,8 +136,16 @@ class Watch:
             return frames.CPU_EXCEEDED
         return -1
 
-    def verdict(self, cpu: float) -> int:
-        """The reason for an end that looked like the program's own."""
+    def _used(self) -> int:
+        if self._pidns:
+            space = os.statvfs(self._writable[0])
+            return (space.f_blocks - space.f_bfree) * space.f_frsize
+        return sum(map(_tree_bytes, self._writable))
+
+    def verdict(self, cpu: float, peak: int = 0) -> int:
+        """The reason for an end that looked like the program's own. `peak`: the largest resident size of a process."""
+        if peak > self._memory + self._inherited:  # came and went between two samples
+            return frames.MEMORY_EXCEEDED
         if self._cgroup is not None and self._cgroup.killed():
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and cpu >= self._cpu:
@@ -105,9 +157,10 @@ class Watch:
         return usage.ru_utime + usage.ru_stime
 
     def _sample(self) -> tuple[int, float]:
-        """Resident bytes (an upper bound: shared pages count once per process) and processor seconds of the tree."""
-        pages, ticks = 0, 0
-        for pid in _processes():
+        """Bytes (an upper bound: shared pages count once per process) and processor seconds of the tree."""
+        pages = ticks = span = 0
+        processes = _processes()
+        for pid in processes:
             try:
                 with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
                     fields = file.read(1024).rpartition(b")")[2].split()
@@ -115,16 +168,30 @@ class Watch:
                 continue
             ticks += sum(map(int, fields[11:15]))
             pages += int(fields[21])
-            if int(fields[20]) > self._memory:  # its address space alone is larger than the limit: look closer
-                pages += _let_go_shared(pid) // _PAGE
-        return pages * _PAGE, ticks / _TICKS_PER_SECOND + self._reaped_seconds() - self._cpu_before
+            span += int(fields[20])
+        memory = pages * _PAGE
+        if self._cgroup is None:
+            # More address space than memory: look for what hides there.
+            memory += _in_sockets() + (_beyond_resident(processes) if span > self._memory else 0)
+        return memory, ticks / _TICKS_PER_SECOND + self._reaped_seconds() - self._cpu_before
 
     def _exact_memory(self) -> int:
         """Proportional sizes: pages shared with siblings and with the zygote count in part. Costs more; asked late."""
-        total = 0
-        for pid in _processes():
-            total += _proportional(pid) + _let_go_shared(pid)
-        return total
+        processes = _processes()
+        return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
+
+
+def _tree_bytes(path: str) -> int:
+    total, folders = 0, [path]
+    while folders:
+        try:
+            for entry in os.scandir(folders.pop()):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+        except OSError:
+            continue  # it changes under our eyes
+    return total
 
 
 def _processes() -> list[str]:
@@ -132,29 +199,77 @@ def _processes() -> list[str]:
 
 
 def _proportional(pid: str) -> int:
+    """Without files in memory and shared mappings, which are counted elsewhere and once."""
+    sizes: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
-            for line in file.read(4096).splitlines():
-                if line.startswith(b"Pss:"):
-                    return int(line.split()[1]) * 1024
+            for line in file.read(4096).splitlines()[1:]:
+                name, size, *_ = line.split()
+                sizes[name] = int(size) * 1024
     except OSError:
-        pass
-    try:  # hidden by the process itself: then all of it counts
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            return int(file.read(256).split()[1]) * _PAGE
-    except OSError:
-        return 0
+        return 0  # gone, or hidden: `_beyond_resident` counts all of such a one
+    return sizes[b"Pss:"] - sizes.get(b"Pss_Shmem:", 0)
 
 
-def _let_go_shared(pid: str) -> int:
-    """Size of shared anonymous mappings: their pages stay in memory even when the process no longer maps them in."""
+def _beyond_resident(processes: list[str]) -> int:
+    """What resident sizes leave out, whole: shared mappings, page tables, and the kernel's records of mappings.
+
+    Pages of a shared mapping stay in memory when the process lets go of them. A process that hides its mappings from us
+    counts with all its address space.
+    """
     total = 0
+    shared: dict[tuple[bytes, bytes], int] = {}
+    for pid in processes:
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                for line in file:
+                    total += _MAPPING_RECORD
+                    span, _, offset, device, inode = line.split(None, 5)[:5]
+                    if device == _SHARED_DEVICE:  # not the name, which the program can change
+                        low, _, high = span.partition(b"-")
+                        size = int(high, 16) - int(low, 16)
+                        shared[inode, offset] = max(shared.get((inode, offset), 0), size)
+            total += _status(pid, b"\nVmPTE:")
+        except PermissionError:
+            total += _status(pid, b"\nVmSize:")
+        except OSError:
+            continue
+    return total + sum(shared.values())
+
+
+def _status(pid: str, field: bytes) -> int:
     try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            for line in file:
-                if line.endswith(b"/dev/zero (deleted)\n"):
-                    low, _, high = line.partition(b" ")[0].partition(b"-")
-                    total += int(high, 16) - int(low, 16)
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            _, found, rest = file.read(4096).partition(field)
     except OSError:
         return 0
-    return total
+    return int(rest.split(None, 1)[0]) * 1024 if found else 0
+
+
+def _in_sockets() -> int:
+    """The most that can sit in the buffers of all sockets of this network namespace."""
+    try:
+        with open("/proc/net/sockstat", "rb", buffering=0) as file:
+            return int(file.read(64).split()[2]) * _SOCKET_BUFFER
+    except OSError:
+        return 0
+
+
+def _socket_buffer() -> int:
+    try:
+        with open("/proc/sys/net/core/wmem_default") as file:
+            return int(file.read())
+    except OSError:
+        return 212992
+
+
+def _shared_device() -> bytes:
+    """Where the kernel keeps shared memory that has no file."""
+    with mmap.mmap(-1, _PAGE), open("/proc/self/maps", "rb") as file:
+        return next((line.split()[3] for line in file if line.endswith(b"/dev/zero (deleted)\n")), b"00:01")
+
+
+_SHARED_DEVICE = _shared_device()
+_SOCKET_BUFFER = _socket_buffer()
+_MAPPING_RECORD = 256
+"""About the size of the kernel's note about one mapping."""

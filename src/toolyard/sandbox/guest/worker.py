@@ -27,6 +27,8 @@ CELL_GRACE = 1.0
 """The same for a cell: a session is worth waiting for."""
 _PIPE = 65536
 _REPLY = 8 << 20
+_KEPT = 1 << 20
+"""Of each buffer; larger ones last for one request."""
 
 
 def private_memory(size: int) -> memoryview:
@@ -80,7 +82,7 @@ class Stream:
     """One output of a program, read into private memory; past its size it is read and dropped."""
 
     def __init__(self) -> None:
-        self.memory = private_memory(1 << 20)
+        self.memory = private_memory(_KEPT)
         self.size = self.seen = self.limit = 0
 
     def reset(self, limit: int) -> None:
@@ -88,6 +90,10 @@ class Stream:
             self.memory = private_memory(limit)
         self.size = self.seen = 0
         self.limit = limit
+
+    def shrink(self) -> None:
+        if len(self.memory) > _KEPT:
+            self.memory = private_memory(_KEPT)
 
     def take(self, handle: int, scratch: memoryview) -> int:
         room = self.limit - self.size
@@ -114,7 +120,7 @@ class Worker:
             config["work"], config["environment"], data_factor=config["data_factor"], sessions=config["sessions"]
         )
         self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["namespaces"])
-        self.request = private_memory(1 << 20)
+        self.request = private_memory(_KEPT)
         self.response = private_memory(4096)
         self.scratch = private_memory(_PIPE)
         self.out, self.err, self.extra = Stream(), Stream(), Stream()
@@ -156,6 +162,7 @@ class Worker:
             return header  # came after its run had ended: nothing is left to cancel
         total = frames.REQUEST.size + sum(header[10:15])
         if total > len(self.request):
+            self.watch.make_room(total)
             larger = private_memory(total)
             larger[:have] = self.request[:have]
             self.request = larger
@@ -183,8 +190,10 @@ class Worker:
                 sent -= len(parts.pop(0))
             if parts:
                 parts[0] = parts[0][sent:]
-        if len(self.request) > 8 << 20:
-            self.request = private_memory(1 << 20)
+        if len(self.request) > _KEPT:
+            self.request = private_memory(_KEPT)
+        for stream in (self.out, self.err, self.extra):
+            stream.shrink()
 
     # ---------------------------------------------------------------------------------------------- programs
     def _run(self, header: tuple[Any, ...]) -> None:
@@ -200,7 +209,7 @@ class Worker:
         wall = time.monotonic() - start
         status, usage = self._end(child)
         if reason == frames.ENDED:
-            reason = self.watch.verdict(usage.ru_utime + usage.ru_stime)
+            reason = self.watch.verdict(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         refused = self._drain(child.status, self.extra) if reason == frames.ENDED else 0
         child.close()
         if refused:
@@ -418,7 +427,7 @@ class Worker:
         """Between cells, threads of the session may still grow: keep watching while nothing is asked."""
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
-        while self.session is not None and not poll.poll(100 if self.watch.needed else None):
+        while self.session is not None and not poll.poll(100):
             if self.watch.check() >= 0:
                 self._end(self.session)
                 self.session.close()
@@ -435,6 +444,7 @@ class Worker:
 
     def _collect(self, names: memoryview) -> None:
         """Read files back through a child of our own: names and contents never enter this process's heap."""
+        self.watch.make_room(frames.MAX_FETCH_BYTES)
         self.extra.reset(frames.MAX_FETCH_BYTES)
         self._helper(collect.read_files, names, self.extra)
 

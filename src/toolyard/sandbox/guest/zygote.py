@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import importlib
 import marshal
@@ -21,10 +22,11 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import cgroups, immortal, launch, probe
+from . import cgroups, immortal, launch, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
+GROUP_SECONDS = 1
 
 _WARM_UP = {
     "numpy": "import numpy as n, numpy.random; n.linalg.inv(n.eye(2) + n.ones((2, 2))); str(n.arange(3) * 1.5)",
@@ -55,6 +57,8 @@ class Zygote:
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self._control = control
         self._config = config
+        self._emptied: list[cgroups.Group] = []
+        """Groups whose worker is gone. Kept a moment, so that the host can read what happened in them."""
         self._launchers: dict[int, tuple[int, cgroups.Group | None]] = {}
         self._groups = cgroups.Parent(config["cgroup"]) if config["cgroup"] else None
 
@@ -67,7 +71,10 @@ class Zygote:
         for handle in (self._control.fileno(), wake_read, host):
             poll.register(handle, select.POLLIN)
         while True:
-            for handle, _ in poll.poll():
+            events = poll.poll(1000 * GROUP_SECONDS if self._emptied else None)
+            if not events:
+                self._remove_groups()
+            for handle, _ in events:
                 if handle == wake_read:
                     os.read(wake_read, 4096)
                     self._reap()
@@ -167,7 +174,12 @@ class Zygote:
                 return
             _, group = self._launchers.pop(pid, (0, None))
             if group is not None:
-                group.remove()
+                self._emptied.append(group)
+
+    def _remove_groups(self) -> None:
+        for group in self._emptied:
+            group.remove()
+        self._emptied.clear()
 
     def _end(self) -> NoReturn:
         for pid in self._launchers:
@@ -176,6 +188,7 @@ class Zygote:
         while self._launchers and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.002)
+        self._remove_groups()
         if self._groups is not None:
             self._groups.remove()
         os._exit(0)
@@ -189,19 +202,26 @@ def _close_all_but(*kept: int) -> None:
     """A worker that held the zygote's own descriptors would keep its socket open after the zygote's death."""
     for name in os.listdir("/proc/self/fd"):
         handle = int(name)
-        if handle > 2 and handle not in kept:
+        if handle > program.STATUS and handle not in kept:
             with contextlib.suppress(OSError):
                 os.close(handle)
 
 
+def _above_streams(handle: int) -> int:
+    """Move a descriptor out of the way: in every child, 0 to 4 become the program's pipes and are written over."""
+    moved = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, program.STATUS + 1)
+    os.close(handle)
+    return moved
+
+
 def main() -> NoReturn:
     """Started as `python zygote-entry HOST_PID CONTROL_FD`; the first message holds the configuration."""
-    host = os.pidfd_open(int(sys.argv[1]))
-    control = socket.socket(fileno=int(sys.argv[2]))
+    host = _above_streams(os.pidfd_open(int(sys.argv[1])))
+    control = socket.socket(fileno=_above_streams(int(sys.argv[2])))
     config = marshal.loads(control.recv(1 << 20))
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    null = _above_streams(os.open(os.devnull, os.O_RDWR))
+    for stream in (0, 1, program.COMMAND, program.STATUS):
+        os.dup2(null, stream, False)
     try:
         failed = preload(config["modules"])
         config["sessions"] = None
