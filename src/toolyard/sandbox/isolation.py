@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolyard.errors import IsolationError, SandboxError
 
@@ -103,7 +103,10 @@ async def probe(python: str | None = None) -> Grants:
         raise SandboxError(f"probing the machine took more than {_PROBE_SECONDS} s") from None
     if process.returncode:
         raise SandboxError(f"{executable!r} cannot probe the machine: {complaint.decode(errors='replace').strip()}")
-    return Grants.model_validate_json(output)
+    try:
+        return Grants.model_validate_json(output)
+    except ValidationError as error:
+        raise SandboxError(f"{executable!r} does not behave like a Python interpreter") from error
 
 
 def choose_level(grants: Grants, wanted: str) -> Level:

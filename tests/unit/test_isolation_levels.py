@@ -1,0 +1,77 @@
+"""Which level a machine's grants amount to, and when we refuse."""
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from toolyard.errors import IsolationError, SandboxError
+from toolyard.sandbox.guest import seccomp
+from toolyard.sandbox.isolation import Grants, Level, Python, choose_level, probe
+
+FEATURES = (
+    "user namespace", "mount namespace", "pid namespace", "network namespace", "ipc namespace", "uts namespace",
+    "private root", "landlock", "seccomp", "own user id", "cgroup",
+)  # fmt: skip
+
+
+def grants(*missing: str) -> Grants:
+    features = {name: "refused" if name in missing else "" for name in FEATURES}
+    python = Python(executable="/usr/bin/python3", version="3.11", prefixes=("/usr",))
+    return Grants(features=features, cgroup=None, landlock_abi=6, root=False, python=python)
+
+
+@pytest.mark.parametrize(
+    ("missing", "level"),
+    [
+        ((), Level.FULL),
+        (("cgroup", "own user id"), Level.FULL),
+        (("landlock",), Level.NAMESPACES),
+        (("seccomp",), Level.NAMESPACES),
+        (("user namespace",), Level.CONFINED),
+        (("private root",), Level.CONFINED),
+        (("pid namespace", "landlock"), Level.NONE),
+    ],
+)
+def test_a_level_is_named_after_what_is_missing(missing: tuple[str, ...], level: Level):
+    assert grants(*missing).level is level
+
+
+def test_required_refuses_everything_below_full_and_says_why():
+    with pytest.raises(IsolationError, match=r"grants only 'confined' \(user namespace: refused.*toolyard doctor"):
+        choose_level(grants("user namespace"), "required")
+
+
+def test_no_isolation_at_all_is_refused_unless_asked_for_by_name():
+    with pytest.raises(IsolationError, match="isolation='none'"):
+        choose_level(grants("user namespace", "landlock"), "best")
+    assert choose_level(grants("user namespace", "landlock"), "none") is Level.NONE
+
+
+async def test_an_interpreter_that_is_not_there_is_named():
+    with pytest.raises(SandboxError, match="/no/such/python"):
+        await probe("/no/such/python")
+
+
+async def test_an_interpreter_that_is_none_is_told_by_what_it_said():
+    with pytest.raises(SandboxError, match="/bin/false"):
+        await probe("/bin/false")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compares with this architecture's header")
+def test_the_filters_numbers_are_the_kernels():
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("linux headers are not installed")
+    known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", header.read_text())}
+    table = {**seccomp._REFUSED, **seccomp._ABSENT}
+    wrong = {name: numbers[0] for name, numbers in table.items() if known.get(name, numbers[0]) != numbers[0]}
+    assert not wrong
+    assert sum(name in known for name in table) > 70
+
+
+def test_no_two_refused_calls_share_a_number():
+    for column in (0, 1):
+        numbers = [row[column] for row in {**seccomp._REFUSED, **seccomp._ABSENT}.values() if row[column] is not None]
+        assert len(numbers) == len(set(numbers))
