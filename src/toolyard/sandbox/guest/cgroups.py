@@ -14,8 +14,6 @@ _FILES = {
     2: ("memory.max", "memory.events", "memory.current", "memory.stat"),
 }
 _NAME = "toolyard-"
-_PIDS_MAX = 4096
-"""A ceiling for the whole worker; each program's own, lower limit is an rlimit."""
 
 
 def own_base(version: int, controller: str) -> str | None:
@@ -55,7 +53,9 @@ class Group:
     def for_worker(self) -> Cgroup:
         limit, *others = (f"{self.path}/{name}" for name in _FILES[self._version])
         handles = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in others]
-        return Cgroup(os.open(limit, os.O_RDWR | os.O_CLOEXEC), *handles)
+        pids = [path for directory in self._directories if os.path.exists(path := f"{directory}/pids.max")]
+        processes = os.open(pids[0], os.O_RDWR | os.O_CLOEXEC) if pids else None
+        return Cgroup(processes, os.open(limit, os.O_RDWR | os.O_CLOEXEC), *handles)
 
     def remove(self) -> None:
         remove(self._directories)
@@ -76,10 +76,7 @@ class Parent:
 
     def make(self) -> Group:
         self._count += 1
-        group = Group(self._version, [f"{directory}/{self._count}" for directory in self._directories])
-        for directory in group_files(self._directories, self._count, "pids.max"):
-            write(directory, str(_PIDS_MAX))
-        return group
+        return Group(self._version, [f"{directory}/{self._count}" for directory in self._directories])
 
     def remove(self) -> None:
         for directory in self._directories:
@@ -96,10 +93,6 @@ def sweep(bases: Sequence[str]) -> None:
             if name.startswith(_NAME) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
                 inner = [entry.path for entry in os.scandir(f"{base}/{name}") if entry.is_dir()]
                 remove([*inner, f"{base}/{name}"])
-
-
-def group_files(directories: list[str], name: int, file: str) -> list[str]:
-    return [path for directory in directories if os.path.exists(path := f"{directory}/{name}/{file}")]
 
 
 def remove(directories: list[str]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from types import FrameType
 from typing import Any, NoReturn
 
-from . import kernel, root, seccomp
+from . import descendants, kernel, root, seccomp
 from .watch import Cgroup
 from .worker import Worker
 
@@ -21,15 +22,16 @@ OWN_USER_BASE = 1 << 30
 """As root each worker gets a user id of its own: this plus its launcher's pid, so no two alive can be the same."""
 
 
-def _die_with_parent() -> None:
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, by)
 
 
 def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any], cgroup: Cgroup | None) -> NoReturn:
     """In a fork of the zygote. Says on `report` that ids may be mapped, waits on `go`, becomes the jail's parent."""
     try:
         zygote = os.getppid()
-        _die_with_parent()
+        # Without a pid namespace the launcher has orphans to see to before it goes.
+        _die_with_parent(signal.SIGKILL if config["namespaces"] else signal.SIGTERM)
         if config["namespaces"]:
             kernel.unshare(kernel.NAMESPACES)
             _die_with_parent()
@@ -38,15 +40,36 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
         os.write(report, b"m")
         if os.read(go, 1) != b"k" or os.getppid() != zygote:
             os._exit(1)
+        ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            _become_worker(channel, report, go, config, cgroup)
+            _become_worker(channel, theirs, report, go, config, cgroup)
         os.write(report, b"p" + pid.to_bytes(4, "little"))
+        for handle in (channel, theirs):
+            handle.close()
+        os.close(report)
+        os.close(go)
+        if not config["namespaces"]:
+            _attend(pid, ours)
+        os.waitpid(pid, 0)
     except BaseException as error:
         _report(report, error)
-    os.closerange(3, 1 << 20)
-    os.waitpid(pid, 0)
     os._exit(0)
+
+
+def _attend(worker: int, asked: socket.socket) -> None:
+    """Without a pid namespace: end the worker's programs when it asks, and all of them when it or we must go."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+
+    def end_worker(number: int, frame: FrameType | None) -> None:
+        os.kill(worker, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_worker)
+    while asked.recv(1):
+        descendants.end_all(worker)
+        asked.send(b"d")
+    os.waitpid(worker, 0)
+    descendants.end_all(os.getpid())
 
 
 def _report(report: int, error: BaseException) -> NoReturn:
@@ -55,7 +78,12 @@ def _report(report: int, error: BaseException) -> NoReturn:
 
 
 def _become_worker(
-    channel: socket.socket, report: int, go: int, config: dict[str, Any], cgroup: Cgroup | None
+    channel: socket.socket,
+    undertaker: socket.socket,
+    report: int,
+    go: int,
+    config: dict[str, Any],
+    cgroup: Cgroup | None,
 ) -> NoReturn:
     try:
         _die_with_parent()
@@ -64,9 +92,8 @@ def _become_worker(
             root.enter(ROOT)
         else:
             _make_directories(config)
-        if not config["alone"]:  # the last moment to open it: Landlock will close /proc
+        if not config["namespaces"]:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-            config["children"] = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if config["landlock"]:
             _landlock(config)
@@ -78,7 +105,7 @@ def _become_worker(
         kernel.drop_capabilities()
         _die_with_parent()  # forgotten by the kernel when the user id changed
         os.chdir(config["work"])
-        worker = Worker(channel, config, cgroup)
+        worker = Worker(channel, undertaker, config, cgroup)
         # Not dumpable: /proc/1 belongs to nobody the program can be, so its memory and files stay closed.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if config["seccomp"]:

@@ -20,6 +20,8 @@ SLOW_TICK = 0.1
 """Where a sample means walking a directory tree."""
 OWN_MEMORY = 8 << 20
 """What the worker itself may hold inside its group besides the program."""
+OWN_PROCESSES = 4
+"""In the same group: the launcher, the worker, a child prepared ahead, a helper."""
 CEILING = 128 << 20
 """How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -29,7 +31,9 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 class Cgroup:
     """The worker's own memory group, by files opened before it was jailed."""
 
-    def __init__(self, limit: int, events: int, usage: int, statistics: int) -> None:
+    def __init__(self, processes: int | None, limit: int, events: int, usage: int, statistics: int) -> None:
+        self._processes_file = processes
+        self._processes = -1
         self._limit_file = limit
         self._events_file = events
         self._usage_file = usage
@@ -56,6 +60,12 @@ class Cgroup:
             os.pwrite(self._limit_file, b"%d" % ceiling, 0)
             self._limit = ceiling
         self._kills = self.kills()
+
+    def set_processes(self, count: int) -> None:
+        """How many processes may exist, this worker included."""
+        if self._processes_file is not None and count != self._processes:
+            os.pwrite(self._processes_file, b"%d" % count, 0)
+            self._processes = count
 
     def exceeded(self) -> bool:
         """Whether more is held than allowed, not counting what the kernel could take back (cached files)."""
@@ -104,6 +114,7 @@ class Watch:
         self._cpu, self._memory, self._space = header[2], header[3], header[7]
         if self._cgroup is not None:
             self._cgroup.set_limit(self._memory + OWN_MEMORY + sum(header[10:15]))
+            self._cgroup.set_processes(header[4] + OWN_PROCESSES)
         by_sampling = not self._pidns or self._cgroup is None
         self._by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick

@@ -47,6 +47,12 @@ def _write_all(handle: int, content: memoryview) -> bool:
     return True
 
 
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
 class Child:
     """A forked process, prepared ahead, that waits for an order; later the program itself."""
 
@@ -111,8 +117,12 @@ class Stream:
 
 
 class Worker:
-    def __init__(self, channel: socket.socket, config: dict[str, Any], cgroup: Cgroup | None) -> None:
+    def __init__(
+        self, channel: socket.socket, undertaker: socket.socket, config: dict[str, Any], cgroup: Cgroup | None
+    ) -> None:
         self.channel = channel
+        self.undertaker = undertaker
+        """The launcher, who ends our descendants for us where we cannot see them ourselves."""
         self.config = config
         self.alone = config["alone"]
         """Whether kill(-1) reaches exactly this worker's programs: own pid namespace, or an own user id."""
@@ -314,31 +324,16 @@ class Worker:
         """Kill everything the program started and reap it; the first process's status is what counts."""
         os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         _, status, usage = os.wait4(child.pid, 0)
-        while True:
-            try:
-                if self.alone:
-                    os.kill(-1, signal.SIGKILL)
-                elif not self._kill_descendants():
-                    break
-            except ProcessLookupError:
-                break
-            try:
+        if self.alone:
+            with contextlib.suppress(ProcessLookupError):
                 while True:
-                    os.waitpid(-1, 0)
-            except ChildProcessError:
-                if self.alone:
-                    break
+                    os.kill(-1, signal.SIGKILL)
+                    _reap()
+        else:
+            self.undertaker.send(b"k")
+            self.undertaker.recv(1)
+            _reap()
         return status, usage
-
-    def _kill_descendants(self) -> bool:
-        """Without a pid namespace: as subreaper, every orphan becomes our child sooner or later. Kill until none."""
-        found = [int(pid) for pid in os.pread(self.config["children"], 1 << 16, 0).split()]
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        return bool(found)
 
     # ---------------------------------------------------------------------------------------------- sessions
     def _open_session(self, header: tuple[Any, ...]) -> None:

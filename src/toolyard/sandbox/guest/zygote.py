@@ -91,7 +91,7 @@ class Zygote:
         ticket, kill = marshal.loads(data)
         if kill:
             if kill in self._launchers:
-                os.kill(kill, signal.SIGKILL)
+                self._end_launcher(kill)
             return True
         handles = array.array("i")
         for _, _, content in ancillary:
@@ -176,6 +176,10 @@ class Zygote:
             if group is not None:
                 self._emptied.append(group)
 
+    def _end_launcher(self, pid: int) -> None:
+        # With a pid namespace its death is everybody's. Without one it must first end what would be orphaned.
+        os.kill(pid, signal.SIGKILL if self._config["namespaces"] else signal.SIGTERM)
+
     def _remove_groups(self) -> None:
         for group in self._emptied:
             group.remove()
@@ -183,7 +187,7 @@ class Zygote:
 
     def _end(self) -> NoReturn:
         for pid in self._launchers:
-            os.kill(pid, signal.SIGKILL)
+            self._end_launcher(pid)
         deadline = time.monotonic() + 5
         while self._launchers and time.monotonic() < deadline:
             self._reap()

@@ -1,0 +1,140 @@
+"""What all tests share: what this machine grants, and the rule about skipping.
+
+A test marked `toolchain("go")` or `kernel("landlock")` is skipped with its reason on a machine without it. In CI
+(CI=true) it fails instead, and so does the whole run if anything was skipped for a reason that is not accepted below:
+a test that silently stopped running guards nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from toolyard import settings
+from toolyard.errors import ToolchainMissingError
+from toolyard.sandbox import languages
+from toolyard.sandbox.isolation import GUEST_MAIN, Grants, Level
+
+IN_CI = os.environ.get("CI") == "true"
+
+REQUIRED_LANGUAGES = frozenset({"python", "bash", "c", "cpp", "nodejs", "go", "java", "rust", "perl"})
+"""What .ci/toolchains insists on. Other languages are tested where somebody has installed them."""
+
+_other_titles = "|".join(re.escape(row.title) for row in languages.ALL if row.name not in REQUIRED_LANGUAGES)
+ACCEPTED_IN_CI = (
+    re.compile(rf"^({_other_titles}) needs '"),
+    re.compile(r"needs a GPU"),
+    re.compile(r"(not|only as|needs) root"),
+    re.compile(r"no IPv6 here"),
+    re.compile(r"this architecture"),
+)
+"""What no CI machine can be expected to change: hardware, the user it runs as, languages we do not insist on."""
+
+skipped_tests = pytest.StashKey[list[tuple[str, str]]]()
+
+
+@functools.cache
+def machine_grants() -> Grants:
+    # In a process of its own, and without an event loop: this may be asked between the tests of one.
+    done = subprocess.run([sys.executable, GUEST_MAIN, "probe"], capture_output=True, check=True, timeout=60)
+    return Grants.model_validate_json(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def grants() -> Grants:
+    """What the kernel lets us do here."""
+    return machine_grants()
+
+
+# Markers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("toolchain"):
+        for name in marker.args:
+            _insist(_why_no_toolchain(name), required=name in REQUIRED_LANGUAGES)
+    for marker in item.iter_markers("kernel"):
+        for feature in marker.args:
+            _insist(_why_not_granted(feature), required=True)
+
+
+def _insist(reason: str | None, *, required: bool) -> None:
+    if reason is None:
+        return
+    if IN_CI and required:
+        pytest.fail(f"CI must have it: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def _why_no_toolchain(name: str) -> str | None:
+    try:
+        languages.resolve(languages.find_language(name), settings.search_path())
+    except ToolchainMissingError as error:
+        return str(error)
+    return None
+
+
+def _why_not_granted(feature: str) -> str | None:
+    """`feature`: one that is probed ("landlock", "user namespace", …), or a level: "full", "namespaces", "confined"."""
+    found = machine_grants()
+    if feature in found.features:
+        reason = found.features[feature]
+        return f"{feature}: {reason}" if reason else None
+    order = [Level.NONE, Level.CONFINED, Level.NAMESPACES, Level.FULL]
+    wanted = Level(feature)
+    if order.index(found.level) >= order.index(wanted):
+        return None
+    return f"isolation {wanted.value}, but this machine grants {found.level.value}: {found.missing}"
+
+
+# No silent skips in CI ------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[skipped_tests] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    _remember(item.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    _remember(collector.config, report)
+    return report
+
+
+def _remember(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        config.stash[skipped_tests].append((report.nodeid, reason))
+
+
+def unaccepted(config: pytest.Config) -> list[tuple[str, str]]:
+    if not IN_CI:
+        return []
+    return [
+        (test, reason)
+        for test, reason in config.stash[skipped_tests]
+        if not any(pattern.search(reason) for pattern in ACCEPTED_IN_CI)
+    ]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if unaccepted(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for test, reason in unaccepted(config):
+        terminalreporter.write_line(f"SKIPPED IN CI, which is a failure: {test}: {reason}", red=True)

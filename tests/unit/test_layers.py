@@ -1,0 +1,212 @@
+"""Imports only point downwards, as design.md draws it. Read from the source, so that lazy imports count as well."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCE = REPOSITORY / "src" / "toolyard"
+
+LAYERS = (
+    {"errors", "settings", "messages"},
+    {"sandbox", "limits"},
+    {"tools", "chat", "engines", "rewards", "records"},
+    {"rollout"},
+    {"train", "viewer", "testing"},
+    {"cli"},
+)
+"""Lowest first. What stands in one line does not import each other."""
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+MODULE_OF = {"pyyaml": "yaml"}
+"""Where a distribution's module is not called as the distribution."""
+
+SERVER = {"httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"}
+MAY_IMPORT_OPTIONAL = {
+    # The service is one thing made of five packages, the extra `server`; no one of them could name it.
+    "sandbox/service.py": SERVER,
+    "sandbox/service_app.py": SERVER,
+    "sandbox/service_http.py": SERVER,
+    "sandbox/service_metrics.py": SERVER,
+    # Contract suites are pytest classes: whoever runs them has pytest.
+    "testing/": {"pytest"},
+}
+"""Files that import an optional package without being named for it, and why they may."""
+
+
+@dataclass(frozen=True)
+class Import:
+    file: Path
+    line: int
+    module: str
+    """Absolute. For `from x import y` where y is a module of ours: `x.y`."""
+    eager: bool
+    """Happens when the file itself is imported."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file.relative_to(SOURCE)}:{self.line} imports {self.module}"
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def part(self) -> str | None:
+        """Which part of toolyard it points to; "" is the package itself, None is another package."""
+        head, _, rest = self.module.partition(".")
+        return rest.partition(".")[0] if head == "toolyard" else None
+
+
+def part_of(file: Path) -> str:
+    first = file.relative_to(SOURCE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def is_ours(module: str) -> bool:
+    path = SOURCE.joinpath(*module.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports_of(file: Path) -> Iterator[Import]:
+    package = ["toolyard", *file.relative_to(SOURCE).parent.parts]
+
+    def walk(node: ast.AST, eager: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(file, child.lineno, alias.name, eager)
+            elif isinstance(child, ast.ImportFrom):
+                base = package[: len(package) - child.level + 1] if child.level else []
+                module = ".".join([*base, *([child.module] if child.module else [])])
+                for alias in child.names:
+                    inner = f"{module}.{alias.name}"
+                    ours = inner.startswith("toolyard.") and is_ours(inner)
+                    yield Import(file, child.lineno, inner if ours else module, eager)
+            else:
+                lazy = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
+                    isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+                )
+                yield from walk(child, eager and not lazy)
+
+    yield from walk(ast.parse(file.read_text()), True)
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+def listed(broken: list[Import]) -> str:
+    return "\n".join(found.place for found in broken)
+
+
+def test_there_is_something_to_test() -> None:
+    assert len(IMPORTS) > 100
+
+
+def test_every_part_has_its_layer() -> None:
+    assert {part_of(file) for file in FILES} - {""} <= LEVEL.keys()
+
+
+def test_imports_only_point_downwards() -> None:
+    broken = [
+        found
+        for found in IMPORTS
+        if found.part
+        and part_of(found.file)  # the package itself names everything, lazily: see test_import_weight
+        and found.part != part_of(found.file)
+        and LEVEL[found.part] >= LEVEL[part_of(found.file)]
+    ]
+    assert not broken, listed(broken)
+
+
+def test_the_package_itself_is_asked_for_nothing_but_its_version() -> None:
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "toolyard" and not node.level:
+                modules = {alias.name for alias in node.names if is_ours(f"toolyard.{alias.name}")}
+                assert {alias.name for alias in node.names} - modules <= {"__version__"}, file
+
+
+def test_the_sandbox_stands_alone() -> None:
+    broken = [
+        found
+        for found in IMPORTS
+        if part_of(found.file) == "sandbox" and found.part not in (None, "", "sandbox", "errors", "settings")
+    ]
+    assert not broken, listed(broken)
+
+
+def test_the_guest_needs_nothing_but_the_standard_library_and_itself() -> None:
+    """It runs under whichever interpreter programs get, which need not have Toolyard or anything else."""
+    guest = [
+        found
+        for found in IMPORTS
+        if "guest" in found.file.relative_to(SOURCE).parts or found.file.name == "guest_main.py"
+    ]
+    own = ("toolyard.sandbox.guest", "guest")
+    broken = [
+        found
+        for found in guest
+        if found.top not in sys.stdlib_module_names
+        and found.module not in own
+        and not found.module.startswith(tuple(f"{name}." for name in own))
+    ]
+    assert guest
+    assert not broken, listed(broken)
+
+
+# Optional packages ----------------------------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+
+def modules_of(requirements: list[str]) -> set[str]:
+    names = [re.split(r"[\[<>=!~; ]", requirement)[0].lower() for requirement in requirements]
+    return {MODULE_OF.get(name, name).replace("-", "_") for name in names}
+
+
+REQUIRED = modules_of(PROJECT["dependencies"]) | {"pydantic_core"}  # half of pydantic, which demands its exact version
+OPTIONAL = {module for extra in PROJECT["optional-dependencies"].values() for module in modules_of(extra)} - REQUIRED
+OUTSIDE = [found for found in IMPORTS if found.part is None and found.top not in {*sys.stdlib_module_names, "guest"}]
+
+
+def excused(file: Path) -> set[str]:
+    name = str(file.relative_to(SOURCE))
+    return {module for place, modules in MAY_IMPORT_OPTIONAL.items() if name.startswith(place) for module in modules}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    broken = [found for found in OUTSIDE if found.top not in REQUIRED | OPTIONAL]
+    assert not broken, listed(broken)
+
+
+def test_a_file_that_imports_an_optional_package_is_named_for_it() -> None:
+    broken = [
+        found
+        for found in OUTSIDE
+        if found.top in OPTIONAL and found.top not in found.file.stem and found.top not in excused(found.file)
+    ]
+    assert not broken, listed(broken)
+
+
+def test_no_package_imports_such_a_file_eagerly() -> None:
+    optional_files = {found.file for found in OUTSIDE if found.top in OPTIONAL}
+    modules = {".".join(["toolyard", *file.relative_to(SOURCE).with_suffix("").parts]) for file in optional_files}
+    broken = [
+        found for found in IMPORTS if found.eager and found.file.name == "__init__.py" and found.module in modules
+    ]
+    assert not broken, listed(broken)
+
+
+@pytest.mark.parametrize("place", [place for place in MAY_IMPORT_OPTIONAL if place.endswith(".py")])
+def test_every_excuse_is_needed(place: str) -> None:
+    assert any(found.top in MAY_IMPORT_OPTIONAL[place] for found in OUTSIDE if found.file == SOURCE / place)

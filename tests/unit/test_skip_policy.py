@@ -1,0 +1,75 @@
+"""The rule about skipping, tried on small test suites of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parent.parent / "conftest.py"
+
+
+def run_suite(folder: Path, body: str, *, ci: bool) -> subprocess.CompletedProcess[str]:
+    shutil.copy(CONFTEST, folder)
+    (folder / "test_it.py").write_text(f"import pytest\n{body}")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    toolchain(name)\n    kernel(feature)\n")
+    environment = {**os.environ, "CI": "true" if ci else ""}
+    if "toolchain" in body:
+        environment["PATH"] = str(folder)  # where nothing is installed
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(folder)],
+        env=environment, capture_output=True, text=True, timeout=60, cwd=folder,
+    )  # fmt: skip
+
+
+NO_GO = "@pytest.mark.toolchain('go')\ndef test_go(): assert False, 'it ran'\n"
+NO_JULIA = "@pytest.mark.toolchain('julia')\ndef test_julia(): assert False, 'it ran'\n"
+SILENT = "def test_network(): pytest.skip('the mirror is away')\n"
+SILENT_FILE = "pytest.skip('not today', allow_module_level=True)\n"
+NO_GPU = "@pytest.mark.skipif(True, reason='needs a GPU')\ndef test_gpu(): pass\n"
+OPEN_BUG = "@pytest.mark.xfail(reason='known')\ndef test_bug(): assert False\n"
+
+
+def test_a_missing_toolchain_skips_on_a_laptop_and_says_what_to_install(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, NO_GO, ci=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout
+    assert "golang-go" in done.stdout
+
+
+def test_a_missing_toolchain_fails_in_ci(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, NO_GO, ci=True)
+    assert done.returncode == 1
+    assert "CI must have it" in done.stdout
+    assert "it ran" not in done.stdout
+
+
+def test_a_language_that_we_do_not_insist_on_may_be_missing_in_ci(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, NO_JULIA, ci=True)
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("body", [SILENT, SILENT_FILE], ids=["test", "file"])
+def test_a_silent_skip_passes_on_a_laptop_and_fails_in_ci(tmp_path: Path, body: str) -> None:
+    assert run_suite(tmp_path, body, ci=False).returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+    done = run_suite(tmp_path, body, ci=True)
+    assert done.returncode != 0
+    assert "SKIPPED IN CI" in done.stdout
+
+
+@pytest.mark.parametrize("body", [NO_GPU, OPEN_BUG], ids=["accepted reason", "expected failure"])
+def test_accepted_reasons_and_expected_failures_pass_in_ci(tmp_path: Path, body: str) -> None:
+    done = run_suite(tmp_path, body, ci=True)
+    assert done.returncode == 0, done.stdout
+    assert "SKIPPED IN CI" not in done.stdout
+
+
+def test_an_unknown_kernel_feature_is_an_error_and_not_a_skip(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, "@pytest.mark.kernel('teleport')\ndef test_it(): pass\n", ci=False)
+    assert done.returncode == 1
+    assert "teleport" in done.stdout
