@@ -1,0 +1,54 @@
+# Everything a clone needs: Python 3.11 or later, pip, make and gcc.
+#   make PYTHON=python3.12 VENV=.venv312 test      another interpreter, in an environment of its own
+#   make test ARGS="tests/unit -x"                 arguments for pytest, and likewise for demo and bench
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready-to-run ## a tour of the sandbox: good, failing, looping, hungry and hostile programs
+	$(BIN)/toolyard sandbox tour $(ARGS)
+
+test: $(VENV)/.ready-to-develop ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.ready-to-develop ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready-to-develop ## executions per second and latency, against plain subprocesses
+	$(BIN)/python benchmarks/sandbox.py $(ARGS)
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments ---------------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "Toolyard needs Python 3.11 or later, and $(PYTHON) is not: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[dev,server]'
+	@touch $@ $(VENV)/.ready-to-run
