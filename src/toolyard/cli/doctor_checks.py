@@ -126,7 +126,7 @@ async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> 
         checks += await _examine_sandbox(python, grants, tell)
         can_run = any(check.name == "python" and check.status is Status.OK for check in checks)
     except SandboxError as error:
-        remedy = "" if python is None else f"check --python {python}"
+        remedy = f"check --python {python}" if python else None
         checks.append(Check(group=Group.SANDBOX, name="start", status=Status.BROKEN, detail=str(error), remedy=remedy))
     for extra, modules in EXTRAS.items():
         tell(f"the extra {extra}")

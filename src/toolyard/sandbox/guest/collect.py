@@ -16,6 +16,8 @@ from . import frames, kernel, program
 
 Task = Callable[[str, bytes, bool], None]
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+_MAX_LISTED = 10_000
+"""Entries looked at below one name: a tree without end must not take time without end."""
 
 
 def perform(task: Task, work: str, private_root: bool) -> NoReturn:
@@ -28,6 +30,8 @@ def perform(task: Task, work: str, private_root: bool) -> NoReturn:
     except program.RefusedError as error:
         os.write(program.STATUS, str(error).encode("utf-8", "backslashreplace"))
         os._exit(1)
+    except BaseException:
+        os._exit(2)
     os._exit(0)
 
 
@@ -52,16 +56,30 @@ def _open_all(work: str, name: str, private_root: bool) -> Iterator[tuple[str, i
         if handle is not None:
             yield name, handle
         return
-    for folder, _, files in os.walk(f"{work}/{name}"):
-        for file in sorted(files):
-            relative = os.path.relpath(f"{folder}/{file}", work)
-            handle = _open(work, relative, private_root)
+    looked_at = 0
+    folders = [name.strip("/")]
+    while folders:
+        folder = folders.pop()
+        handle = _open(work, folder or ".", private_root, os.O_DIRECTORY)
+        if handle is None:
+            continue
+        entries = sorted(os.listdir(handle))
+        os.close(handle)
+        for entry in entries[: _MAX_LISTED - looked_at]:
+            looked_at += 1
+            inside = f"{folder}/{entry}" if folder else entry
+            handle = _open(work, inside, private_root)
             if handle is not None:
-                yield relative, handle
+                yield inside, handle
+            else:
+                folders.append(inside)
 
 
-def _open(work: str, name: str, private_root: bool) -> int | None:
-    """A regular file of that name, or None. Absolute names are read inside the run's own root, if it has one."""
+def _open(work: str, name: str, private_root: bool, kind: int = 0) -> int | None:
+    """A regular file of that name (or a directory, by `kind`), or None.
+
+    Absolute names are read inside the run's own root, if it has one.
+    """
     absolute = name.startswith("/")
     if absolute and not private_root:
         if not name.startswith(work + "/"):
@@ -70,12 +88,12 @@ def _open(work: str, name: str, private_root: bool) -> int | None:
     try:
         directory = os.open("/" if absolute else work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            handle = kernel.open_beneath(directory, name, _READ, in_root=absolute)
+            handle = kernel.open_beneath(directory, name, _READ | kind, in_root=absolute)
         finally:
             os.close(directory)
     except (OSError, ValueError):
         return None
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+    if kind or stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
     return None

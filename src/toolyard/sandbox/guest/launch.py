@@ -43,6 +43,7 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
+            ours.close()
             _become_worker(channel, theirs, report, go, config, cgroup)
         os.write(report, b"p" + pid.to_bytes(4, "little"))
         for handle in (channel, theirs):

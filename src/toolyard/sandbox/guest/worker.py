@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import mmap
 import os
 import resource
 import select
@@ -19,6 +18,7 @@ import time
 from typing import Any, NoReturn
 
 from . import collect, frames, program, root
+from .child import KEPT, Child, Stream, private_memory, reap, write_all
 from .watch import Cgroup, Watch
 
 GRACE = 0.1
@@ -27,93 +27,6 @@ CELL_GRACE = 1.0
 """The same for a cell: a session is worth waiting for."""
 _PIPE = 65536
 _REPLY = 8 << 20
-_KEPT = 1 << 20
-"""Of each buffer; larger ones last for one request."""
-
-
-def private_memory(size: int) -> memoryview:
-    """Memory that forked children do not get."""
-    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    area.madvise(mmap.MADV_DONTFORK)
-    return memoryview(area)
-
-
-def _write_all(handle: int, content: memoryview) -> bool:
-    try:
-        while len(content):
-            content = content[os.write(handle, content) :]
-    except BrokenPipeError:
-        return False
-    return True
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
-
-
-class Child:
-    """A forked process, prepared ahead, that waits for an order; later the program itself."""
-
-    def __init__(self, interpreter: program.Interpreter, null: int) -> None:
-        stdin, self.stdin = os.pipe()
-        self.stdout, stdout = os.pipe()
-        self.stderr, stderr = os.pipe()
-        command, self.command = os.pipe()
-        self.status, status = os.pipe()
-        # Put in place before the fork: here it copies no page.
-        for target, source in enumerate((stdin, stdout, stderr, command, status)):
-            os.dup2(source, target, target < program.COMMAND)
-            os.close(source)
-        self.pid = os.fork()
-        if self.pid == 0:
-            program.prepare()
-            program.run(interpreter)
-        for target in range(program.STATUS + 1):
-            os.dup2(null, target, False)
-
-    def close(self) -> None:
-        for handle in (self.stdin, self.stdout, self.stderr, self.command, self.status):
-            if handle >= 0:
-                os.close(handle)
-        self.stdin = self.command = -1
-
-    def close_input(self) -> None:
-        os.close(self.stdin)
-        self.stdin = -1
-
-
-class Stream:
-    """One output of a program, read into private memory; past its size it is read and dropped."""
-
-    def __init__(self) -> None:
-        self.memory = private_memory(_KEPT)
-        self.size = self.seen = self.limit = 0
-
-    def reset(self, limit: int) -> None:
-        if limit > len(self.memory):
-            self.memory = private_memory(limit)
-        self.size = self.seen = 0
-        self.limit = limit
-
-    def shrink(self) -> None:
-        if len(self.memory) > _KEPT:
-            self.memory = private_memory(_KEPT)
-
-    def take(self, handle: int, scratch: memoryview) -> int:
-        room = self.limit - self.size
-        got = os.readv(handle, [self.memory[self.size : self.limit] if room else scratch])
-        self.size += got if room else 0
-        self.seen += got
-        return got
-
-    @property
-    def cut(self) -> bool:
-        return self.seen > self.size
-
-    def view(self) -> memoryview:
-        return self.memory[: self.size]
 
 
 class Worker:
@@ -130,7 +43,7 @@ class Worker:
             config["work"], config["environment"], data_factor=config["data_factor"], sessions=config["sessions"]
         )
         self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["namespaces"])
-        self.request = private_memory(_KEPT)
+        self.request = private_memory(KEPT)
         self.response = private_memory(4096)
         self.scratch = private_memory(_PIPE)
         self.out, self.err, self.extra = Stream(), Stream(), Stream()
@@ -200,8 +113,8 @@ class Worker:
                 sent -= len(parts.pop(0))
             if parts:
                 parts[0] = parts[0][sent:]
-        if len(self.request) > _KEPT:
-            self.request = private_memory(_KEPT)
+        if len(self.request) > KEPT:
+            self.request = private_memory(KEPT)
         for stream in (self.out, self.err, self.extra):
             stream.shrink()
 
@@ -235,7 +148,7 @@ class Worker:
         self.extra.reset(4096)
 
     def _order(self, child: Child, order: memoryview) -> None:
-        _write_all(child.command, order)  # if it died while reading, its wait status tells
+        write_all(child.command, order)  # if it died while reading, its wait status tells
         os.close(child.command)
         child.command = -1
 
@@ -314,7 +227,7 @@ class Worker:
         """Take what is in the pipe now; never wait for whoever may still hold its other end."""
         os.set_blocking(handle, False)
         try:
-            while stream.size < stream.limit and stream.take(handle, self.scratch):
+            while not stream.cut and stream.take(handle, self.scratch):  # one read past the limit tells a cut
                 pass
         except BlockingIOError:
             pass
@@ -328,11 +241,11 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 while True:
                     os.kill(-1, signal.SIGKILL)
-                    _reap()
+                    reap()
         else:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
-            _reap()
+            reap()
         return status, usage
 
     # ---------------------------------------------------------------------------------------------- sessions
@@ -341,7 +254,7 @@ class Worker:
         self._reset(header)
         self.watch.begin(header)
         child.close_input()
-        _write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
         while self.extra.size < 4 and self.extra.take(child.status, self.scratch):
             pass
         if bytes(self.extra.view()) == bytes(4):
@@ -363,7 +276,7 @@ class Worker:
         self.extra.reset(_REPLY)
         self.watch.begin(header)
         start = time.monotonic()
-        alive = _write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        alive = write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
         reason, alive = self._pump_cell(child, start + header[1], header[9]) if alive else (frames.ENDED, False)
         wall, status = time.monotonic() - start, 0
         if not alive:
@@ -454,7 +367,7 @@ class Worker:
             collect.perform(task, self.interpreter.work, self.config["namespaces"])
         os.close(order_out)
         os.close(answer_in)
-        _write_all(order_in, order)
+        write_all(order_in, order)
         os.close(order_in)
         while answer.take(answer_out, self.scratch):
             pass

@@ -1,0 +1,97 @@
+"""A worker's child and what flows between them: pipes, and memory that no child inherits."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+
+from . import program
+
+KEPT = 1 << 20
+"""Of each buffer; larger ones last for one request."""
+
+
+def private_memory(size: int) -> memoryview:
+    """Memory that forked children do not get."""
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_DONTFORK)
+    return memoryview(area)
+
+
+def write_all(handle: int, content: memoryview) -> bool:
+    try:
+        while len(content):
+            content = content[os.write(handle, content) :]
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+class Child:
+    """A forked process, prepared ahead, that waits for an order; later the program itself."""
+
+    def __init__(self, interpreter: program.Interpreter, null: int) -> None:
+        stdin, self.stdin = os.pipe()
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        command, self.command = os.pipe()
+        self.status, status = os.pipe()
+        # Put in place before the fork: here it copies no page.
+        for target, source in enumerate((stdin, stdout, stderr, command, status)):
+            os.dup2(source, target, target < program.COMMAND)
+            os.close(source)
+        self.pid = os.fork()
+        if self.pid == 0:
+            program.prepare()
+            program.run(interpreter)
+        for target in range(program.STATUS + 1):
+            os.dup2(null, target, False)
+
+    def close(self) -> None:
+        for handle in (self.stdin, self.stdout, self.stderr, self.command, self.status):
+            if handle >= 0:
+                os.close(handle)
+        self.stdin = self.command = -1
+
+    def close_input(self) -> None:
+        os.close(self.stdin)
+        self.stdin = -1
+
+
+class Stream:
+    """One output of a program, read into private memory; past its size it is read and dropped."""
+
+    def __init__(self) -> None:
+        self.memory = private_memory(KEPT)
+        self.size = self.seen = self.limit = 0
+
+    def reset(self, limit: int) -> None:
+        if limit > len(self.memory):
+            self.memory = private_memory(limit)
+        self.size = self.seen = 0
+        self.limit = limit
+
+    def shrink(self) -> None:
+        if len(self.memory) > KEPT:
+            self.memory = private_memory(KEPT)
+
+    def take(self, handle: int, scratch: memoryview) -> int:
+        room = self.limit - self.size
+        got = os.readv(handle, [self.memory[self.size : self.limit] if room else scratch])
+        self.size += got if room else 0
+        self.seen += got
+        return got
+
+    @property
+    def cut(self) -> bool:
+        return self.seen > self.size
+
+    def view(self) -> memoryview:
+        return self.memory[: self.size]

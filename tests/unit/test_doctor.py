@@ -1,0 +1,238 @@
+"""Doctor's model and its words: what is advised on which machine, and how a report reads."""
+
+from __future__ import annotations
+
+import io
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from toolyard.cli.doctor import remedies, show, verdict
+from toolyard.cli.doctor_checks import (
+    EXTRAS,
+    Check,
+    Group,
+    Report,
+    Status,
+    check_extra,
+    kernel_checks,
+    toolchain_remedy,
+)
+from toolyard.cli.remedies import Host, kernel_remedy
+from toolyard.sandbox.isolation import Grants, Level, Python
+from toolyard.sandbox.languages import find_language
+
+FEATURES = (
+    "user namespace", "mount namespace", "pid namespace", "network namespace", "ipc namespace", "uts namespace",
+    "private root", "landlock", "seccomp", "own user id", "cgroup",
+)  # fmt: skip
+EPERM = "unshare: Operation not permitted"
+
+
+def granting(*, root: bool = True, cgroup: bool = True, **refused: str) -> Grants:
+    reasons = {name.replace("_", " "): reason for name, reason in refused.items()}
+    return Grants(
+        features={feature: reasons.get(feature, "") for feature in FEATURES},
+        cgroup=(2, ("/sys/fs/cgroup",)) if cgroup else None,
+        landlock_abi=6,
+        root=root,
+        python=Python(executable="/usr/bin/python3", version="3.12.1", prefixes=("/usr",)),
+    )
+
+
+class TestRemedies:
+    @pytest.mark.parametrize("feature", ["user namespace", "network namespace", "private root"])
+    @pytest.mark.parametrize(
+        ("setting", "value", "advice"),
+        [
+            ("kernel.unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+            (
+                "kernel.apparmor_restrict_unprivileged_userns",
+                "1",
+                "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+            ),
+            ("user.max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+        ],
+    )
+    def test_the_setting_that_forbids_namespaces_is_named(
+        self, feature: str, setting: str, value: str, advice: str
+    ) -> None:
+        assert advice in (kernel_remedy(feature, EPERM, Host(settings={setting: value})) or "")
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"kernel.unprivileged_userns_clone": "1", "user.max_user_namespaces": "1000"},
+            {"kernel.apparmor_restrict_unprivileged_userns": "0"},
+            {},
+        ],
+    )
+    def test_a_setting_that_allows_them_is_not_blamed(self, settings: dict[str, str]) -> None:
+        advice = kernel_remedy("user namespace", EPERM, Host(settings=settings))
+        assert advice is not None
+        assert "sysctl" not in advice
+
+    def test_settings_for_ordinary_users_are_not_blamed_for_root(self) -> None:
+        host = Host(root=True, settings={"kernel.unprivileged_userns_clone": "0"})
+        assert "sysctl" not in (kernel_remedy("user namespace", EPERM, host) or "")
+
+    @pytest.mark.parametrize(
+        ("container", "words"),
+        [
+            ("docker", "--security-opt seccomp=unconfined"),
+            ("docker", "systempaths=unconfined"),
+            ("podman", "unmask=ALL"),
+            ("kubernetes", "procMount: Unmasked"),
+        ],
+    )
+    def test_in_a_container_the_advice_is_for_its_runtime(self, container: str, words: str) -> None:
+        assert words in (kernel_remedy("private root", EPERM, Host(container=container)) or "")
+
+    def test_a_kernel_without_namespaces_is_told_from_one_that_forbids_them(self) -> None:
+        assert "CONFIG_USER_NS" in (kernel_remedy("user namespace", "unshare: Invalid argument", Host()) or "")
+
+    def test_landlock_that_is_built_in_but_not_active_needs_a_boot_parameter(self) -> None:
+        host = Host(security_modules="capability,apparmor")
+        assert "lsm=landlock,capability,apparmor" in (kernel_remedy("landlock", "ENOSYS", host) or "")
+        assert "5.13" in (kernel_remedy("landlock", "ENOSYS", Host()) or "")
+        assert "seccomp profile" in (kernel_remedy("landlock", "EPERM", Host(container="docker")) or "")
+
+    @pytest.mark.parametrize(
+        ("host", "words"),
+        [
+            (Host(), "systemd-run --user --scope -p Delegate=yes"),
+            (Host(root=True), "mount -t cgroup2"),
+            (Host(container="docker"), "--cgroupns=private"),
+        ],
+    )
+    def test_a_cgroup_is_had_by_delegation(self, host: Host, words: str) -> None:
+        assert words in (kernel_remedy("cgroup", "no", host) or "")
+
+    def test_this_machine_can_be_read(self) -> None:
+        assert Host.read(root=False).settings.keys() <= {
+            "kernel.unprivileged_userns_clone",
+            "kernel.apparmor_restrict_unprivileged_userns",
+            "user.max_user_namespaces",
+        }
+
+
+class TestKernelChecks:
+    def test_what_works_needs_no_remedy(self) -> None:
+        checks = kernel_checks(granting(), Host(root=True))
+        assert {check.name for check in checks} == set(FEATURES)
+        assert all(check.status is Status.OK and check.remedy is None for check in checks)
+
+    def test_what_is_refused_has_its_reason_and_a_remedy(self) -> None:
+        grants = granting(root=False, user_namespace=EPERM)
+        check = next(
+            check for check in kernel_checks(grants, Host(container="docker")) if check.status is not Status.OK
+        )
+        assert (check.name, check.detail) == ("user namespace", EPERM)
+        assert "docker run" in (check.remedy or "")
+
+    def test_an_ordinary_user_does_not_miss_user_ids_of_programs_own(self) -> None:
+        checks = kernel_checks(granting(root=False, own_user_id="only for root"), Host())
+        assert "own user id" not in {check.name for check in checks}
+
+
+class TestExtras:
+    def test_the_table_is_the_one_of_pyproject(self) -> None:
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        declared = {
+            extra: {re.split(r"[\[<>=]", requirement)[0].replace("-", "_") for requirement in requirements}
+            for extra, requirements in project["optional-dependencies"].items()
+            if extra != "dev"
+        }
+        assert {extra: set(modules) for extra, modules in EXTRAS.items()} == declared
+
+    async def test_a_missing_package_is_named_with_the_pip_command(self) -> None:
+        check = await check_extra("ray", ("no_such_package",))
+        assert check.status is Status.MISSING
+        assert "no_such_package" in check.detail
+        assert check.remedy == "pip install 'toolyard[ray]'"
+
+    async def test_a_package_that_is_there_but_does_not_import_is_broken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "half_installed.py").write_text("raise ImportError('libcudart.so.12 is missing')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        check = await check_extra("hf", ("half_installed",))
+        assert check.status is Status.BROKEN
+        assert "libcudart.so.12 is missing" in check.detail
+
+    async def test_one_that_imports_is_shown_with_its_version(self) -> None:
+        check = await check_extra("dev", ("pytest",))
+        assert check.status is Status.OK
+        assert check.detail == f"pytest {pytest.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [("go", "apt-get install golang-go"), ("julia", "https://julialang.org"), ("csharp", "mono-mcs mono-runtime")],
+)
+def test_a_missing_toolchain_is_had_from_its_package(
+    language: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert words in toolchain_remedy(find_language(language))
+
+
+def report(*checks: Check, can_run: bool = True, isolation: Level | None = Level.FULL) -> Report:
+    return Report(
+        toolyard="1.0",
+        system="Linux",
+        processors=2,
+        python="3.12.1",
+        can_run=can_run,
+        isolation=isolation,
+        memory_limit="cgroup v2",
+        checks=checks,
+    )
+
+
+def printed(found: Report) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    show(found, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+class TestReport:
+    def test_the_verdict_comes_first_and_says_how_well_programs_are_shut_in(self) -> None:
+        python = Check(group=Group.LANGUAGES, name="python", status=Status.OK, detail="Python 3.12.1")
+        go = Check(group=Group.LANGUAGES, name="go", status=Status.MISSING, detail="no toolchain")
+        first = printed(report(python, go)).splitlines()[0]
+        assert first == (
+            "✔ The sandbox runs programs at full isolation; memory is limited by cgroup v2; 1 of 2 languages work."
+        )
+
+    def test_a_lower_level_is_named_and_not_green(self) -> None:
+        style, sentence = verdict(report(isolation=Level.CONFINED))
+        assert "yellow" in style
+        assert "only at isolation level confined" in sentence
+
+    def test_a_machine_that_cannot_run_programs_is_told_why(self) -> None:
+        broken = Check(group=Group.SANDBOX, name="start", status=Status.BROKEN, detail="no isolation: EPERM [x]")
+        style, sentence = verdict(report(broken, can_run=False, isolation=Level.NONE))
+        assert "red" in style
+        assert "EPERM" in sentence
+        assert "EPERM [x]" in printed(report(broken, can_run=False))
+
+    def test_one_remedy_for_many_features_is_told_once(self) -> None:
+        refused = granting(user_namespace=EPERM, pid_namespace=EPERM)
+        advice = remedies(report(*kernel_checks(refused, Host(container="docker"))))
+        assert list(advice) == ["user namespace, pid namespace"]
+
+    def test_namespaces_that_work_are_one_line_and_those_that_do_not_are_each_shown(self) -> None:
+        assert "user, mount, pid, network, ipc, uts" in printed(report(*kernel_checks(granting(), Host())))
+        refused = printed(report(*kernel_checks(granting(pid_namespace=EPERM), Host())))
+        assert "pid namespace" in refused
+        assert EPERM in refused
+
+    def test_the_json_form_reads_back(self) -> None:
+        found = report(*kernel_checks(granting(), Host()))
+        assert Report.model_validate_json(found.model_dump_json()) == found
