@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,6 +13,10 @@ from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError
 
 from .routing import LIGHT
 from .zygote import Worker, Zygote
+
+_log = logging.getLogger(__name__)
+_PAUSE = 60
+"""Seconds between two tries to start a zygote that nobody waits for."""
 
 
 class Slots:
@@ -83,6 +88,7 @@ class Pool:
         self._max_runs = max_runs
         self._idle: dict[str, list[Worker]] = {}
         self.zygotes: dict[str, Zygote] = {}
+        self._not_before: dict[str, float] = {}
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
         self.live: dict[str, int] = {}
         """Workers alive, by profile: idle ones and those in use."""
@@ -92,7 +98,7 @@ class Pool:
         zygote = self.zygotes.get(profile)
         if zygote is not None and zygote.alive:
             return True
-        if profile not in self._starting:
+        if profile not in self._starting and time.monotonic() > self._not_before.get(profile, 0.0):
             self._begin(profile)
         return False
 
@@ -113,8 +119,10 @@ class Pool:
 
     def _started(self, profile: str, task: asyncio.Task[Zygote]) -> None:
         self._starting.pop(profile, None)
-        if not task.cancelled():
-            task.exception()  # whoever waits gets it; if nobody does, the next need starts it again
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waits gets it too. Programs run from another zygote meanwhile.
+            _log.warning("zygote %r did not start, next try in %d s: %s", profile, _PAUSE, error)
+            self._not_before[profile] = time.monotonic() + _PAUSE
 
     async def zygote(self, profile: str) -> Zygote:
         zygote = self.zygotes.get(profile)

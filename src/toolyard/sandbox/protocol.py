@@ -12,10 +12,12 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1024 * 1024
-Bytes = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0, lt=1 << 62)]
+Seconds = Annotated[float, Field(gt=0, lt=1e9)]
+Count = Annotated[int, Field(gt=0, lt=1 << 31)]
 
 
 class Verdict(StrEnum):
@@ -46,17 +48,17 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run_seconds: PositiveFloat = 10.0
+    run_seconds: Seconds = 10.0
     """Real time of the run stage, from its start. CPU time alone would let `sleep` hold a worker for ever."""
-    compile_seconds: PositiveFloat = 10.0
+    compile_seconds: Seconds = 10.0
     """Real time of the compile stage, where the language has one."""
-    cpu_seconds: PositiveFloat | None = None
+    cpu_seconds: Seconds | None = None
     """Processor time of all processes together. None: only real time counts."""
     memory_bytes: Bytes = 1024 * MIB
     """Resident memory of the whole process tree, files in its private directories included."""
-    processes: PositiveInt = 128
+    processes: Count = 128
     """Processes and threads alive at once. Past it, fork and thread creation fail inside the program (EAGAIN)."""
-    open_files: PositiveInt = 512
+    open_files: Count = 512
     """Open file descriptors of each process. Past it, open() fails inside the program (EMFILE)."""
     file_bytes: Bytes = 128 * MIB
     """Size of any single file. Past it, write() fails inside the program (EFBIG)."""

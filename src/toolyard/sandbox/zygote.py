@@ -176,7 +176,14 @@ class Worker:
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
+            _hang_up(self._channel)
+
+
+def _hang_up(channel: socket.socket) -> None:
+    """Also for copies of it that a fork of the host may hold."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()
 
 
 class Zygote:
@@ -287,7 +294,7 @@ class Zygote:
             return
         self.alive = False
         self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        _hang_up(self._control)
         self._complaints.seek(0)
         said = self._complaints.read()[-2000:].decode(errors="replace").strip()
         waiting, self._waiting = self._waiting, {}

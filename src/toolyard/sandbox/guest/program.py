@@ -162,10 +162,10 @@ def _refuse(error: BaseException) -> NoReturn:
 
 
 def _apply_limits(header: tuple[Any, ...], data_factor: float) -> None:
-    _, wall, cpu, memory, processes, open_files, file_bytes, *_ = header
-    # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
-    seconds = int(cpu if cpu != frames.NO_CPU_LIMIT else wall * 64) + 1
-    if header[0] != frames.OPEN_SESSION:
+    _, _, cpu, memory, processes, open_files, file_bytes, *_ = header
+    if cpu != frames.NO_CPU_LIMIT:
+        # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
+        seconds = int(cpu) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     if data_factor:
         size = int(memory * data_factor)

@@ -1,0 +1,338 @@
+"""What a program must never read: the host's files and environment, other processes, other runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile import SYSCALLS, run, words
+
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import Program
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+namespaces = pytest.mark.kernel("namespaces")
+
+CHECKOUT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def host_secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file that everybody on the host can read."""
+    path = tmp_path_factory.mktemp("open") / "secret"
+    path.write_text("the host's secret")
+    for folder in (path, *path.parents):
+        if str(folder).startswith("/tmp/") and folder.stat().st_uid == os.getuid():
+            folder.chmod(0o755)
+    yield path
+
+
+# ------------------------------------------------------------------------------------------------------------ host files
+@pytest.mark.parametrize("way", ["open", "listdir", "exec", "chdir into", "link to", "map"])
+async def test_a_host_file_cannot_be_read(any_level: LocalSandbox, host_secret: Path, way: str) -> None:
+    execution = await run(
+        any_level,
+        SYSCALLS
+        + f"""
+import mmap, subprocess
+place = {str(host_secret)!r}
+ways = {{
+    "open": lambda: open(place).read(),
+    "listdir": lambda: os.listdir(os.path.dirname(place)),
+    "exec": lambda: subprocess.run(["/bin/cat", place], capture_output=True).stdout or "EACCES",
+    "chdir into": lambda: (os.chdir(os.path.dirname(place)), open("secret").read()),
+    "link to": lambda: (os.symlink(place, "link"), open("link").read()),
+    "map": lambda: mmap.mmap(os.open(place, os.O_RDONLY), 0, prot=mmap.PROT_READ)[:],
+}}
+print(attempt(ways[{way!r}]))
+""",
+    )
+    assert execution.stdout.strip() in {"ENOENT", "EACCES", "EPERM", "FileNotFoundError"}
+    assert "the host's secret" not in execution.stdout + execution.stderr
+
+
+async def test_private_places_of_the_host_are_closed(any_level: LocalSandbox) -> None:
+    places = ["/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh", "/var/lib", "/var/log", "/run", "/boot", "/sys"]
+    places += [str(CHECKOUT / name) for name in ("pyproject.toml", "src", "tests", ".git")]
+    places += [str(Path.home() / name) for name in (".ssh", ".bashrc", ".profile", ".bash_history", ".gitconfig", ".config")]
+    told = await words(
+        any_level,
+        f"""
+        for place in {places!r}:
+            print(attempt(os.open, place, os.O_RDONLY))
+        """,
+    )
+    assert set(told) <= {"ENOENT", "EACCES"}
+
+
+@namespaces
+async def test_of_home_directories_only_interpreters_and_toolchains_are_visible(sandbox: LocalSandbox) -> None:
+    shown = {*sandbox.grants.python.prefixes, *sandbox._compilers.read_only}
+    execution = await run(
+        sandbox,
+        f"""
+        import os
+        for top in ("/root", "/home", {str(Path.home())!r}, {str(CHECKOUT)!r}):
+            for folder, folders, files in os.walk(top):
+                if any(folder == place or folder.startswith(place + "/") for place in {shown!r}):
+                    folders.clear()
+                    continue
+                print(*[os.path.join(folder, name) for name in files], sep="\\n", end="")
+        """,
+        run_seconds=20,
+    )
+    assert execution.ok
+    assert execution.stdout == ""
+    assert not [place for place in shown if place in ("/root", "/home", str(Path.home()), str(CHECKOUT))]
+
+
+@namespaces
+async def test_tokens_beside_a_toolchain_are_not_visible(sandbox: LocalSandbox) -> None:
+    """`~/.cargo/bin/rustc` must not bring `~/.cargo/credentials.toml` along."""
+    shown = [Path(place) for place in sandbox._compilers.read_only]
+    secrets = [".cargo/credentials.toml", ".cargo/credentials", ".npmrc", ".config", ".netrc", ".gem/credentials", ".m2"]
+    for secret in (Path.home() / name for name in secrets):
+        assert not [place for place in shown if place == secret or place in secret.parents]
+
+
+@namespaces
+async def test_the_root_has_nothing_but_what_a_program_needs(sandbox: LocalSandbox) -> None:
+    execution = await run(sandbox, "import os; print(*sorted(os.listdir('/'))); print(*sorted(os.listdir('/etc')))")
+    top, etc = (set(line.split()) for line in execution.stdout.splitlines())
+    system = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "proc", "dev"}
+    own = {"sandbox", "tmp", "var", "mnt", "data"}
+    way_to_the_interpreter = {CHECKOUT.parts[1], "root", "home", "opt", "nix", "tmp", "toolyard"}
+    assert top <= system | own | way_to_the_interpreter
+    assert not etc & {"shadow", "gshadow", "sudoers", "ssh", "machine-id", "resolv.conf", "hostname"}
+
+
+async def test_devices_of_the_host_are_closed(any_level: LocalSandbox) -> None:
+    told = await words(
+        any_level,
+        """
+        for name in ("mem", "kmsg", "vda", "sda", "loop0", "tty", "tty0", "console", "ptmx", "fuse", "kvm", "port",
+                     "net/tun", "vsock", "mapper/control", "rtc0", "vhost-vsock", "nvme0n1", "dri/card0", "hwrng"):
+            print(attempt(os.open, "/dev/" + name, os.O_RDONLY), attempt(os.open, "/dev/" + name, os.O_WRONLY))
+        """,
+    )
+    assert set(told) <= {"ENOENT", "EACCES", "EPERM", "ENXIO"}
+
+
+# ----------------------------------------------------------------------------------------------------------- environment
+async def test_no_variable_of_the_host_reaches_a_program(any_level: LocalSandbox) -> None:
+    """The host's environment is set before the sandbox starts: by pytest itself, among others."""
+    marker = [value for name, value in os.environ.items() if name.startswith("PYTEST") or len(value) > 20]
+    assert marker
+    execution = await run(
+        any_level,
+        """
+        import os, subprocess
+        print(dict(os.environ))
+        for place in ("/proc/self/environ", "/proc/1/environ", f"/proc/{os.getppid()}/environ", "/proc/thread-self/environ"):
+            try:
+                print(open(place).read())
+            except OSError as error:
+                print(error.errno)
+        print(subprocess.run(["/usr/bin/env"], capture_output=True, text=True).stdout)
+        """,
+    )
+    assert execution.ok
+    assert [name for name in os.environ if name.startswith("PYTEST") and name in execution.stdout] == []
+    known = (str(Path(os.path.realpath(any_level.grants.python.executable)).parent), "C.UTF-8", "/usr/local/bin")
+    assert [value for value in marker if value in execution.stdout and not any(k in value for k in known)] == []
+
+
+SCAN = """
+import hashlib, re, sys
+wanted = sys.stdin.read().split()
+found = scanned = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+    for line in maps:
+        span, rights, *_ = line.split()
+        if rights[0] != "r" or "[vvar" in line or "[vsyscall" in line:
+            continue
+        low, high = (int(part, 16) for part in span.split("-"))
+        memory.seek(low)
+        try:
+            content = memory.read(high - low)
+        except OSError:
+            continue
+        scanned += len(content)
+        for run in re.findall(rb"[0-9a-f]{128,}", content):
+            windows = (run[at : at + 128] for at in range(len(run) - 127))
+            found += any(hashlib.sha256(window).hexdigest() in wanted for window in windows)
+assert scanned > 1 << 20
+print(found > 0)
+"""
+"""Looks for needles of 128 hexadecimal digits in all of its own memory. It is given their hashes only, on stdin: a
+program that knows what it looks for finds itself."""
+
+
+def make_needle() -> tuple[str, str]:
+    needle = uuid.uuid4().hex + uuid.uuid4().hex + uuid.uuid4().hex + uuid.uuid4().hex
+    return needle, hashlib.sha256(needle.encode()).hexdigest()
+
+
+@namespaces
+async def test_the_scan_finds_what_is_there(sandbox: LocalSandbox) -> None:
+    needle, digest = make_needle()
+    assert (await run(sandbox, f"a = '{needle}'\n{SCAN}", stdin=digest, run_seconds=20)).stdout == "True\n"
+
+
+@namespaces
+async def test_no_secret_of_the_host_is_in_a_programs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked interpreter keeps its parent's heap and stack: they must never have held anything of the host's."""
+    needle, digest = make_needle()
+    monkeypatch.setenv("TOOLYARD_SECRET", needle)
+    async with LocalSandbox(workers=1) as alone:
+        assert (await run(alone, SCAN, stdin=digest, run_seconds=20)).stdout == "False\n"
+        async with alone.session() as session:
+            told = await session.run(SCAN.replace("sys.stdin.read().split()", repr([digest])), seconds=20)
+            assert told.stdout == "False\n", told
+
+
+EARLIER = {
+    "source": lambda needle: Program(f"a = '{needle}'"),
+    "stdin": lambda needle: Program("import sys; sys.stdin.read()", stdin=needle),
+    "stdout": lambda needle: Program("print(input())", stdin=needle),
+    "stderr": lambda needle: Program("import sys; print(input(), file=sys.stderr)", stdin=needle),
+    "a file": lambda needle: Program("open('in').read()", files={"in": needle.encode()}),
+    "a file asked back": lambda needle: Program("open('out', 'w').write(input())", stdin=needle, fetch_files=["out"]),
+    "an argument": lambda needle: Program("import sys; sys.argv", args=[needle]),
+    "a variable": lambda needle: Program("import os; os.environ", env={"SECRET": needle}),
+    "a failure": lambda needle: Program(f"raise ValueError('{needle}')"),
+}
+
+
+@namespaces
+@pytest.mark.parametrize("part", EARLIER)
+async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory(part: str) -> None:
+    needle, digest = make_needle()
+    async with LocalSandbox(workers=1) as alone:  # one worker, so that both runs have the same
+        for _ in range(3):
+            assert (await alone.run(EARLIER[part](needle))).run
+        assert (await run(alone, SCAN, stdin=digest, run_seconds=20)).stdout == "False\n"
+
+
+# -------------------------------------------------------------------------------------------------------- other processes
+WORKERS_ENTRIES = ("environ", "mem", "maps", "smaps", "root", "cwd", "exe", "fd", "auxv", "io", "stack", "syscall", "pagemap")
+
+
+async def test_the_workers_entries_in_proc_are_closed(any_level: LocalSandbox) -> None:
+    told = await words(
+        any_level,
+        f"""
+        for pid in (1, os.getppid()):
+            for name in {WORKERS_ENTRIES}:
+                place = f"/proc/{{pid}}/{{name}}"
+                try:
+                    if name in ("root", "cwd", "exe"):
+                        os.listdir(place)
+                    elif name == "fd":
+                        os.listdir(place)
+                    else:
+                        open(place, "rb").read(1)
+                    print("read")
+                except OSError as error:
+                    print(errno.errorcode[error.errno])
+        """,
+    )
+    assert set(told) <= {"EACCES", "EPERM", "ENOENT", "ENOTDIR"}
+
+
+@namespaces
+async def test_the_hosts_root_is_not_reachable_through_proc(sandbox: LocalSandbox, host_secret: Path) -> None:
+    told = await words(
+        sandbox,
+        f"""
+        for pid in ("1", "self", "thread-self"):
+            print(attempt(open, f"/proc/{{pid}}/root{host_secret}"), attempt(open, f"/proc/{{pid}}/cwd/../../..{host_secret}"))
+        """,
+    )
+    assert set(told) <= {"EACCES", "ENOENT", "EPERM"}
+
+
+async def test_other_processes_cannot_be_traced_or_read(any_level: LocalSandbox) -> None:
+    neighbour = asyncio.ensure_future(run(any_level, "import time; time.sleep(0.5); print('unharmed')"))
+    told = await words(
+        any_level,
+        """
+        class Span(ctypes.Structure):
+            _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+        buffer = ctypes.create_string_buffer(64)
+        ours, theirs = Span(ctypes.addressof(buffer), 64), Span(0x400000, 64)
+        for target in {1, 2, 3, os.getppid(), os.getpid() - 1, os.getpid() + 1}:
+            print(call(101, 16, target, 0, 0), call(101, 0x4206, target, 0, 0))   # PTRACE_ATTACH, PTRACE_SEIZE
+            print(call(310, target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))   # process_vm_readv
+            print(call(311, target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))   # process_vm_writev
+            print(call(438, 3, 0, 0), call(312, target, os.getpid(), 0, 0, 0))            # pidfd_getfd, kcmp
+        print(call(101, 0, 0, 0, 0))   # PTRACE_TRACEME
+        """,
+    )
+    assert set(told) <= {"EPERM", "ENOSYS", "ESRCH"}
+    assert (await neighbour).stdout == "unharmed\n"
+
+
+async def test_a_neighbours_directory_is_closed(any_level: LocalSandbox) -> None:
+    """Where there is no private root, other runs' directories lie on the same file system."""
+    name = f"secret-{uuid.uuid4().hex}"
+    neighbour = asyncio.ensure_future(
+        run(any_level, f"import time\nopen('{name}', 'w').write('mine')\nprint(__file__)\ntime.sleep(1)")
+    )
+    await asyncio.sleep(0.3)
+    execution = await run(
+        any_level,
+        f"""
+        import glob, os, tempfile
+        above = os.path.dirname(os.path.dirname(os.getcwd()))
+        found = []
+        for top in {{above, "/tmp", "/sandbox", "/var/tmp", "/dev/shm", tempfile.gettempdir()}}:
+            for folder, _, names in os.walk(top):
+                found += [name for name in names if name == "{name}"]
+        for number in range(1, 65536 if above != "/" else 1):
+            try:
+                open(f"{{above}}/{{number}}/work/{name}")
+                found.append("by number")
+            except OSError:
+                pass
+        print(found)
+        """,
+    )
+    assert execution.stdout == "[]\n"
+    assert (await neighbour).ok
+
+
+async def test_the_kernels_log_is_closed(any_level: LocalSandbox) -> None:
+    told = await words(
+        any_level,
+        """
+        buffer = ctypes.create_string_buffer(4096)
+        for action in (2, 3, 4, 9, 10):
+            print(call(103, action, buffer, 4096))   # syslog
+        print(attempt(os.open, "/dev/kmsg", os.O_RDONLY), attempt(os.open, "/proc/kmsg", os.O_RDONLY))
+        """,
+    )
+    assert set(told) <= {"EPERM", "ENOENT", "EACCES"}
+
+
+@namespaces
+async def test_proc_opens_no_door_to_the_host(sandbox: LocalSandbox) -> None:
+    told = await words(
+        sandbox,
+        """
+        for place in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
+                      "/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/ns_last_pid", "/proc/irq/default_smp_affinity",
+                      "/proc/1/oom_score_adj", "/proc/1/comm", "/proc/1/coredump_filter", "/proc/1/timerslack_ns",
+                      "/proc/1/sched", "/proc/1/clear_refs", "/proc/1/attr/current", "/proc/1/uid_map", "/proc/1/setgroups",
+                      "/proc/self/uid_map", "/proc/self/setgroups", "/proc/mtrr", "/proc/bus/pci/00/00.0"):
+            print(attempt(lambda: os.write(os.open(place, os.O_WRONLY), b"1")))
+        for place in ("/proc/kcore", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmallocinfo", "/proc/slabinfo"):
+            print(attempt(lambda: os.read(os.open(place, os.O_RDONLY), 1)))
+        """,
+    )
+    assert set(told) <= {"EACCES", "EPERM", "ENOENT", "EROFS", "EIO"}
