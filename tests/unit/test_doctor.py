@@ -19,9 +19,8 @@ from toolyard.cli.doctor_checks import (
     Status,
     check_extra,
     kernel_checks,
-    toolchain_remedy,
 )
-from toolyard.cli.remedies import Host, kernel_remedy
+from toolyard.cli.remedies import Host, kernel_remedy, toolchain_remedy
 from toolyard.sandbox.isolation import Grants, Level, Python
 from toolyard.sandbox.languages import find_language
 

@@ -22,13 +22,13 @@ from pydantic import BaseModel, ConfigDict
 
 from toolyard import __version__, settings
 from toolyard.cli.outcomes import duration, ending, telling_line
-from toolyard.cli.remedies import Host, kernel_remedy
+from toolyard.cli.remedies import Host, kernel_remedy, toolchain_remedy
 from toolyard.errors import SandboxError, ToolchainMissingError, ToolyardError
 from toolyard.sandbox import languages
 from toolyard.sandbox.isolation import Grants, Level, probe
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
-from toolyard.sandbox.toolchains import PACKAGES, Language, Toolchain
+from toolyard.sandbox.toolchains import Language, Toolchain
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "server": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
@@ -226,15 +226,6 @@ async def _check_language(sandbox: LocalSandbox, grants: Grants, row: Language, 
 
 async def _version(toolchain: Toolchain) -> str:
     return await asyncio.to_thread(languages.probe_version, toolchain) or "unknown version"
-
-
-def toolchain_remedy(row: Language) -> str:
-    """How to install the toolchain that is preferred for a language."""
-    way = row.ways[0]
-    absent = [name for name in way.needs if not shutil.which(name, path=settings.search_path())] or [way.needs[0]]
-    packages = list(dict.fromkeys(PACKAGES.get(name, name) for name in absent))
-    addresses = [package for package in packages if "://" in package]
-    return f"see {addresses[0]}" if addresses else f"apt-get install {' '.join(packages)}"
 
 
 # Optional packages and hardware ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What to do about a kernel feature that this machine does not grant. Pure, but for `Host.read`.
+"""What to do about what this machine does not offer: kernel features and toolchains.
 
 Whether a feature works is found out by trying it (`toolyard.sandbox.isolation.probe`). The settings read here only
 tell which of the usual culprits it is.
@@ -6,9 +6,13 @@ tell which of the usual culprits it is.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from toolyard import settings
+from toolyard.sandbox.toolchains import PACKAGES, Language
 
 _SETTINGS = (
     "kernel.unprivileged_userns_clone",
@@ -21,10 +25,11 @@ _CONTAINER_SIGNS = {
     "/.dockerenv": "docker",
 }
 _NAMESPACE_ADVICE = {
-    "docker": "start the container with: docker run --security-opt seccomp=unconfined --security-opt "
+    "docker": "in a Docker container, start it with: docker run --security-opt seccomp=unconfined --security-opt "
     "apparmor=unconfined --security-opt systempaths=unconfined (or a seccomp profile that allows unshare, mount and "
     "pivot_root)",
-    "podman": "start the container with: podman run --security-opt seccomp=unconfined --security-opt unmask=ALL",
+    "podman": "in a Podman container, start it with: podman run --security-opt seccomp=unconfined "
+    "--security-opt unmask=ALL",
     "kubernetes": "in the pod: hostUsers: false, and securityContext: {seccompProfile: {type: Unconfined}, "
     "appArmorProfile: {type: Unconfined}, procMount: Unmasked}",
 }
@@ -36,7 +41,8 @@ class Host:
 
     root: bool = False
     container: str | None = None
-    """`docker`, `podman` or `kubernetes`; None where there is no sign of one."""
+    """`docker`, `podman` or `kubernetes`; None where there is no sign of one. Images of containers that were made
+    into machines carry the sign, too, so advice must say for whom it is."""
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernel settings by their sysctl names. One that the kernel does not have is left out."""
     security_modules: str | None = None
@@ -108,8 +114,20 @@ def _landlock_remedy(host: Host) -> str:
 
 
 def _cgroup_remedy(host: Host) -> str:
-    if host.container:
-        return "mount the container's own cgroup writable: --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
-    if host.root:
-        return "mount the memory controller writable: mount -t cgroup2 none /sys/fs/cgroup"
-    return "start it as: systemd-run --user --scope -p Delegate=yes toolyard … (or as root)"
+    own = (
+        "mount the memory controller writable: mount -t cgroup2 none /sys/fs/cgroup"
+        if host.root
+        else "start it as: systemd-run --user --scope -p Delegate=yes toolyard … (or as root)"
+    )
+    if not host.container:
+        return own
+    return f"{own}; in a container: --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
+
+
+def toolchain_remedy(row: Language) -> str:
+    """How to install the toolchain that is preferred for a language, where `PATH` does not have it."""
+    way = row.ways[0]
+    absent = [name for name in way.needs if not shutil.which(name, path=settings.search_path())] or [way.needs[0]]
+    packages = list(dict.fromkeys(PACKAGES.get(name, name) for name in absent))
+    addresses = [package for package in packages if "://" in package]
+    return f"see {addresses[0]}" if addresses else f"apt-get install {' '.join(packages)}"

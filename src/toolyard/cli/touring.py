@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from toolyard.cli.outcomes import duration, ending, telling_line
+from toolyard.cli.remedies import toolchain_remedy
 from toolyard.errors import ToolchainMissingError, ToolyardError
 from toolyard.sandbox import languages
 from toolyard.sandbox.isolation import Level
@@ -70,8 +71,9 @@ async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
         return Visit(stop, passed_over=f"left out: isolation {sandbox.level} could not hold it")
     try:
         return Visit(stop, await sandbox.run(stop.program, stop.limits))
-    except ToolchainMissingError as error:
-        return Visit(stop, passed_over=str(error))
+    except ToolchainMissingError:
+        language = languages.find_language(stop.program.language)
+        return Visit(stop, passed_over=f"no toolchain here: {toolchain_remedy(language)}")
     except ToolyardError as error:
         return Visit(stop, failure=str(error))
 

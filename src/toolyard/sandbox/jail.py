@@ -10,6 +10,10 @@ from .guest import root
 from .isolation import Grants, Level
 
 
+SCOPED_SIGNALS = 6
+"""The version of Landlock that keeps signals inside."""
+
+
 def environment_for(python: str) -> dict[str, str]:
     """All a program finds in `os.environ`. One thread for numerical libraries: parallelism is across programs.
 
@@ -44,9 +48,11 @@ def zygote_config(
 ) -> dict[str, Any]:
     """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail."""
     jailed = level in (Level.FULL, Level.NAMESPACES)
-    # Without a private root a user of its own can reach the interpreter only if everybody can.
-    reachable = jailed or (grants.has("own user id") and all(map(_open_to_all, grants.python.prefixes)))
-    own_user = grants.root and level is not Level.NONE and reachable
+    confined = level is Level.CONFINED
+    own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
+    # Without a private root a user of its own can reach the interpreter only if everybody can. Else it keeps the right
+    # to pass closed directories: Landlock says which of them.
+    passes = confined and own_user and not all(map(_open_to_all, (*grants.python.prefixes, *sorted(read_only))))
     return {
         "modules": list(modules),
         "with_sessions": sessions,
@@ -54,8 +60,12 @@ def zygote_config(
         "landlock": level is not Level.NONE and grants.has("landlock"),
         "seccomp": level is not Level.NONE and grants.has("seccomp"),
         "user": int(own_user),
-        "alone": jailed or own_user,
-        "owns_directories": jailed and not own_user,
+        "passes_directories": passes,
+        "own_files": not confined or (own_user and not passes),
+        # Whether kill(-1) reaches exactly a worker's programs: by its pid namespace, its user id, or Landlock's scope.
+        "alone": jailed or own_user or (confined and grants.landlock_abi >= SCOPED_SIGNALS),
+        "owns_directories": not (jailed and own_user),
+        "directory_mode": 0o1777 if jailed else 0o700,
         "cgroup": grants.cgroup,
         "data_factor": 0.0 if grants.cgroup else 2.0 if jailed else 1.0,
         "work": root.WORK,
@@ -71,4 +81,4 @@ def zygote_config(
 def _open_to_all(path: str) -> bool:
     parts = path.split("/")
     above = ["/".join(parts[:end]) or "/" for end in range(1, len(parts) + 1)]
-    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in above)
+    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in above if os.path.isdir(folder))

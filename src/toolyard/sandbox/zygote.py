@@ -55,6 +55,7 @@ class Worker:
         self.alive = True
         self._launcher = launcher
         self._cgroup = cgroup
+        self._kills_before = self._kills() if cgroup else 0
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._buffer = bytearray()
@@ -146,19 +147,20 @@ class Worker:
             return
         self.close()
         if self._answer is not None and not self._answer.done():
-            if self._out_of_memory():
+            if self._kills() > self._kills_before:
+                # It went down with its program: then that is a verdict, not our failure.
                 self._answer.set_result(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
             else:
                 self._answer.set_exception(
                     WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
                 )
 
-    def _out_of_memory(self) -> bool:
-        """Whether the kernel took the worker down for what its program used: then it is a verdict, not our failure."""
+    def _kills(self) -> int:
+        """How often the kernel killed for memory in the worker's group, ever."""
         for name in ("memory.oom_control", "memory.events"):
             with contextlib.suppress(OSError), open(f"{self._cgroup}/{name}") as file:
-                return any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in file)
-        return False
+                return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        return 0
 
     def _overdue(self) -> None:
         self.kill()

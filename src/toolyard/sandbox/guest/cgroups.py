@@ -57,8 +57,11 @@ class Group:
         processes = os.open(pids[0], os.O_RDWR | os.O_CLOEXEC) if pids else None
         return Cgroup(processes, os.open(limit, os.O_RDWR | os.O_CLOEXEC), *handles)
 
-    def remove(self) -> None:
-        remove(self._directories)
+    def lift_limits(self) -> None:
+        write(f"{self.path}/{_FILES[self._version][0]}", "-1" if self._version == 1 else "max")
+        for directory in self._directories:
+            with contextlib.suppress(FileNotFoundError):
+                write(f"{directory}/pids.max", "max")
 
 
 class Parent:
@@ -67,6 +70,7 @@ class Parent:
     def __init__(self, config: tuple[int, list[str]]) -> None:
         self._version, bases = config
         self._count = 0
+        self._spare: list[Group] = []
         sweep(bases)
         self._directories = [f"{base}/{_NAME}{os.getpid()}" for base in bases]
         for directory in self._directories:
@@ -74,9 +78,17 @@ class Parent:
             if self._version == 2:
                 write(f"{directory}/cgroup.subtree_control", "+memory +pids")
 
-    def make(self) -> Group:
+    def group(self) -> Group:
+        """A group without processes and limits. Used ones are used again: the kernel is slow to forget a group."""
+        if self._spare:
+            group = self._spare.pop()
+            group.lift_limits()
+            return group
         self._count += 1
         return Group(self._version, [f"{directory}/{self._count}" for directory in self._directories])
+
+    def take_back(self, group: Group) -> None:
+        self._spare.append(group)
 
     def remove(self) -> None:
         for directory in self._directories:
@@ -127,8 +139,7 @@ def usable() -> tuple[int, list[str]] | None:
             if version == 2:
                 write(f"{bases[0]}/cgroup.subtree_control", "+memory +pids")
             parent = Parent((version, bases))
-            group = parent.make()
-            group.for_worker().set_limit(64 << 20)
+            parent.group().for_worker().set_limit(64 << 20)
             return version, bases
         except OSError:
             continue

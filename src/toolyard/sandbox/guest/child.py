@@ -49,7 +49,7 @@ class Child:
             os.close(source)
         self.pid = os.fork()
         if self.pid == 0:
-            program.prepare()
+            program.prepare(interpreter.scope)
             program.run(interpreter)
         for target in range(program.STATUS + 1):
             os.dup2(null, target, False)

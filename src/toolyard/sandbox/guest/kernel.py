@@ -39,7 +39,9 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD = -100
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2
 PR_SET_THP_DISABLE = 41
+CAP_DAC_OVERRIDE = 1
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 
@@ -108,12 +110,25 @@ def bind_read_only(source: str, target: str) -> None:
     make_read_only(target)
 
 
-def drop_capabilities() -> None:
-    """Give up every capability, and with `no_new_privs` every way to get one back."""
+def become(user: int, kept: int | None = None) -> None:
+    """Take another user's id. `kept`: the one capability that stays, here and in what is executed."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    if kept is not None:
+        prctl(PR_SET_KEEPCAPS, 1)
+    os.setresuid(user, user, user)
+    drop_capabilities(0 if kept is None else 1 << kept)
+    if kept is not None:
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, kept)
+
+
+def drop_capabilities(kept: int = 0) -> None:
+    """Give up every capability but those of the mask, and with `no_new_privs` every way to get one back."""
     for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+        if not kept >> capability & 1 and libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
-    syscall(_NUMBERS[MACHINE]["capset"], "capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+    sets = struct.pack("6I", kept, kept, kept, 0, 0, 0)
+    syscall(_NUMBERS[MACHINE]["capset"], "capset", struct.pack("Ii", 0x20080522, 0), sets)
 
 
 def install_seccomp(program: bytes) -> None:
@@ -169,3 +184,18 @@ def restrict_with_landlock(read_only: list[str], writable: list[str]) -> None:
             os.close(handle)
     syscall(LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
+
+
+def signal_scope() -> int:
+    """A ruleset that forbids nothing but signals (and abstract sockets) to processes outside; -1 where unknown.
+
+    Whoever restricts itself with it can no longer signal its parent. Made beforehand, since that is the dear part.
+    """
+    if landlock_abi() < 6:
+        return -1
+    attributes = struct.pack("QQQ", 0, 0, 3)
+    return syscall(LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", attributes, len(attributes), 0)
+
+
+def restrict_self(ruleset: int) -> None:
+    syscall(LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)

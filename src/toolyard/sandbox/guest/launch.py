@@ -7,6 +7,7 @@ worker inside dies with the launcher, and with the worker, which is PID 1, dies 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from types import FrameType
@@ -37,6 +38,8 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
             _die_with_parent()
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
             socket.sethostname("sandbox")
+        elif not config["user"]:
+            config["other_processes"] = count_processes()
         os.write(report, b"m")
         if os.read(go, 1) != b"k" or os.getppid() != zygote:
             os._exit(1)
@@ -56,6 +59,26 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
     except BaseException as error:
         _report(report, error)
     os._exit(0)
+
+
+def count_processes() -> int:
+    """How many processes this user has, in every container that shares its id. The kernel is asked by trying."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    refused, granted = 0, hard if hard != resource.RLIM_INFINITY else 1 << 22
+    while granted - refused > 1:
+        limit = (granted + refused) // 2
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, hard))
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            refused = limit
+            continue
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        granted = limit
+    resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    return refused
 
 
 def _attend(worker: int, asked: socket.socket) -> None:
@@ -95,22 +118,28 @@ def _become_worker(
             _make_directories(config)
         if not config["namespaces"]:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        config["scope"] = -1 if config["namespaces"] or not config["landlock"] else kernel.signal_scope()
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if config["landlock"]:
             _landlock(config)
         if config["user"]:
             user = 1000 if config["namespaces"] else config["user"]
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        kernel.drop_capabilities()
+            kernel.become(user, kernel.CAP_DAC_OVERRIDE if config["passes_directories"] else None)
+        else:
+            kernel.drop_capabilities()
         _die_with_parent()  # forgotten by the kernel when the user id changed
         os.chdir(config["work"])
         worker = Worker(channel, undertaker, config, cgroup)
         # Not dumpable: /proc/1 belongs to nobody the program can be, so its memory and files stay closed.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if config["seccomp"]:
-            kernel.install_seccomp(seccomp.build_filter(memfd=cgroup is not None or not config["namespaces"]))
+            kernel.install_seccomp(
+                seccomp.build_filter(
+                    memfd=cgroup is not None or not config["namespaces"],
+                    own_network=config["namespaces"],
+                    own_files=config["own_files"],
+                )
+            )
         os.write(report, b"r")
     except BaseException as error:
         _report(report, error)

@@ -42,8 +42,14 @@ class Interpreter:
     Children then only read it, and what is only read is never copied.
     """
 
-    def __init__(self, work: str, environment: dict[str, str], *, data_factor: float, sessions: Any) -> None:
+    def __init__(
+        self, work: str, environment: dict[str, str], *, data_factor: float, sessions: Any, scope: int, others: int
+    ) -> None:
         self.work = work
+        self.scope = scope
+        """Landlock ruleset that keeps a program's signals from its worker; -1 where the worker is PID 1 and deaf."""
+        self.others = others
+        """Processes that are not the program's but count against its limit, being the same user's."""
         self.data_factor = data_factor
         """Memory limit times this bounds each process by itself where no cgroup bounds them all; 0: not needed."""
         self.sessions = sessions
@@ -79,13 +85,15 @@ def _text(binary: Any, name: str, errors: str, *, line_buffering: bool = False) 
     return stream
 
 
-def prepare() -> None:
+def prepare(scope: int) -> None:
     """Become a program's process as far as that goes without knowing the program. Runs ahead of any request.
 
     Every line here is paid for in copied pages, so the worker has done what it could: the streams are in place as
     descriptors 0 to 4, and the signal handlers are set, only blocked.
     """
     os.setsid()
+    if scope >= 0:
+        kernel.restrict_self(scope)
     os.closerange(STATUS + 1, 1 << 20)
     kernel.make_dumpable()
     _signal_mask(_UNBLOCK, BLOCKED)
@@ -141,7 +149,7 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
     at += meta_size
     code = bytes(data[at : at + code_size])
     write_files(interpreter.work, files, memoryview(data)[at + code_size :])
-    _apply_limits(header, interpreter.data_factor)
+    _apply_limits(header, interpreter.data_factor, interpreter.others)
     if environment:
         os.environ.update(environment)
     if operation == frames.RUN_COMMAND:
@@ -161,7 +169,7 @@ def _refuse(error: BaseException) -> NoReturn:
     os._exit(125)
 
 
-def _apply_limits(header: tuple[Any, ...], data_factor: float) -> None:
+def _apply_limits(header: tuple[Any, ...], data_factor: float, others: int) -> None:
     _, _, cpu, memory, processes, open_files, file_bytes, *_ = header
     if cpu != frames.NO_CPU_LIMIT:
         # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
@@ -170,6 +178,8 @@ def _apply_limits(header: tuple[Any, ...], data_factor: float) -> None:
     if data_factor:
         size = int(memory * data_factor)
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    if others:  # and so are programs of other workers: some room for them, rather than failing for their sake
+        processes = others + 4 * processes
     resource.setrlimit(resource.RLIMIT_NPROC, (processes + 2, processes + 2))
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))

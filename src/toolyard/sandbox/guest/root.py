@@ -118,7 +118,7 @@ def wipe(path: str, kept: frozenset[str] = frozenset()) -> None:
     Flattens instead of recursing, so that a tree three thousand levels deep costs no stack and no long path.
     """
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        os.chmod(path, 0o1777)
+        os.chmod(path, 0o700)  # `restore` sets it right
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     moved = 0
     try:
@@ -148,11 +148,11 @@ def wipe(path: str, kept: frozenset[str] = frozenset()) -> None:
             wipe(inner_path, kept)
 
 
-def restore(path: str) -> None:
-    """Undo what a program can do to a directory itself where it owns it: mode, extended attributes, times."""
-    if os.stat(path).st_mode & 0o7777 != 0o1777:
-        os.chmod(path, 0o1777)
+def restore(path: str, mode: int) -> None:
+    """Undo what a program can do to a directory itself where it owns it: attributes, access lists, mode, times."""
     for name in os.listxattr(path):
-        if name.startswith("user."):
+        if name.startswith(("user.", "system.posix_acl_")):
             os.removexattr(path, name)
+    if os.stat(path).st_mode & 0o7777 != mode:
+        os.chmod(path, mode)
     os.utime(path, (0, 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from .kernel import CLONE_NEWCGROUP, MACHINE, NAMESPACES
+from .kernel import CLONE_NEWCGROUP, LANDLOCK_RESTRICT_SELF, MACHINE, NAMESPACES
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -25,7 +25,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "vhangup": (153, 58),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "uselib": (134, None), "ustat": (136, None),
     "sysfs": (139, None), "_sysctl": (156, None), "modify_ldt": (154, None), "personality": (135, 92),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
+    "file_setattr": (469, 469), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
     # namespaces, and the jail's own tools
     "unshare": (272, 97), "setns": (308, 268), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
@@ -54,15 +54,31 @@ _ABSENT: dict[str, tuple[int, int]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435),
 }  # fmt: skip
 _MEMFD_CREATE = (319, 279)
+
+# Where the file tree is the host's and the program has the host user's files or rights: Landlock knows nothing of these
+# calls. They succeed without effect, since programs that copy files make them in passing and would fail for nothing.
+_METADATA: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+# These may say that the file system has no such thing, and be believed.
+_ATTRIBUTES: dict[str, tuple[int, int]] = {
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
+    "inotify_add_watch": (254, 27),
+}  # fmt: skip
 _CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
 _PRLIMIT64, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (203, 122), (141, 140)
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_LOAD, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NUMBER, _ARCH = 0, 4
 _AF_UNIX, _SOL_SOCKET, _SO_SNDBUF = 1, 1, 7
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
+_REFUSED_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820)
+"""Typing into a terminal (TIOCSTI, TIOCLINUX); marks on files that stay (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)."""
 
 Instruction = tuple[int, int, int, int]
 
@@ -94,7 +110,11 @@ def _special_cases() -> dict[tuple[int, int], list[Instruction]]:
             _argument(1), (_JUMP_EQUAL, 0, 3, _SOL_SOCKET), _argument(2), (_JUMP_EQUAL, 0, 1, _SO_SNDBUF),
             (_RETURN, 0, 0, _error(0)), allow,
         ],
-        _IOCTL: [_argument(1), (_JUMP_EQUAL, 1, 0, _TIOCSTI), (_JUMP_EQUAL, 0, 1, _TIOCLINUX), refuse, allow],
+        _IOCTL: [
+            _argument(1),
+            *[(_JUMP_EQUAL, len(_REFUSED_IOCTLS) - at, 0, code) for at, code in enumerate(_REFUSED_IOCTLS)],
+            allow, refuse,
+        ],
         # Reading another process's limits (a null new limit) does no harm; setting them would poison the worker.
         _PRLIMIT64: [
             _argument(0), (_JUMP_EQUAL, 0, 1, 0), allow,
@@ -115,8 +135,25 @@ def _search(cases: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     return [(_JUMP_GREATER_EQUAL, 0, 1, cases[middle][0]), (_JUMP, 0, 0, len(lower)), *lower, *upper]
 
 
-def build_filter(*, memfd: bool) -> bytes:
-    """The filter as BPF. `memfd=False` refuses `memfd_create`: memory that no watchdog can see without a cgroup."""
+def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
+    """No unix sockets either, but for pairs that cannot be connected elsewhere: the host's services listen there."""
+    refuse, allow = (_RETURN, 0, 0, _error(errno.ENETUNREACH)), (_RETURN, 0, 0, _ALLOW)
+    return {
+        _SOCKET: [refuse],
+        _SOCKETPAIR: [
+            _argument(0), (_JUMP_EQUAL, 0, 5, _AF_UNIX), _argument(1), (_AND, 0, 0, 0xF),
+            (_JUMP_EQUAL, 1, 0, _SOCK_STREAM), (_JUMP_EQUAL, 0, 1, _SOCK_SEQPACKET), allow, refuse,
+        ],
+    }  # fmt: skip
+
+
+def build_filter(*, memfd: bool, own_network: bool = True, own_files: bool = True) -> bytes:
+    """The filter as BPF.
+
+    `memfd=False` refuses `memfd_create`: memory that no watchdog can see without a cgroup.
+    `own_network=False`: there is no network namespace around the program.
+    `own_files=False`: neither a private root nor a powerless user id keeps it from changing modes of the host's files.
+    """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
     for numbers in _REFUSED.values():
@@ -125,7 +162,14 @@ def build_filter(*, memfd: bool) -> bytes:
             cases[number] = [(_RETURN, 0, 0, _error(errno.EPERM))]
     absent = [*_ABSENT.values(), *([] if memfd else [_MEMFD_CREATE])]
     cases.update({numbers[column]: [(_RETURN, 0, 0, _error(errno.ENOSYS))] for numbers in absent})
-    cases.update({numbers[column]: body for numbers, body in _special_cases().items()})
+    special = _special_cases() if own_network else {**_special_cases(), **_without_network_namespace()}
+    cases.update({numbers[column]: body for numbers, body in special.items()})
+    if not own_files:
+        for answer, table in ((0, _METADATA), (errno.EOPNOTSUPP, _ATTRIBUTES)):
+            numbers_here = [numbers[column] for numbers in table.values()]
+            cases.update({number: [(_RETURN, 0, 0, _error(answer))] for number in numbers_here if number is not None})
+    if not own_network:
+        del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `prepare`
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH[MACHINE]),

@@ -237,11 +237,10 @@ class Worker:
         """Kill everything the program started and reap it; the first process's status is what counts."""
         os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         _, status, usage = os.wait4(child.pid, 0)
-        if self.alone:
+        if self.alone:  # at one stroke: nobody forks past it, and every orphan is ours to reap
             with contextlib.suppress(ProcessLookupError):
-                while True:
-                    os.kill(-1, signal.SIGKILL)
-                    reap()
+                os.kill(-1, signal.SIGKILL)
+                reap()
         else:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
@@ -390,7 +389,7 @@ class Worker:
                     root.wipe(path, self.kept)
             if self.config["owns_directories"]:
                 for path in self.config["writable"]:
-                    root.restore(path)
+                    root.restore(path, self.config["directory_mode"])
             self.retiring = self._inodes() != self.clean_inodes
         except OSError:
             self.retiring = True

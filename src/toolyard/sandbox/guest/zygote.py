@@ -26,7 +26,6 @@ from . import cgroups, immortal, launch, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
-GROUP_SECONDS = 1
 
 _WARM_UP = {
     "numpy": "import numpy as n, numpy.random; n.linalg.inv(n.eye(2) + n.ones((2, 2))); str(n.arange(3) * 1.5)",
@@ -57,8 +56,6 @@ class Zygote:
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self._control = control
         self._config = config
-        self._emptied: list[cgroups.Group] = []
-        """Groups whose worker is gone. Kept a moment, so that the host can read what happened in them."""
         self._launchers: dict[int, tuple[int, cgroups.Group | None]] = {}
         self._groups = cgroups.Parent(config["cgroup"]) if config["cgroup"] else None
 
@@ -71,10 +68,7 @@ class Zygote:
         for handle in (self._control.fileno(), wake_read, host):
             poll.register(handle, select.POLLIN)
         while True:
-            events = poll.poll(1000 * GROUP_SECONDS if self._emptied else None)
-            if not events:
-                self._remove_groups()
-            for handle, _ in events:
+            for handle, _ in poll.poll():
                 if handle == wake_read:
                     os.read(wake_read, 4096)
                     self._reap()
@@ -110,7 +104,7 @@ class Zygote:
         go_read, go_write = os.pipe()
         group = None
         try:
-            group = self._groups.make() if self._groups else None
+            group = self._groups.group() if self._groups else None
             config = dict(self._config)
             pid = os.fork()
             if pid == 0:
@@ -173,17 +167,12 @@ class Zygote:
             if not pid:
                 return
             _, group = self._launchers.pop(pid, (0, None))
-            if group is not None:
-                self._emptied.append(group)
+            if group is not None and self._groups is not None:
+                self._groups.take_back(group)
 
     def _end_launcher(self, pid: int) -> None:
         # With a pid namespace its death is everybody's. Without one it must first end what would be orphaned.
         os.kill(pid, signal.SIGKILL if self._config["namespaces"] else signal.SIGTERM)
-
-    def _remove_groups(self) -> None:
-        for group in self._emptied:
-            group.remove()
-        self._emptied.clear()
 
     def _end(self) -> NoReturn:
         for pid in self._launchers:
@@ -192,7 +181,6 @@ class Zygote:
         while self._launchers and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.002)
-        self._remove_groups()
         if self._groups is not None:
             self._groups.remove()
         os._exit(0)

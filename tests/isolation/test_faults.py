@@ -1,0 +1,374 @@
+"""Our own processes die, stop or are told to go, at any moment: runs say so, nothing is left, the next one works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hostile import run
+
+from toolyard.errors import SandboxClosedError, SandboxError, SessionLostError
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import Execution, Limits, Program, Verdict
+
+LEVELS = ["best", "confined"]
+KINDS = ["python", "command", "session"]
+PROFILE = {"python": "light", "command": "light", "session": "session"}
+
+IN_PYTHON = """
+import os, subprocess, time
+os.symlink("/bin/sleep", "{marker}")
+subprocess.Popen(["./{marker}", "600"], start_new_session=True)
+time.sleep(600)
+"""
+IN_BASH = "ln -s /bin/sleep {marker}; setsid ./{marker} 600 & sleep 600"
+"""A program that starts another one, which shows the marker as its name and is in nobody's process group."""
+
+
+# ------------------------------------------------------------------------------------------------- looking at processes
+def process_table() -> dict[int, tuple[str, str, int]]:
+    """Name, state and parent of every process. From `stat` alone, which can be read of a process in any state."""
+    table: dict[int, tuple[str, str, int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+            except OSError:
+                continue
+            head, _, tail = text.rpartition(")")
+            state, parent, *_ = tail.split()
+            table[int(entry)] = (head.partition("(")[2], state, int(parent))
+    return table
+
+
+def alive(marker: str) -> list[int]:
+    return [pid for pid, (name, state, _) in process_table().items() if name == marker and state != "Z"]
+
+
+def zombies_of_ours() -> list[int]:
+    return [pid for pid, (_, state, parent) in process_table().items() if parent == os.getpid() and state == "Z"]
+
+
+def is_alive(pid: int) -> bool:
+    return process_table().get(pid, ("", "Z", 0))[1] != "Z"
+
+
+def ancestors(pid: int) -> list[int]:
+    table, line = process_table(), [pid]
+    while line[-1] in table:
+        line.append(table[line[-1]][2])
+    return line
+
+
+def worker_of(marker: str, zygote: int) -> tuple[int, int]:
+    """The launcher and the worker between a zygote and the marked program."""
+    line = ancestors(alive(marker)[0])
+    at = line.index(zygote)
+    return line[at - 1], line[at - 2]
+
+
+async def until(condition: Callable[[], object], seconds: float) -> None:
+    """Fails if it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+def groups_of(sandbox: LocalSandbox, zygotes: set[int]) -> list[str]:
+    """Control groups that still bear the name of one of these zygotes."""
+    bases = sandbox.grants.cgroup[1] if sandbox.grants.cgroup else ()
+    return [path for base in bases for pid in zygotes if os.path.isdir(path := f"{base}/toolyard-{pid}")]
+
+
+# ------------------------------------------------------------------------------------------------------ running programs
+async def run_kind(sandbox: LocalSandbox, kind: str, marker: str, limits: Limits | None = None) -> object:
+    limits = limits or Limits(run_seconds=60)
+    if kind == "session":
+        async with sandbox.session(limits) as session:
+            return await session.run(IN_PYTHON.format(marker=marker))
+    source = IN_BASH if kind == "command" else IN_PYTHON
+    return await sandbox.run(Program(source.format(marker=marker), "bash" if kind == "command" else "python"), limits)
+
+
+async def outcome(sandbox: LocalSandbox, kind: str, marker: str, limits: Limits | None = None) -> object:
+    """What the run returned or raised, as a value: a task group would end the test."""
+    try:
+        return await run_kind(sandbox, kind, marker, limits)
+    except SandboxError as error:
+        return error
+
+
+async def works(sandbox: LocalSandbox, kind: str) -> None:
+    if kind == "session":
+        async with sandbox.session() as session:
+            assert (await session.run("6 * 7")).display[0]["text/plain"] == "42"
+    else:
+        code, language = ("echo 42", "bash") if kind == "command" else ("print(42)", "python")
+        assert (await run(sandbox, code, language)).stdout == "42\n"
+
+
+@pytest.fixture
+def marker() -> str:
+    return f"ty{uuid.uuid4().hex[:12]}"
+
+
+@pytest_asyncio.fixture(params=LEVELS)
+async def fresh(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
+    """A sandbox that may be maltreated. Whatever was done to it, it leaves nothing when it is closed."""
+    handles = len(os.listdir("/proc/self/fd"))
+    async with LocalSandbox(workers=2, isolation=request.param) as sandbox:
+        zygotes = set(sandbox.process_ids.values())
+        yield sandbox
+        zygotes |= set(sandbox.process_ids.values())
+    assert groups_of(sandbox, zygotes) == []
+    assert zombies_of_ours() == []
+    assert [pid for pid in zygotes if is_alive(pid)] == []
+    assert len(os.listdir("/proc/self/fd")) == handles
+
+
+# ---------------------------------------------------------------------------------------------------------------- kill -9
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("victim", ["zygote", "launcher", "worker"])
+async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_nothing(
+    fresh: LocalSandbox, kind: str, victim: str, marker: str
+) -> None:
+    await works(fresh, kind)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outcome(fresh, kind, marker))
+        await until(lambda: alive(marker), 5)
+        zygote = fresh.process_ids[PROFILE[kind]]
+        launcher, worker = worker_of(marker, zygote)
+        directory = Path(os.readlink(f"/proc/{alive(marker)[0]}/cwd"))
+        os.kill({"zygote": zygote, "launcher": launcher, "worker": worker}[victim], signal.SIGKILL)
+        async with asyncio.timeout(2):
+            error = await running
+    assert isinstance(error, SandboxError)
+    assert error.retryable
+    began = time.monotonic()
+    await works(fresh, kind)
+    assert time.monotonic() - began < 1
+    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher), 1)
+    await until(lambda: not directory.exists(), 1)
+    assert fresh.statistics().busy == 0
+    if victim == "zygote":
+        await until(lambda: groups_of(fresh, {zygote}) == [] and not is_alive(zygote) and zombies_of_ours() == [], 2)
+
+
+async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: LocalSandbox, marker: str) -> None:
+    async with fresh.session(Limits(run_seconds=60)) as session:
+        async with asyncio.TaskGroup() as group:
+
+            async def cell() -> None:
+                with pytest.raises(SandboxError):
+                    await session.run(IN_PYTHON.format(marker=marker))
+
+            group.create_task(cell())
+            await until(lambda: alive(marker), 5)
+            os.kill(worker_of(marker, fresh.process_ids["session"])[1], signal.SIGKILL)
+        with pytest.raises(SessionLostError):
+            await session.run("1")
+
+
+async def test_an_idle_worker_that_was_killed_is_replaced(fresh: LocalSandbox) -> None:
+    table = process_table()
+    launchers = [pid for pid, (_, _, parent) in table.items() if parent == fresh.process_ids["light"]]
+    workers = [pid for pid, (_, _, parent) in table.items() if parent in launchers]
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    await until(lambda: not any(map(is_alive, workers)), 1)
+    for _ in range(3):
+        await works(fresh, "python")
+
+
+HOST = """
+import asyncio, sys
+from toolyard.sandbox.local import LocalSandbox
+sys.path.insert(0, sys.argv[1])
+from test_faults import run_kind
+
+async def main():
+    async with LocalSandbox(workers=2, isolation=sys.argv[2]) as sandbox:
+        print(*sandbox.grants.cgroup[1] if sandbox.grants.cgroup else (), flush=True)
+        await run_kind(sandbox, sys.argv[3], sys.argv[4])
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """For temporary files of a host process; programs with a user id of their own can reach into it."""
+    directory = Path(tempfile.mkdtemp(prefix="host-", dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_killed_host_takes_everything_with_it(
+    level: str, kind: str, marker: str, open_directory: Path
+) -> None:
+    command = [sys.executable, "-c", HOST, os.path.dirname(__file__), level, kind, marker]
+    environment = {**os.environ, "TMPDIR": str(open_directory)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout
+            bases = host.stdout.readline().split()
+            await until(lambda: alive(marker), 10)
+            line = ancestors(alive(marker)[0])
+            zygote = line[line.index(host.pid) - 1]
+            assert any(os.path.isdir(f"{base}/toolyard-{zygote}") for base in bases) or not bases
+        finally:
+            host.kill()
+    await until(lambda: not alive(marker), 1)
+    await until(lambda: not any(is_alive(pid) for pid in line[: line.index(host.pid) + 1]), 2)
+    await until(lambda: not any(os.path.isdir(f"{base}/toolyard-{zygote}") for base in bases), 2)
+    await until(lambda: os.listdir(open_directory) == [], 2)
+
+
+# ------------------------------------------------------------------------------------------------------------------- stop
+async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_replaced(
+    fresh: LocalSandbox, marker: str
+) -> None:
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outcome(fresh, "python", marker, Limits(run_seconds=1)))
+        await until(lambda: alive(marker), 1)
+        launcher, worker = worker_of(marker, fresh.process_ids["light"])
+        os.kill(worker, signal.SIGSTOP)
+        error = await running
+    assert isinstance(error, SandboxError)
+    assert error.retryable
+    assert time.monotonic() - began < 6
+    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher), 1)
+    await works(fresh, "python")
+    assert fresh.statistics().busy == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- cancellation
+async def cancelled_after(sandbox: LocalSandbox, seconds: float, code: str, language: str) -> Execution | None:
+    """None when the cancellation came first."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await run(sandbox, code, language)
+    return None
+
+
+async def test_cancelling_at_any_moment_loses_no_slot_and_leaves_no_worker_busy(
+    fresh: LocalSandbox, marker: str
+) -> None:
+    dice = random.Random(7)
+    choices = [
+        ("print(1)", "python"),
+        (IN_PYTHON.format(marker=marker), "python"),
+        (IN_BASH.format(marker=marker), "bash"),
+        (f"#{'x' * 2_000_000}\nprint(1)", "python"),
+    ]
+    for _ in range(60):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                code, language = dice.choice(choices)
+                group.create_task(cancelled_after(fresh, dice.uniform(0, 0.04), code, language))
+    assert alive(marker) == []
+    now = fresh.statistics()
+    assert (now.busy, now.waiting) == (0, 0)
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        both = [group.create_task(run(fresh, "import time; time.sleep(0.5); print(1)")) for _ in range(2)]
+    assert [task.result().stdout for task in both] == ["1\n", "1\n"]
+    assert time.monotonic() - began < 0.95, "the two did not run at the same time"
+    await until(lambda: below(fresh.process_ids["light"]) <= 6, 2)
+
+
+def below(root: int) -> int:
+    """How many processes a zygote has under it: launcher, worker and a child prepared ahead for each worker."""
+    table = process_table()
+    level, count = [root], 0
+    while level := [pid for pid, (_, _, parent) in table.items() if parent in level]:
+        count += len(level)
+    return count
+
+
+async def test_cancelling_while_a_session_opens_or_runs_leaves_nothing_open(fresh: LocalSandbox, marker: str) -> None:
+    await works(fresh, "session")
+    dice = random.Random(8)
+    for _ in range(40):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(dice.uniform(0, 0.08)):
+                await run_kind(fresh, "session", marker)
+    assert fresh.statistics().sessions == 0
+    assert fresh.statistics().busy == 0
+    await until(lambda: not alive(marker) and below(fresh.process_ids["session"]) == 0, 2)
+    await works(fresh, "session")
+
+
+async def test_a_cancelled_program_is_dead_when_the_cancellation_returns(fresh: LocalSandbox, marker: str) -> None:
+    for kind in ("python", "command"):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await run_kind(fresh, kind, marker)
+        assert alive(marker) == []
+
+
+# ------------------------------------------------------------------------------------------------------------------ close
+@pytest.mark.parametrize("level", LEVELS)
+async def test_closing_ends_what_runs_and_what_waits(level: str, marker: str) -> None:
+    sandbox = LocalSandbox(workers=2, isolation=level)
+    async with asyncio.TaskGroup() as group:
+        async with sandbox:
+            running = [group.create_task(outcome(sandbox, kind, marker)) for kind in ("python", "command")]
+            await until(lambda: len(alive(marker)) == 2, 5)
+            directories = [Path(os.readlink(f"/proc/{pid}/cwd")) for pid in alive(marker)]
+            waiting = group.create_task(outcome(sandbox, "python", marker))
+            await until(lambda: sandbox.statistics().waiting == 1, 1)
+        assert alive(marker) == []
+        assert not any(directory.exists() for directory in directories)
+    for task in (*running, waiting):
+        assert isinstance(task.result(), SandboxClosedError)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_closing_ends_sessions(level: str, marker: str) -> None:
+    sandbox = LocalSandbox(workers=2, isolation=level)
+    async with asyncio.TaskGroup() as group:
+        async with sandbox:
+            running = group.create_task(outcome(sandbox, "session", marker))
+            await until(lambda: alive(marker), 5)
+        assert alive(marker) == []
+    assert isinstance(running.result(), SandboxError)
+
+
+async def test_closing_while_a_session_is_being_opened_is_told_as_such() -> None:
+    """Its zygote is just being started: the one who waits for it was not cancelled, and must not be told so."""
+    sandbox = LocalSandbox(workers=1)
+    async with asyncio.TaskGroup() as group:
+        async with sandbox:
+            opening = group.create_task(outcome(sandbox, "session", "unused"))
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            assert isinstance(await opening, SandboxError)
+
+
+# ------------------------------------------------------------------------------------------------------------------- load
+async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(fresh.run(Program(f"print({number} ** 2)"))) for number in range(1000)]
+    assert [task.result().stdout for task in tasks] == [f"{number**2}\n" for number in range(1000)]
+    assert {task.result().verdict for task in tasks} == {Verdict.OK}
+    assert fresh.statistics().busy == 0
