@@ -52,4 +52,5 @@ def main() -> None:
     os.execvpe(sys.argv[1], sys.argv[1:], environment)
 
 
-main()
+if __name__ == "__main__":
+    main()

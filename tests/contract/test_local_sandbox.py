@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import Program
+from toolyard.sandbox.protocol import Program, Sandbox, Verdict
 from toolyard.testing import PythonSemantics, SandboxContract, SessionContract
+from toolyard.testing.sandbox_contract import run
 
 
 async def with_numpy_at_hand(sandbox: LocalSandbox) -> LocalSandbox:
@@ -38,3 +39,10 @@ class TestConfined(SandboxContract, SessionContract, PythonSemantics):
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
         async with LocalSandbox(workers=2, isolation="confined") as sandbox:
             yield await with_numpy_at_hand(sandbox)
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    async def test_multiprocessing_works(self, sandbox: Sandbox, method: str) -> None:
+        """It does not at this level. Its locks are semaphores, those are files in /dev/shm, and that is the host's."""
+        execution = await run(sandbox, f"import multiprocessing as mp\nmp.get_context({method!r}).Lock()")
+        assert execution.verdict is Verdict.FAILED
+        assert execution.stderr.endswith("PermissionError: [Errno 13] Permission denied\n")

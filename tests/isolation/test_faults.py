@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,10 @@ def zombies_of_ours() -> list[int]:
     return [pid for pid, (_, state, parent) in process_table().items() if parent == os.getpid() and state == "Z"]
 
 
+def children_of_ours() -> set[int]:
+    return {pid for pid, (_, _, parent) in process_table().items() if parent == os.getpid()}
+
+
 def is_alive(pid: int) -> bool:
     return process_table().get(pid, ("", "Z", 0))[1] != "Z"
 
@@ -88,13 +92,24 @@ async def until(condition: Callable[[], object], seconds: float) -> None:
         await asyncio.sleep(0.01)
 
 
-def groups_of(sandbox: LocalSandbox, zygotes: set[int]) -> list[str]:
-    """Control groups that still bear the name of one of these zygotes."""
-    bases = sandbox.grants.cgroup[1] if sandbox.grants.cgroup else ()
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    """The same without an event loop."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.01)
+
+
+def groups_of(bases: Iterable[str], *zygotes: int) -> list[str]:
+    """Control groups that bear the name of one of these zygotes."""
     return [path for base in bases for pid in zygotes if os.path.isdir(path := f"{base}/toolyard-{pid}")]
 
 
-# ------------------------------------------------------------------------------------------------------ running programs
+def bases_of(sandbox: LocalSandbox) -> tuple[str, ...]:
+    return sandbox.grants.cgroup[1] if sandbox.grants.cgroup else ()
+
+
+# ----------------------------------------------------------------------------------------------------- running programs
 async def run_kind(sandbox: LocalSandbox, kind: str, marker: str, limits: Limits | None = None) -> object:
     limits = limits or Limits(run_seconds=60)
     if kind == "session":
@@ -134,13 +149,13 @@ async def fresh(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
         zygotes = set(sandbox.process_ids.values())
         yield sandbox
         zygotes |= set(sandbox.process_ids.values())
-    assert groups_of(sandbox, zygotes) == []
+    assert groups_of(bases_of(sandbox), *zygotes) == []
     assert zombies_of_ours() == []
     assert [pid for pid in zygotes if is_alive(pid)] == []
     assert len(os.listdir("/proc/self/fd")) == handles
 
 
-# ---------------------------------------------------------------------------------------------------------------- kill -9
+# -------------------------------------------------------------------------------------------------------------- kill -9
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("victim", ["zygote", "launcher", "worker"])
 async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_nothing(
@@ -165,7 +180,7 @@ async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_noth
     await until(lambda: not directory.exists(), 1)
     assert fresh.statistics().busy == 0
     if victim == "zygote":
-        await until(lambda: groups_of(fresh, {zygote}) == [] and not is_alive(zygote) and zombies_of_ours() == [], 2)
+        await until(lambda: groups_of(bases_of(fresh), zygote) == [] and zombies_of_ours() == [], 2)
 
 
 async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: LocalSandbox, marker: str) -> None:
@@ -221,28 +236,26 @@ def open_directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", LEVELS)
-async def test_a_killed_host_takes_everything_with_it(
-    level: str, kind: str, marker: str, open_directory: Path
-) -> None:
+def test_a_killed_host_takes_everything_with_it(level: str, kind: str, marker: str, open_directory: Path) -> None:
     command = [sys.executable, "-c", HOST, os.path.dirname(__file__), level, kind, marker]
     environment = {**os.environ, "TMPDIR": str(open_directory)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as host:
         try:
             assert host.stdout
             bases = host.stdout.readline().split()
-            await until(lambda: alive(marker), 10)
+            wait_until(lambda: alive(marker), 10)
             line = ancestors(alive(marker)[0])
-            zygote = line[line.index(host.pid) - 1]
-            assert any(os.path.isdir(f"{base}/toolyard-{zygote}") for base in bases) or not bases
+            tree = line[: line.index(host.pid)]
+            assert len(groups_of(bases, tree[-1])) == len(bases)
         finally:
             host.kill()
-    await until(lambda: not alive(marker), 1)
-    await until(lambda: not any(is_alive(pid) for pid in line[: line.index(host.pid) + 1]), 2)
-    await until(lambda: not any(os.path.isdir(f"{base}/toolyard-{zygote}") for base in bases), 2)
-    await until(lambda: os.listdir(open_directory) == [], 2)
+    wait_until(lambda: not alive(marker), 1)
+    wait_until(lambda: not any(map(is_alive, tree)), 2)
+    wait_until(lambda: groups_of(bases, tree[-1]) == [], 2)
+    wait_until(lambda: os.listdir(open_directory) == [], 2)
 
 
-# ------------------------------------------------------------------------------------------------------------------- stop
+# ----------------------------------------------------------------------------------------------------------------- stop
 async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_replaced(
     fresh: LocalSandbox, marker: str
 ) -> None:
@@ -261,7 +274,7 @@ async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_repla
     assert fresh.statistics().busy == 0
 
 
-# ----------------------------------------------------------------------------------------------------------- cancellation
+# --------------------------------------------------------------------------------------------------------- cancellation
 async def cancelled_after(sandbox: LocalSandbox, seconds: float, code: str, language: str) -> Execution | None:
     """None when the cancellation came first."""
     with contextlib.suppress(TimeoutError):
@@ -326,7 +339,7 @@ async def test_a_cancelled_program_is_dead_when_the_cancellation_returns(fresh: 
         assert alive(marker) == []
 
 
-# ------------------------------------------------------------------------------------------------------------------ close
+# ---------------------------------------------------------------------------------------------------------------- close
 @pytest.mark.parametrize("level", LEVELS)
 async def test_closing_ends_what_runs_and_what_waits(level: str, marker: str) -> None:
     sandbox = LocalSandbox(workers=2, isolation=level)
@@ -354,18 +367,22 @@ async def test_closing_ends_sessions(level: str, marker: str) -> None:
     assert isinstance(running.result(), SandboxError)
 
 
-async def test_closing_while_a_session_is_being_opened_is_told_as_such() -> None:
-    """Its zygote is just being started: the one who waits for it was not cancelled, and must not be told so."""
-    sandbox = LocalSandbox(workers=1)
-    async with asyncio.TaskGroup() as group:
-        async with sandbox:
-            opening = group.create_task(outcome(sandbox, "session", "unused"))
-            await asyncio.sleep(0.02)
-        async with asyncio.timeout(5):
-            assert isinstance(await opening, SandboxError)
+@pytest.mark.parametrize("level", LEVELS)
+async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level: str) -> None:
+    """Also while a zygote or a worker is being started: who waits for it was not cancelled, and must not be told so."""
+    dice = random.Random(9)
+    for _ in range(12):
+        before = children_of_ours()
+        async with asyncio.TaskGroup() as group:
+            async with LocalSandbox(workers=4, isolation=level) as sandbox:
+                tasks = [group.create_task(outcome(sandbox, kind, "unseen")) for kind in [*KINDS, *KINDS, "python"]]
+                await asyncio.sleep(dice.choice([0, dice.uniform(0, 0.15)]))
+        assert [task.result() for task in tasks if not isinstance(task.result(), SandboxError)] == []
+        assert not any(task.cancelled() for task in tasks)
+        assert children_of_ours() == before
 
 
-# ------------------------------------------------------------------------------------------------------------------- load
+# ----------------------------------------------------------------------------------------------------------------- load
 async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fresh.run(Program(f"print({number} ** 2)"))) for number in range(1000)]

@@ -158,9 +158,8 @@ async def test_directories_keep_no_marks(one_worker: LocalSandbox, what: str) ->
 
 
 @pytest.mark.kernel("namespaces")
+@pytest.mark.parametrize("one_worker", ["best"], indirect=True)
 async def test_times_set_on_directories_are_gone(one_worker: LocalSandbox) -> None:
-    if one_worker.level == "confined":
-        pytest.skip("needs root's private directories")
     await run(one_worker, f"import os\n{PLACES}for place in PLACES:\n  try: os.utime(place, (12345, 67890))\n  except OSError: pass")
     execution = await run(one_worker, f"import os\n{PLACES}print(*[int(os.stat(place).st_mtime) for place in PLACES])")
     assert "67890" not in execution.stdout
@@ -175,9 +174,8 @@ async def test_system_v_and_posix_objects_are_gone_or_never_were(one_worker: Loc
 
 
 @pytest.mark.kernel("namespaces")
+@pytest.mark.parametrize("one_worker", ["best"], indirect=True)
 async def test_an_abstract_socket_is_gone(one_worker: LocalSandbox) -> None:
-    if one_worker.level == "confined":
-        pytest.skip("this level makes no named sockets: not root's business")
     listen = "import socket, os\ns = socket.socket(socket.AF_UNIX); s.bind('\\0kept'); s.listen(); os.fork() or __import__('time').sleep(60)"
     await run(one_worker, listen)
     execution = await run(one_worker, "import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0kept')\nexcept OSError: print('gone')")

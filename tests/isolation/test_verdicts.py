@@ -179,7 +179,7 @@ ways = {{
     "queue": lambda number: call(129, worker, number, ctypes.create_string_buffer(128)),
     "thread": lambda number: call(200, worker, number),
     "descriptor's owner": by_owner,
-    "group": lambda number: os.killpg(os.getpgid(worker), number),
+    "group": lambda number: os.killpg(os.getpgid(worker) or worker, number),
     "everybody": lambda number: os.kill(-1, number),
 }}
 for number in range(1, 65):

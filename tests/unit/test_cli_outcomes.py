@@ -9,9 +9,11 @@ import pytest
 
 from toolyard.cli.outcomes import duration, ending, exit_status, size, telling_line
 from toolyard.cli.running import as_fields, read_program
+from toolyard.cli.touring import right_verdicts
 from toolyard.errors import ConfigError, ProgramError
 from toolyard.sandbox import languages
-from toolyard.sandbox.protocol import MIB, Execution, Limits, StageResult, Verdict
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, StageResult, Verdict
+from toolyard.sandbox.tour import TourStop
 
 LIMITS = Limits(run_seconds=2, compile_seconds=5, cpu_seconds=0.5, memory_bytes=192 * MIB, flood_bytes=4 * MIB)
 
@@ -149,3 +151,17 @@ def test_the_json_form_has_both_stages_and_plain_values() -> None:
     assert fields["stdout"] == fields["run"]["stdout"] == "1\n"
     assert fields["compile"]["exit_code"] == 0
     assert as_fields(rejected(Verdict.FAILED, 1, b"no"))["run"] is None
+
+
+class TestTour:
+    HUNGRY = TourStop("", "", Program(""), Limits(), Verdict.MEMORY_EXCEEDED)
+    GOOD = TourStop("", "", Program(""), Limits(), Verdict.OK)
+
+    @pytest.mark.parametrize("memory_limit", ["cgroup v1", "cgroup v2", "sampling"])
+    def test_a_hungry_program_must_be_killed_where_its_whole_tree_is_limited(self, memory_limit: str) -> None:
+        assert right_verdicts(self.HUNGRY, memory_limit) == {Verdict.MEMORY_EXCEEDED}
+
+    def test_it_may_fail_by_itself_where_only_processes_are_limited(self) -> None:
+        assert Verdict.FAILED in right_verdicts(self.HUNGRY, "per process")
+        assert Verdict.OK not in right_verdicts(self.HUNGRY, "per process")
+        assert right_verdicts(self.GOOD, "per process") == {Verdict.OK}

@@ -103,7 +103,7 @@ class TestRemedies:
         ("host", "words"),
         [
             (Host(), "systemd-run --user --scope -p Delegate=yes"),
-            (Host(root=True), "mount -t cgroup2"),
+            (Host(root=True), "memory controller writable"),
             (Host(container="docker"), "--cgroupns=private"),
         ],
     )

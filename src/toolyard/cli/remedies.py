@@ -115,7 +115,7 @@ def _landlock_remedy(host: Host) -> str:
 
 def _cgroup_remedy(host: Host) -> str:
     own = (
-        "mount the memory controller writable: mount -t cgroup2 none /sys/fs/cgroup"
+        "mount the memory controller writable, and start it as: systemd-run --scope -p Delegate=yes toolyard …"
         if host.root
         else "start it as: systemd-run --user --scope -p Delegate=yes toolyard … (or as root)"
     )

@@ -32,6 +32,8 @@ class Visit:
     """One stop and what came of it."""
 
     stop: TourStop
+    right: frozenset[Verdict] = frozenset()
+    """The verdicts that are as they should be."""
     execution: Execution | None = None
     passed_over: str = ""
     """Why it was not run, where that is no fault: no toolchain, or no walls to hold it."""
@@ -42,7 +44,7 @@ class Visit:
     def as_expected(self) -> bool:
         if self.execution is None:
             return bool(self.passed_over)
-        return self.execution.verdict is self.stop.expected
+        return self.execution.verdict in self.right
 
 
 async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[TourStop] = STOPS) -> int:
@@ -70,12 +72,20 @@ async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
     if stop.harmful and sandbox.level not in (Level.FULL, Level.NAMESPACES):
         return Visit(stop, passed_over=f"left out: isolation {sandbox.level} could not hold it")
     try:
-        return Visit(stop, await sandbox.run(stop.program, stop.limits))
+        execution = await sandbox.run(stop.program, stop.limits)
+        return Visit(stop, right_verdicts(stop, sandbox.grants.memory_limit), execution)
     except ToolchainMissingError:
         language = languages.find_language(stop.program.language)
         return Visit(stop, passed_over=f"no toolchain here: {toolchain_remedy(language)}")
     except ToolyardError as error:
         return Visit(stop, failure=str(error))
+
+
+def right_verdicts(stop: TourStop, memory_limit: str) -> frozenset[Verdict]:
+    """Where every process has a limit of its own, it is refused the memory and fails by itself instead."""
+    if stop.expected is Verdict.MEMORY_EXCEEDED and memory_limit == "per process":
+        return frozenset({stop.expected, Verdict.FAILED, Verdict.SIGNALED})
+    return frozenset({stop.expected})
 
 
 def _table(visits: Sequence[Visit]) -> Table:

@@ -10,9 +10,10 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .protocol import Program, StageResult
+from .guest import frames
+from .protocol import Program, StageResult, Verdict
 from .toolchains import Toolchain
 
 
@@ -26,6 +27,20 @@ class Build:
     @property
     def size(self) -> int:
         return sum(map(len, self.artifacts.values())) + len(self.stage.stdout_bytes) + len(self.stage.stderr_bytes)
+
+
+def made_of(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]) -> Build:
+    """A compiler that is content, but whose product is missing or too large to hand over, has failed all the same."""
+    if stage.verdict is not Verdict.OK:
+        return Build(stage, {})
+    missing = [
+        name for name in toolchain.artifacts if not any(file == name or file.startswith(f"{name}/") for file in files)
+    ]
+    if not missing:
+        return Build(stage, files)
+    largest = frames.MAX_FETCH_BYTES >> 20
+    said = f"what the compiler was to make is missing or too large (more than {largest} MiB): {', '.join(missing)}\n"
+    return Build(replace(stage, verdict=Verdict.FAILED, stderr_bytes=stage.stderr_bytes + said.encode()), {})
 
 
 def build_key(toolchain: Toolchain, program: Program) -> bytes:

@@ -14,6 +14,8 @@ from toolyard.errors import IsolationError, SandboxError
 
 GUEST_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest_main.py")
 _PROBE_SECONDS = 30
+SCOPED_SIGNALS = 6
+"""The version of Landlock that keeps signals inside."""
 
 
 class Level(StrEnum):
@@ -65,7 +67,16 @@ class Grants(BaseModel):
     def level(self) -> Level:
         if self.namespaces:
             return Level.FULL if self.has("landlock", "seccomp") else Level.NAMESPACES
-        return Level.CONFINED if self.has("landlock", "seccomp") else Level.NONE
+        return Level.CONFINED if self.confinable else Level.NONE
+
+    @property
+    def confinable(self) -> bool:
+        """Whether programs can be shut in without namespaces.
+
+        They need a user id of their own, or a Landlock that keeps their signals from other processes of the same user.
+        """
+        keeps_signals = (self.root and self.has("own user id")) or self.landlock_abi >= SCOPED_SIGNALS
+        return self.has("landlock", "seccomp") and keeps_signals
 
     @property
     def memory_limit(self) -> str:
@@ -113,7 +124,8 @@ def choose_level(grants: Grants, wanted: str) -> Level:
     """The level to run at: the best there is, unless the caller insists.
 
     Raises:
-        IsolationError: `required` and less than full, or nothing at all and not asked for by name.
+        IsolationError: `required` and less than full, `confined` and not even that, or nothing at all and not asked for
+            by name.
     """
     if wanted == "none":
         return Level.NONE
@@ -127,6 +139,11 @@ def choose_level(grants: Grants, wanted: str) -> Level:
         raise IsolationError(
             f"this machine grants no isolation ({reasons}); see `toolyard doctor`. "
             "isolation='none' runs programs unprotected"
+        )
+    if wanted == "confined" and not grants.confinable:
+        raise IsolationError(
+            f"isolation='confined' needs seccomp, and Landlock of version {SCOPED_SIGNALS} or a user id of its own; this "
+            f"machine has Landlock {grants.landlock_abi} ({reasons}); see `toolyard doctor`"
         )
     if wanted == "confined":
         return Level.CONFINED

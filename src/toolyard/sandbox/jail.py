@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .guest import root
-from .isolation import Grants, Level
-
-
-SCOPED_SIGNALS = 6
-"""The version of Landlock that keeps signals inside."""
+from .isolation import SCOPED_SIGNALS, Grants, Level
 
 
 def environment_for(python: str) -> dict[str, str]:
@@ -61,7 +57,6 @@ def zygote_config(
         "seccomp": level is not Level.NONE and grants.has("seccomp"),
         "user": int(own_user),
         "passes_directories": passes,
-        "own_files": not confined or (own_user and not passes),
         # Whether kill(-1) reaches exactly a worker's programs: by its pid namespace, its user id, or Landlock's scope.
         "alone": jailed or own_user or (confined and grants.landlock_abi >= SCOPED_SIGNALS),
         "owns_directories": not (jailed and own_user),

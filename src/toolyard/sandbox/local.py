@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
 
 from . import languages
-from .builds import Build, Builds, build_key
+from .builds import Build, Builds, build_key, made_of
 from .compilers import Compilers
 from .guest import frames
 from .isolation import Level, choose_level, probe
@@ -230,11 +230,12 @@ class LocalSandbox:
         try:
             argv = (*toolchain.run_argv, *program.args)
             artifacts: Mapping[str, bytes] = build.artifacts if build else {}
-            manifest = (*_manifest(files, 0o644), *_manifest(artifacts, 0o755))
+            given = {name: content for name, content in files.items() if name not in artifacts}
+            manifest = (*_manifest(given, 0o644), *_manifest(artifacts, 0o755))
             meta = (argv, {**toolchain.env, **program.env}, manifest)
             async with self._pool.worker(LIGHT) as worker:
                 reply = await self._request(
-                    worker, frames.RUN_COMMAND, meta, program, limits, limits.run_seconds, "", {**files, **artifacts}
+                    worker, frames.RUN_COMMAND, meta, program, limits, limits.run_seconds, "", {**given, **artifacts}
                 )
         finally:
             self._slots.give()
@@ -263,7 +264,7 @@ class LocalSandbox:
             stage = stage_result(reply)
             # A compiler that ran into the clock may be quicker next time; anything else it says again.
             keep = stage.verdict in (Verdict.OK, Verdict.FAILED)
-            return Build(stage, unpack_files(reply.extra) if stage.verdict is Verdict.OK else {}), keep
+            return made_of(toolchain, stage, unpack_files(reply.extra)), keep
 
         build, cached = await self._builds.get(build_key(toolchain, program), compile_it)
         return build, cached, queued

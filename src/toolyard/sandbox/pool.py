@@ -90,6 +90,7 @@ class Pool:
         self.zygotes: dict[str, Zygote] = {}
         self._not_before: dict[str, float] = {}
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
+        self._closed = False
         self.live: dict[str, int] = {}
         """Workers alive, by profile: idle ones and those in use."""
 
@@ -98,7 +99,8 @@ class Pool:
         zygote = self.zygotes.get(profile)
         if zygote is not None and zygote.alive:
             return True
-        if profile not in self._starting and time.monotonic() > self._not_before.get(profile, 0.0):
+        due = time.monotonic() > self._not_before.get(profile, 0.0)
+        if profile not in self._starting and due and not self._closed:
             self._begin(profile)
         return False
 
@@ -128,7 +130,13 @@ class Pool:
         zygote = self.zygotes.get(profile)
         if zygote is not None and zygote.alive:
             return zygote
-        return await asyncio.shield(self._starting.get(profile) or self._begin(profile))
+        if self._closed:  # or one that is being told so would start another, which nobody stops
+            raise SandboxClosedError("the sandbox is closed")
+        task = self._starting.get(profile) or self._begin(profile)
+        await asyncio.wait([task])  # unlike the task itself, cancelled by no one but our own caller
+        if task.cancelled():
+            raise SandboxClosedError("the sandbox was closed while a zygote started")
+        return task.result()
 
     @asynccontextmanager
     async def worker(self, profile: str) -> AsyncGenerator[Worker]:
@@ -163,7 +171,7 @@ class Pool:
 
     def _give_back(self, profile: str, worker: Worker) -> None:
         idle = self._idle.setdefault(profile, [])
-        if worker.alive and worker.runs < self._max_runs and len(idle) < self._idle_limit:
+        if worker.alive and worker.runs < self._max_runs and len(idle) < self._idle_limit and not self._closed:
             idle.append(worker)
         else:
             self.discard(profile, worker)
@@ -178,6 +186,7 @@ class Pool:
             self._idle.setdefault(LIGHT, []).append(await self.spawn(LIGHT))
 
     async def close(self) -> None:
+        self._closed = True
         for task in list(self._starting.values()):
             task.cancel()
             await _quietly(task)

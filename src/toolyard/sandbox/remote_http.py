@@ -8,6 +8,7 @@ are reported, and `retryable` tells the caller that it may decide otherwise.
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ _IDLE_SECONDS = 4.0
 """uvicorn, which SandboxFusion runs on, closes idle connections after 5 s. Closing ours first avoids the race."""
 _STALE_SECONDS = 1.0
 """A reused connection that was already closed shows it within a round trip. Later, it broke under the request."""
+_AT_ONCE_BYTES = 512 * 1024
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _chance = random.SystemRandom()
@@ -132,7 +134,7 @@ class Connections:
                 self._slots,
                 asyncio.timeout(seconds),
                 session.request(
-                    method, where, data=body, allow_redirects=False, trace_request_ctx=connection
+                    method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
                 ) as response,
             ):
                 return Reply(response.status, await response.read(), _retry_after(response))
@@ -171,6 +173,11 @@ def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, _: object) -> None:
     context.trace_request_ctx.reused_at = asyncio.get_running_loop().time()
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body goes in pieces: written at once it would hold up the event loop, and aiohttp warns of it."""
+    return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
 
 
 def _delay(attempt: int, least: float | None) -> float:

@@ -322,5 +322,5 @@ class Zygote:
                 os.close(handle)
         self._process.wait()
         if self._config["cgroup"]:
-            cgroups.sweep(self._config["cgroup"][1])  # in case it was killed before it could tidy up
+            cgroups.sweep(self._config["cgroup"][1], self.pid)  # in case it was killed before it could tidy up
         self._complaints.close()

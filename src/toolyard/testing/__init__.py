@@ -14,6 +14,7 @@ The suites need pytest and pytest-asyncio; nothing else of Toolyard does, so the
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,5 +38,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'toolyard.testing' has no attribute {name!r}")
     import pytest
 
-    pytest.register_assert_rewrite(home)  # or a failing claim would not say what was found instead
+    # Or a failing claim would not say what was found instead.
+    pytest.register_assert_rewrite(*(set(_HOMES.values()) - sys.modules.keys()))
     return getattr(import_module(home), name)

@@ -82,7 +82,7 @@ class SessionContract:
             assert (await session.run("x")).display == ({"text/plain": "1"},)
 
     async def test_a_cell_that_will_not_stop_costs_the_session(self, sandbox: Sandbox) -> None:
-        stubborn = "while True:\n try:\n  while True: pass\n except BaseException: pass"
+        stubborn = "import time\nwhile True:\n try: time.sleep(60)\n except BaseException: pass"
         async with sandbox.session() as session:
             result = await session.run(stubborn, seconds=0.5)
             assert (result.verdict, result.session_lost) == (Verdict.TIMED_OUT, True)

@@ -40,13 +40,12 @@ _IGNORED_MAGICS = ("%matplotlib", "%config", "%load_ext", "%autoreload")
 
 class Cells:
     def __init__(self, interpreter: program.Interpreter) -> None:
-        self._namespace = interpreter.main.__dict__
-        sys.modules["__main__"] = interpreter.main
+        self._namespace = interpreter.make_main().__dict__
         self._count = 0
         self._displayed: list[dict[str, str]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._namespace.update(display=self.display, __doc__=None, In=[""], Out={})
-        self._namespace.pop("__file__", None)
+        self._namespace.update(display=self.display, __shell__=shell, __loader__=None, In=[""], Out={})
+        del self._namespace["__file__"]
 
     def serve(self) -> NoReturn:
         while True:
@@ -85,7 +84,7 @@ class Cells:
         self._count += 1
         self._namespace["In"].append(code)
         name = f"<cell {self._count}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
         tree = _parse(code, name)
         value: Any = None
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
@@ -206,7 +205,6 @@ def _read_exactly(size: int) -> bytes:
 
 
 def serve(interpreter: program.Interpreter) -> NoReturn:
-    interpreter.main.__dict__["__shell__"] = shell
     cells = Cells(interpreter)
     os.write(program.STATUS, LENGTH.pack(0))
     cells.serve()

@@ -97,20 +97,24 @@ class Parent:
         remove(self._directories)
 
 
-def sweep(bases: Sequence[str]) -> None:
-    """Remove what zygotes left that were killed together with their host. Groups still in use cannot be removed."""
+def sweep(bases: Sequence[str], zygote: int | None = None) -> None:
+    """Remove what killed zygotes left: of `zygote` with patience, of others only what goes at once.
+
+    A group in use cannot be removed, and waiting for somebody else's would hold up everyone who starts or stops.
+    """
     for base in bases:
         for name in os.listdir(base):
             pid = name.removeprefix(_NAME)
             if name.startswith(_NAME) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-                inner = [entry.path for entry in os.scandir(f"{base}/{name}") if entry.is_dir()]
-                remove([*inner, f"{base}/{name}"])
+                with contextlib.suppress(FileNotFoundError):  # somebody else sweeps, too
+                    inner = [entry.path for entry in os.scandir(f"{base}/{name}") if entry.is_dir()]
+                    remove([*inner, f"{base}/{name}"], tries=100 if pid == str(zygote) else 1)
 
 
-def remove(directories: list[str]) -> None:
+def remove(directories: list[str], tries: int = 100) -> None:
     """A group can be removed once its last process is gone for good, which takes the kernel a moment."""
     for directory in directories:
-        for _ in range(100):
+        for _ in range(tries):
             try:
                 os.rmdir(directory)
                 break

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Container
 
 
-def below(root: int) -> list[int]:
-    """All processes that descend from `root`, as far as /proc shows them."""
+def below(root: int, spared: Container[int] = ()) -> list[int]:
+    """All processes that descend from `root`, as far as /proc shows them, without `spared` and those below them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -24,15 +25,15 @@ def below(root: int) -> list[int]:
     found: list[int] = []
     level = [root]
     while level:
-        level = [child for parent in level for child in children.get(parent, ())]
+        level = [child for parent in level for child in children.get(parent, ()) if child not in spared]
         found += level
     return found
 
 
-def end_all(root: int) -> None:
+def end_all(root: int, spared: Container[int] = ()) -> None:
     """Stop everything below `root` until nothing new appears, then kill it. `root` itself goes on, and reaps."""
     stopped: set[int] = set()
-    while new := [pid for pid in below(root) if pid not in stopped]:
+    while new := [pid for pid in below(root, spared) if pid not in stopped]:
         for pid in new:
             _send(pid, signal.SIGSTOP)
         stopped.update(new)

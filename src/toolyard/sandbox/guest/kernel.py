@@ -36,7 +36,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
 )
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
-AT_FDCWD = -100
+AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2
@@ -92,22 +92,31 @@ def pivot_root_here() -> None:
     os.chdir("/")
 
 
-def make_read_only(path: str) -> None:
-    """Turn one mount read-only (also nosuid, nodev), keeping whatever flags it already has locked."""
+def make_read_only(path: str, *, with_submounts: bool = False) -> None:
+    """Turn a mount read-only (also nosuid, nodev), keeping whatever flags it already has locked."""
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
+    flags = AT_RECURSIVE if with_submounts else 0
     try:
-        syscall(MOUNT_SETATTR, f"mount_setattr {path}", AT_FDCWD, os.fsencode(path), 0, attributes, len(attributes))
+        syscall(MOUNT_SETATTR, f"mount_setattr {path}", AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes))
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        # Before Linux 5.12. A remount inside a user namespace must repeat every flag that is locked.
-        kept = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
-        mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+        for mounted in _mounts_below(path) if with_submounts else [path]:
+            # Before Linux 5.12. A remount inside a user namespace must repeat every flag that is locked.
+            kept = os.statvfs(mounted).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+            mount(None, mounted, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
+
+
+def _mounts_below(path: str) -> list[str]:
+    with open("/proc/self/mountinfo") as file:
+        places = [line.split()[4] for line in file]
+    return [place for place in places if place == path or place.startswith(path + "/")]
 
 
 def bind_read_only(source: str, target: str) -> None:
-    mount(source, target, None, MS_BIND)
-    make_read_only(target)
+    """With what is mounted below it: a bind that would uncover the directories under a mount is refused to us."""
+    mount(source, target, None, MS_BIND | MS_REC)
+    make_read_only(target, with_submounts=True)
 
 
 def become(user: int, kept: int | None = None) -> None:

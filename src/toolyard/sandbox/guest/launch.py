@@ -6,6 +6,7 @@ worker inside dies with the launcher, and with the worker, which is PID 1, dies 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -53,9 +54,7 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
             handle.close()
         os.close(report)
         os.close(go)
-        if not config["namespaces"]:
-            _attend(pid, ours)
-        os.waitpid(pid, 0)
+        _attend(pid, ours, config)
     except BaseException as error:
         _report(report, error)
     os._exit(0)
@@ -81,24 +80,43 @@ def count_processes() -> int:
     return refused
 
 
-def _attend(worker: int, asked: socket.socket) -> None:
-    """Without a pid namespace: end the worker's programs when it asks, and all of them when it or we must go."""
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+def _attend(worker: int, asked: socket.socket, config: dict[str, Any]) -> None:
+    """Until the worker is gone, and its programs with it: when the zygote reaps us, nothing of the jail is left.
+
+    Without a pid namespace: end its programs when it asks, and at last whatever outlived it.
+    """
 
     def end_worker(number: int, frame: FrameType | None) -> None:
         os.kill(worker, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end_worker)
-    while asked.recv(1):
-        descendants.end_all(worker)
-        asked.send(b"d")
+    if not config["namespaces"]:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        while asked.recv(1):
+            descendants.end_all(worker)
+            asked.send(b"d")
     os.waitpid(worker, 0)
-    descendants.end_all(os.getpid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may soon be somebody else's
+    if not config["namespaces"]:
+        descendants.end_all(os.getpid())
+        remove_directories(config["writable"])
+
+
+def remove_directories(writable: list[str]) -> None:
+    """What a worker without a private root leaves on the host's disk. Its programs are dead."""
+    with contextlib.suppress(OSError):
+        for path in writable:
+            root.wipe(path)
+            os.rmdir(path)
+        os.rmdir(os.path.dirname(writable[0]))
 
 
 def _report(report: int, error: BaseException) -> NoReturn:
-    os.write(report, b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:4000])
-    os._exit(1)
+    # Whatever happens: a fork that went on from here would take itself for the zygote.
+    try:
+        os.write(report, b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:4000])
+    finally:
+        os._exit(1)
 
 
 def _become_worker(
@@ -136,8 +154,8 @@ def _become_worker(
             kernel.install_seccomp(
                 seccomp.build_filter(
                     memfd=cgroup is not None or not config["namespaces"],
-                    own_network=config["namespaces"],
-                    own_files=config["own_files"],
+                    namespaces=config["namespaces"],
+                    own_user=bool(config["user"]),
                 )
             )
         os.write(report, b"r")

@@ -8,6 +8,7 @@ threads, files flushed at exit.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import marshal
@@ -15,12 +16,14 @@ import os
 import resource
 import signal
 import sys
+from importlib.machinery import SourceFileLoader
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, cast
 
 from . import frames, kernel
 
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 COMMAND, STATUS = 3, 4
 """The child's descriptors besides the standard three: orders in, and why it could not start out."""
 BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
@@ -56,20 +59,21 @@ class Interpreter:
         """What turns this process into a session's interpreter; None where the zygote was not made for that."""
         self.path = work + "/main.py"
         self.environment = environment
-        sys.stdin = _text(io.BufferedReader(io.FileIO(0, "r", closefd=False)), "<stdin>", "surrogateescape")
-        sys.stdout = _text(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "<stdout>", "surrogateescape")
-        sys.stderr = _text(
-            io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "<stderr>", "backslashreplace", line_buffering=True
-        )
+        sys.stdin = _stream(0, "<stdin>", "surrogateescape")
+        sys.stdout = _stream(1, "<stdout>", "surrogateescape")
+        sys.stderr = _stream(2, "<stderr>", "backslashreplace", line_buffering=True)
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
         sys.argv = ["main.py"]
         sys.orig_argv = [sys.executable, "main.py"]
         os.environ.clear()
         os.environ.update(environment)
-        self.main = ModuleType("__main__")
-        self.main.__dict__.update(
-            __builtins__=sys.modules["builtins"], __file__=self.path, __spec__=None, __cached__=None, __annotations__={}
-        )
+        self.globals: dict[str, Any] = {
+            "__builtins__": sys.modules["builtins"],
+            "__file__": self.path,
+            "__loader__": SourceFileLoader("__main__", self.path),
+            "__cached__": None,
+            "__annotations__": {},
+        }
         # The zygote's own modules stay reachable from here, and from nowhere a program would look.
         for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
             del sys.modules[name]
@@ -78,10 +82,30 @@ class Interpreter:
         for _ in range(3):  # the compiler's first allocations, made here instead of in every child
             exec(compile("x = 1\ndef f(a):\n    return a + 1\nf(2)\n", "warm", "exec"), {})  # noqa: S102
 
+    def make_main(self) -> ModuleType:
+        """Made after the fork, or the garbage collector would not look at it when the program is over."""
+        main = ModuleType("__main__")
+        main.__dict__.update(self.globals)
+        sys.modules["__main__"] = main
+        return main
 
-def _text(binary: Any, name: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
-    stream = io.TextIOWrapper(binary, encoding="utf-8", errors=errors, line_buffering=line_buffering)
-    stream.mode = "r" if name == "<stdin>" else "w"  # type: ignore[misc]
+
+def _stream(handle: int, name: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
+    """A standard stream as `python` makes it for a pipe.
+
+    It must find a pipe there now: a stream asks only once whether it can seek, and /dev/null can.
+    """
+    mode = "w" if handle else "r"
+    before, pipe = os.dup(handle), os.pipe()
+    os.dup2(pipe[1 if handle else 0], handle, False)
+    raw = io.FileIO(handle, mode, closefd=False)
+    raw.name = name
+    binary = io.BufferedWriter(raw) if handle else io.BufferedReader(raw)
+    stream = io.TextIOWrapper(binary, "utf-8", errors, newline="\n", line_buffering=line_buffering)
+    stream.mode = mode  # type: ignore[misc]
+    os.dup2(before, handle, False)
+    for spare in (before, *pipe):
+        os.close(spare)
     return stream
 
 
@@ -225,23 +249,24 @@ def write_main(path: str, code: bytes) -> None:
 
 def run_main(interpreter: Interpreter, code: bytes) -> NoReturn:
     """Run the program as `python main.py` would, down to its exit code."""
-    main = interpreter.main
-    sys.modules["__main__"] = main
-    status = 0
+    finish(interpreter, _execute(interpreter, code))
+
+
+def _execute(interpreter: Interpreter, code: bytes) -> int:
     try:
-        exec(compile(code, interpreter.path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        exec(compile(code, interpreter.path, "exec", dont_inherit=True), interpreter.make_main().__dict__)  # noqa: S102
     except SystemExit as error:
-        status = exit_status(error)
+        return exit_status(error)
     except BaseException as error:
-        status = report(error)
-    finish(interpreter, status)
+        return report(error)
+    return 0
 
 
 def exit_status(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return error.code & 255
+        return error.code & 255 if error.code.bit_length() < 64 else 255
     print(error.code, file=sys.stderr)
     return 1
 
@@ -265,28 +290,42 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
         cast("Any", atexit)._run_exitfuncs()
     except BaseException as error:
         report(error)
+    if not (_flush("stdout") & _flush("stderr")):
+        status = 120
     _let_go(interpreter)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except BaseException:
-            status = status or 120
+    for stream in (sys.__stdout__, sys.__stderr__):  # destructors may print, and the program may have put others there
+        with contextlib.suppress(BaseException):
+            cast("Any", stream).flush()
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
 
+def _flush(name: str) -> bool:
+    stream: Any = getattr(sys, name, None)
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def _let_go(interpreter: Interpreter) -> None:
-    """Drop the program's objects, so that files it left open are flushed and destructors run."""
+    """Drop the program's objects, so that files it left open are flushed and destructors run, with their globals."""
+    # Twice, as the interpreter does it: what is alive the first time is then in the order in which it refers to each
+    # other, so that the second time a file's buffer goes before its descriptor.
+    gc.collect()
     # New modules stand at the end of the table. Looking at the others would copy the pages they lie on.
     count = max(len(sys.modules) - interpreter.module_count, 0)
-    loaded = [sys.modules[name] for name in islice(reversed(sys.modules), count)]
-    for module in (interpreter.main, *loaded):
-        names: Any = getattr(module, "__dict__", None)
-        if type(names) is dict:
-            held = cast("dict[Any, Any]", names)
-            for name in [name for name in held if type(name) is str and name != "__builtins__"]:
-                held[name] = None
+    for name in ("__main__", *islice(reversed(sys.modules), count)):
+        sys.modules.pop(name, None)
     gc.collect()
+    # What a module of the zygote's still holds, a hook or a handler, is not destroyed; but its bytes are saved.
+    for item in gc.get_objects():
+        if issubclass(type(item), _WRITERS):
+            with contextlib.suppress(BaseException):
+                item.flush()

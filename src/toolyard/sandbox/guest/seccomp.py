@@ -55,15 +55,18 @@ _ABSENT: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 _MEMFD_CREATE = (319, 279)
 
-# Where the file tree is the host's and the program has the host user's files or rights: Landlock knows nothing of these
-# calls. They succeed without effect, since programs that copy files make them in passing and would fail for nothing.
-_METADATA: dict[str, tuple[int | None, int | None]] = {
+# Where the file tree is the host's. Landlock knows nothing of these calls; they succeed without effect, since programs
+# that copy files make them in passing and would fail for nothing. Times can be set on what everybody may write, ...
+_TIMES: dict[str, tuple[int | None, int | None]] = {
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+# ... modes on what is one's own, which without a user id of one's own is all of the host user's.
+_MODES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
 }  # fmt: skip
 # These may say that the file system has no such thing, and be believed.
-_ATTRIBUTES: dict[str, tuple[int, int]] = {
+_ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
     "inotify_add_watch": (254, 27),
@@ -147,12 +150,22 @@ def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
     }  # fmt: skip
 
 
-def build_filter(*, memfd: bool, own_network: bool = True, own_files: bool = True) -> bytes:
+def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Instruction]]:
+    answers = [(0, _TIMES), (errno.EOPNOTSUPP, _ATTRIBUTES), *([] if own_user else [(0, _MODES)])]
+    return {
+        number: [(_RETURN, 0, 0, _error(answer))]
+        for answer, table in answers
+        for numbers in table.values()
+        if (number := numbers[column]) is not None
+    }
+
+
+def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True) -> bytes:
     """The filter as BPF.
 
     `memfd=False` refuses `memfd_create`: memory that no watchdog can see without a cgroup.
-    `own_network=False`: there is no network namespace around the program.
-    `own_files=False`: neither a private root nor a powerless user id keeps it from changing modes of the host's files.
+    `namespaces=False`: the network and the file tree are the host's.
+    `own_user=False`: and so is the user, to whom many of the files belong.
     """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
@@ -162,14 +175,11 @@ def build_filter(*, memfd: bool, own_network: bool = True, own_files: bool = Tru
             cases[number] = [(_RETURN, 0, 0, _error(errno.EPERM))]
     absent = [*_ABSENT.values(), *([] if memfd else [_MEMFD_CREATE])]
     cases.update({numbers[column]: [(_RETURN, 0, 0, _error(errno.ENOSYS))] for numbers in absent})
-    special = _special_cases() if own_network else {**_special_cases(), **_without_network_namespace()}
+    special = _special_cases() if namespaces else {**_special_cases(), **_without_network_namespace()}
     cases.update({numbers[column]: body for numbers, body in special.items()})
-    if not own_files:
-        for answer, table in ((0, _METADATA), (errno.EOPNOTSUPP, _ATTRIBUTES)):
-            numbers_here = [numbers[column] for numbers in table.values()]
-            cases.update({number: [(_RETURN, 0, 0, _error(answer))] for number in numbers_here if number is not None})
-    if not own_network:
-        del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `prepare`
+    if not namespaces:
+        cases.update(_without_private_root(column, own_user=own_user))
+        del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `program.prepare`
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH[MACHINE]),

@@ -38,9 +38,14 @@ class Worker:
         """The launcher, who ends our descendants for us where we cannot see them ourselves."""
         self.config = config
         self.alone = config["alone"]
-        """Whether kill(-1) reaches exactly this worker's programs: own pid namespace, or an own user id."""
+        """Whether kill(-1) reaches exactly this worker's programs."""
         self.interpreter = program.Interpreter(
-            config["work"], config["environment"], data_factor=config["data_factor"], sessions=config["sessions"]
+            config["work"],
+            config["environment"],
+            data_factor=config["data_factor"],
+            sessions=config["sessions"],
+            scope=config["scope"],
+            others=config.get("other_processes", 0),
         )
         self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["namespaces"])
         self.request = private_memory(KEPT)

@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import cgroups, immortal, launch, probe, program
+from . import cgroups, descendants, immortal, kernel, launch, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
@@ -56,10 +56,13 @@ class Zygote:
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self._control = control
         self._config = config
+        self._host = os.getppid()
         self._launchers: dict[int, tuple[int, cgroups.Group | None]] = {}
         self._groups = cgroups.Parent(config["cgroup"]) if config["cgroup"] else None
 
     def serve(self, host: int) -> NoReturn:
+        if not self._config["namespaces"]:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write)
@@ -131,7 +134,7 @@ class Zygote:
         if not config["namespaces"]:
             base = f"{config['host_directory']}/{os.getpid()}"
             config["work"] = f"{base}/work"
-            config["writable"] = [f"{base}/work", f"{base}/tmp"]
+            config["writable"] = _directories(base)
             places = {"HOME": f"{base}/work", "TMPDIR": f"{base}/tmp", "MPLCONFIGDIR": f"{base}/tmp"}
             config["environment"] = {**config["environment"], **places}
 
@@ -161,18 +164,24 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
                 return
             _, group = self._launchers.pop(pid, (0, None))
+            if status and not self._config["namespaces"]:
+                self._inherit(pid)
             if group is not None and self._groups is not None:
                 self._groups.take_back(group)
 
+    def _inherit(self, launcher: int) -> None:
+        """A launcher that was killed could not see to its programs, and without a pid namespace they live on."""
+        descendants.end_all(os.getpid(), spared=self._launchers)
+        launch.remove_directories(_directories(f"{self._config['host_directory']}/{launcher}"))
+
     def _end_launcher(self, pid: int) -> None:
-        # With a pid namespace its death is everybody's. Without one it must first end what would be orphaned.
-        os.kill(pid, signal.SIGKILL if self._config["namespaces"] else signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)  # not SIGKILL: it goes when its worker and all programs are gone
 
     def _end(self) -> NoReturn:
         for pid in self._launchers:
@@ -183,7 +192,15 @@ class Zygote:
             time.sleep(0.002)
         if self._groups is not None:
             self._groups.remove()
+        if os.getppid() != self._host and not self._config["namespaces"]:
+            with contextlib.suppress(OSError):  # of several zygotes the last one finds it empty
+                os.rmdir(self._config["host_directory"])
         os._exit(0)
+
+
+def _directories(base: str) -> list[str]:
+    """A worker's writable directories, where it has no private root."""
+    return [f"{base}/work", f"{base}/tmp"]
 
 
 def _wake_up(signum: int, frame: FrameType | None) -> None:
