@@ -206,6 +206,7 @@ async def test_an_idle_worker_that_was_killed_is_replaced(fresh: LocalSandbox) -
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
     await until(lambda: not any(map(is_alive, workers)), 1)
+    await asyncio.sleep(0.05)  # for their sockets' end to be seen
     for _ in range(3):
         await works(fresh, "python")
 
@@ -373,10 +374,9 @@ async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level
     dice = random.Random(9)
     for _ in range(12):
         before = children_of_ours()
-        async with asyncio.TaskGroup() as group:
-            async with LocalSandbox(workers=4, isolation=level) as sandbox:
-                tasks = [group.create_task(outcome(sandbox, kind, "unseen")) for kind in [*KINDS, *KINDS, "python"]]
-                await asyncio.sleep(dice.choice([0, dice.uniform(0, 0.15)]))
+        async with asyncio.TaskGroup() as group, LocalSandbox(workers=4, isolation=level) as sandbox:
+            tasks = [group.create_task(outcome(sandbox, kind, "unseen")) for kind in [*KINDS, *KINDS, "python"]]
+            await asyncio.sleep(dice.choice([0, dice.uniform(0, 0.15)]))
         assert [task.result() for task in tasks if not isinstance(task.result(), SandboxError)] == []
         assert not any(task.cancelled() for task in tasks)
         assert children_of_ours() == before

@@ -86,7 +86,7 @@ class Pool:
         self._make_zygote = make_zygote
         self._idle_limit = idle
         self._max_runs = max_runs
-        self._idle: dict[str, list[Worker]] = {}
+        self._idle: dict[str, deque[Worker]] = {}
         self.zygotes: dict[str, Zygote] = {}
         self._not_before: dict[str, float] = {}
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
@@ -148,9 +148,10 @@ class Pool:
             self._give_back(profile, worker)
 
     async def _take(self, profile: str) -> Worker:
-        idle = self._idle.setdefault(profile, [])
+        idle = self._idle.setdefault(profile, deque())
         while idle:
-            worker = idle.pop()
+            # The one that rested longest: its next child is forked by now.
+            worker = idle.popleft()
             if worker.alive and worker.zygote.alive:
                 return worker
             self.discard(profile, worker)
@@ -170,7 +171,7 @@ class Pool:
         raise AssertionError("unreachable")
 
     def _give_back(self, profile: str, worker: Worker) -> None:
-        idle = self._idle.setdefault(profile, [])
+        idle = self._idle.setdefault(profile, deque())
         if worker.alive and worker.runs < self._max_runs and len(idle) < self._idle_limit and not self._closed:
             idle.append(worker)
         else:
@@ -183,7 +184,7 @@ class Pool:
     async def warm_up(self, count: int) -> None:
         """Have `count` workers of the light profile ready."""
         for _ in range(count):
-            self._idle.setdefault(LIGHT, []).append(await self.spawn(LIGHT))
+            self._idle.setdefault(LIGHT, deque()).append(await self.spawn(LIGHT))
 
     async def close(self) -> None:
         self._closed = True

@@ -98,6 +98,7 @@ class Worker:
             except OSError:
                 self._dead()
             except asyncio.CancelledError:
+                self._answer = None  # nobody waits for it any more
                 self.kill()  # half a request went out: there is no way back to a known state
                 raise
 
@@ -112,6 +113,7 @@ class Worker:
             async with asyncio.timeout(_OVERTIME):
                 await answer
         except (OSError, TimeoutError, SandboxError, asyncio.CancelledError):
+            self._answer = None
             self.kill()
 
     def _readable(self) -> None:
@@ -137,23 +139,18 @@ class Worker:
             parts.append(bytes(self._buffer[at : at + size]))
             at += size
         self._buffer = bytearray()
-        if header[1] & frames.RETIRING:
-            self.close()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(Reply(*header[:6], *parts))
+        if header[1] & frames.RETIRING:
+            self.close()
 
     def _dead(self) -> None:
         if not self.alive:
             return
+        if self._answer is not None and not self._answer.done() and self._kills() > self._kills_before:
+            # It went down with its program: then that is a verdict, not our failure.
+            self._answer.set_result(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
         self.close()
-        if self._answer is not None and not self._answer.done():
-            if self._kills() > self._kills_before:
-                # It went down with its program: then that is a verdict, not our failure.
-                self._answer.set_result(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
-            else:
-                self._answer.set_exception(
-                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
-                )
 
     def _kills(self) -> int:
         """How often the kernel killed for memory in the worker's group, ever."""
@@ -163,9 +160,9 @@ class Worker:
         return 0
 
     def _overdue(self) -> None:
-        self.kill()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(WorkerDiedError("the sandbox worker did not answer in time and was replaced"))
+        self.kill()
 
     def kill(self) -> None:
         """For a worker that may not be listening any more; `close` is enough for one that is."""
@@ -174,11 +171,18 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """Let go of the channel: the worker sees it and leaves, and everything in its jail with it."""
+        """Let go of the channel: the worker sees it and leaves, and everything in its jail with it.
+
+        Whoever still waits for its answer is told: nothing else would ever wake them.
+        """
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._channel.fileno())
             _hang_up(self._channel)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(
+                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
+                )
 
 
 def _hang_up(channel: socket.socket) -> None:

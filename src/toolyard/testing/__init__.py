@@ -39,5 +39,5 @@ def __getattr__(name: str) -> Any:
     import pytest
 
     # Or a failing claim would not say what was found instead.
-    pytest.register_assert_rewrite(*(set(_HOMES.values()) - sys.modules.keys()))
+    pytest.register_assert_rewrite(*({*_HOMES.values(), "toolyard.testing.python_runtime"} - sys.modules.keys()))
     return getattr(import_module(home), name)

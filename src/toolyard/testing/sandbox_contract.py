@@ -6,6 +6,7 @@ Tests see a sandbox from outside only, so they hold for a remote one as well.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import textwrap
 import time
 from typing import Any
@@ -113,8 +114,6 @@ class SandboxContract:
             """,
             stdin=lines,
         )
-        import hashlib
-
         sent = lines.encode()
         assert execution.stdout == f"{len(sent)} {hashlib.sha256(sent).hexdigest()}\n"
 
