@@ -5,7 +5,8 @@
     python benchmarks/sandbox.py --peer URL      beside another SandboxFusion-compatible service
     python benchmarks/sandbox.py --soak 20000    nothing may grow: memory, descriptors, processes, mounts, cgroups
 
-Compare ratios, not numbers: they are measured alternately on the same, possibly busy, machine.
+Compare ratios, not numbers: they are measured in turn on the same, possibly busy, machine. Clients and services share
+it too: "HTTP service" is measured by a bare socket client, "RemoteSandbox" through ours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import statistics
 import subprocess
@@ -23,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -143,6 +146,37 @@ def sandboxed(
     return call
 
 
+class BareClient:
+    """Posts to the service with as little of its own as possible: what is measured is the service, not a client."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._address = host, int(port)
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def call(self, code: str, language: str = "python", *, fresh: bool = False) -> Call:
+        count = itertools.count()
+
+        async def post() -> None:
+            text = f"{code}// bare {os.getpid()} {next(count)}\n" if fresh else code
+            body = json.dumps({"code": text, "language": language, "run_timeout": 60, "compile_timeout": 60}).encode()
+            head = f"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            connection = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
+            reader, writer = connection
+            writer.write(head + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            content = await reader.readexactly(length)
+            assert content.startswith(b'{"status":"Success"'), content
+            self._idle.append(connection)
+
+        return post
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
 SERVER = """
 from toolyard import LocalSandbox
 from toolyard.sandbox.service import ServiceConfig, serve
@@ -165,7 +199,7 @@ def service(isolation: str):
 
 
 async def table(args: argparse.Namespace) -> None:
-    console = Console()
+    console = Console(width=max(110, Console().width))
     levels = [1, 2, 8, 32, 128] if not args.quick else [1, 2, 32]
     results: list[Measured] = []
     floor_p50, floor_rate = floor(1)[0], floor(2)[1]
@@ -174,20 +208,25 @@ async def table(args: argparse.Namespace) -> None:
         url = stack.enter_context(service(args.isolation))
         async with contextlib.AsyncExitStack() as opened:
             local = await opened.enter_async_context(LocalSandbox(isolation=args.isolation))
-            methods: dict[str, LocalSandbox | RemoteSandbox] = {
-                "LocalSandbox": local,
-                "HTTP service": await opened.enter_async_context(RemoteSandbox(url)),
-            }
+            bare = BareClient(url)
+            opened.callback(bare.close)
+            remotes = {"RemoteSandbox": await opened.enter_async_context(RemoteSandbox(url))}
             if args.peer:
-                methods["peer"] = await opened.enter_async_context(RemoteSandbox(args.peer))
+                remotes["peer"] = await opened.enter_async_context(RemoteSandbox(args.peer))
+            methods: dict[str, Callable[..., Call]] = {
+                "LocalSandbox": partial(sandboxed, local),
+                "HTTP service": bare.call,
+                **{name: partial(sandboxed, remote) for name, remote in remotes.items()},
+            }
             rows: list[tuple[str, str, Call]] = []
             for name, code in PYTHON.items():
                 rows.append((name, "subprocess", alternatives.python(code)))
-                rows += [(name, method, sandboxed(sandbox, code)) for method, sandbox in methods.items()]
+                rows += [(name, method, make(code)) for method, make in methods.items()]
             rows.append(("C++ hello", "subprocess", alternatives.cpp()))
-            for method, sandbox in methods.items():
-                rows.append(("C++ hello", f"{method}, new source", sandboxed(sandbox, CPP, "cpp", fresh=True)))
-                rows.append(("C++ hello", f"{method}, seen source", sandboxed(sandbox, CPP, "cpp")))
+            for method, make in methods.items():
+                if method != "RemoteSandbox":
+                    rows.append(("C++ hello", f"{method}, new source", make(CPP, "cpp", fresh=True)))
+                    rows.append(("C++ hello", f"{method}, seen source", make(CPP, "cpp")))
             await warm_up(rows)
             with console.status("measuring") as status:
                 for name, method, call in rows:
@@ -223,7 +262,7 @@ def show(console: Console, results: list[Measured], floor_p50: float, floor_rate
         if last not in (None, (row.program, row.in_flight)):
             grid.add_section()
         last = (row.program, row.in_flight)
-        ratio = row.rate / base[last] if last in base else float("nan")
+        ratio = f"{row.rate / base[last]:.1f}" if last in base else "–"
         grid.add_row(
             row.program,
             str(row.in_flight),
@@ -231,7 +270,7 @@ def show(console: Console, results: list[Measured], floor_p50: float, floor_rate
             f"{row.rate:.0f}",
             f"{row.p50:.2f}",
             f"{row.p99:.2f}",
-            f"{ratio:.1f}",
+            ratio,
         )
     console.print(grid)
     console.print(

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src" / "toolyard" / "sandbox"))
-from guest import kernel  # noqa: E402  # pyright: ignore
+from guest import kernel  # pyright: ignore
 
 USER = 54321
 CHECKOUT = str(Path(__file__).resolve().parent.parent)

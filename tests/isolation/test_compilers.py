@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
-from hostile import host_processes, run
+from hostile import below_us, open_to_everybody, run, until
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
@@ -19,18 +19,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.toolchain("
 def host_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("headers") / "secret.h"
     path.write_text('#define SECRET "the host\'s secret"\n')
-    for folder in (path, *path.parents):
-        if str(folder).startswith("/tmp/") and folder.stat().st_uid == os.getuid():
-            folder.chmod(0o755)
-    return path
+    return open_to_everybody(path)
 
 
 @pytest.mark.parametrize(
     "source",
     [
         '#include "{path}"\n#include <stdio.h>\nint main(void) {{ puts(SECRET); }}',
-        '__asm__(".globl s\\ns: .incbin \\"{path}\\"\\n.byte 0");\n#include <stdio.h>\n'
-        "extern char s[];\nint main(void) {{ puts(s); }}",
+        (
+            '__asm__(".globl s\\ns: .incbin \\"{path}\\"\\n.byte 0");\n#include <stdio.h>\n'
+            "extern char s[];\nint main(void) {{ puts(s); }}"
+        ),
         '#if __has_include("{path}")\n#error found it\n#endif\nint main(void) {{ return 3; }}',
         '#pragma GCC dependency "{path}"\nint main(void) {{ return 3; }}',
     ],
@@ -77,7 +76,9 @@ int main() { return A<800, 0>::value; }
 
 
 async def test_endless_recursion_while_compiling_is_stopped_by_the_clock(any_level: LocalSandbox) -> None:
-    source = "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(90);\nint main() {}"
+    source = (
+        "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(90);\nint main() {}"
+    )
     execution = await any_level.run(Program(source, "cpp"), Limits(compile_seconds=1, run_seconds=2))
     assert execution.verdict is Verdict.COMPILE_FAILED
     assert execution.compile
@@ -128,15 +129,17 @@ async def test_a_poisoned_build_is_only_its_own_sources(any_level: LocalSandbox)
 
 
 async def test_nothing_the_compiler_started_outlives_it(any_level: LocalSandbox) -> None:
-    source = "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(91);\nint main() {}"
-    await any_level.run(Program(source, "cpp"), Limits(compile_seconds=0.5))
-    assert [pid for pid in host_processes("cc1plus") if b"main.cpp" in Path(f"/proc/{pid}/cmdline").read_bytes()] == []
+    source = (
+        "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(91);\nint main() {}"
+    )
+    running = asyncio.ensure_future(any_level.run(Program(source, "cpp"), Limits(compile_seconds=1)))
+    await until(lambda: below_us("cc1plus"))
+    assert (await running).verdict is Verdict.COMPILE_FAILED
+    assert below_us("cc1plus") == []
 
 
 async def test_a_compiled_program_is_jailed_like_any_other(any_level: LocalSandbox, host_header: Path) -> None:
-    execution = await run(
-        any_level,
-        """
+    source = """
         #include <errno.h>
         #include <fcntl.h>
         #include <stdio.h>
@@ -144,9 +147,9 @@ async def test_a_compiled_program_is_jailed_like_any_other(any_level: LocalSandb
         #include <unistd.h>
         #include <signal.h>
         int main(void) {
-            const char *places[] = {"%s", "/etc/shadow", "/proc/1/environ", "/proc/1/mem", "/root/.bashrc"};
+            const char *places[] = {"HOST HEADER", "/etc/shadow", "/proc/1/environ", "/proc/1/mem", "/root/.bashrc"};
             for (int i = 0; i < 5; i++)
-                if (open(places[i], O_RDONLY) >= 0) printf("read %%s\\n", places[i]);
+                if (open(places[i], O_RDONLY) >= 0) printf("read %s\\n", places[i]);
             if (open("/usr/planted", O_WRONLY | O_CREAT, 0644) >= 0) puts("planted");
             if (socket(AF_INET, SOCK_STREAM, 0) >= 0) puts("socket");
             kill(-1, SIGKILL);
@@ -156,9 +159,7 @@ async def test_a_compiled_program_is_jailed_like_any_other(any_level: LocalSandb
             return 7;
         }
         """
-        % host_header,
-        "c",
-    )
+    execution = await run(any_level, source.replace("HOST HEADER", str(host_header)), "c")
     assert execution.exit_code == 7, execution
     lines = execution.stdout.splitlines()
     assert not [line for line in lines if line.startswith(("read", "planted", "socket"))]

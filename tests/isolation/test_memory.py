@@ -172,7 +172,9 @@ async def test_memory_in_socket_buffers_is_bounded(sandbox: LocalSandbox) -> Non
 
 
 async def test_output_of_a_program_that_ran_out_of_memory_is_kept(sandbox: LocalSandbox) -> None:
-    execution = await run(sandbox, "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * 1000000)")
+    execution = await run(
+        sandbox, "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * 1000000)"
+    )
     assert execution.verdict is Verdict.MEMORY_EXCEEDED
     assert execution.stdout == "before\n"
 
@@ -185,7 +187,9 @@ async def test_a_limit_smaller_than_the_interpreter_is_a_verdict(sandbox: LocalS
 async def test_hunger_of_one_program_does_not_touch_its_neighbour(sandbox: LocalSandbox) -> None:
     async with asyncio.TaskGroup() as group:
         hungry = group.create_task(run(sandbox, HUNGRY["heap"]))
-        modest = group.create_task(run(sandbox, "a = bytearray(b'x') * (64 << 20); import time; time.sleep(1); print(1)"))
+        modest = group.create_task(
+            run(sandbox, "a = bytearray(b'x') * (64 << 20); import time; time.sleep(1); print(1)")
+        )
     assert hungry.result().verdict is Verdict.MEMORY_EXCEEDED
     assert modest.result().stdout == "1\n"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile import run, words
+from hostile import open_to_everybody, run, words
 
 from toolyard.sandbox.local import LocalSandbox
 
@@ -63,9 +63,7 @@ async def test_a_unix_socket_of_the_host_cannot_be_reached(
     any_level: LocalSandbox, tmp_path: Path, kind: int, named: str
 ) -> None:
     """Neither directly, nor by way of a socket pair that is connected or sent from elsewhere."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if str(folder).startswith("/tmp/") and folder.stat().st_uid == os.getuid():
-            folder.chmod(0o755)
+    open_to_everybody(tmp_path)
     address = "\0" + uuid.uuid4().hex if named == "abstract" else str(tmp_path / "socket")
     with listening(socket.AF_UNIX, kind, address) as listener:
         if named == "path":
@@ -119,7 +117,7 @@ async def test_no_other_kind_of_socket_can_be_made(any_level: LocalSandbox) -> N
 async def test_names_are_not_resolved(any_level: LocalSandbox) -> None:
     execution = await run(
         any_level,
-        "import socket\ntry:\n    print(socket.getaddrinfo('example.com', 80))\nexcept OSError as error:\n    print('none')",
+        "import socket\ntry:\n    print(socket.getaddrinfo('example.com', 80))\nexcept OSError:\n    print('none')",
     )
     assert execution.stdout == "none\n"
 

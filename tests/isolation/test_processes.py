@@ -204,9 +204,7 @@ async def test_a_program_that_ignores_every_signal_is_stopped_on_time(any_level:
 
 
 async def test_a_program_stopped_by_itself_is_stopped_on_time(any_level: LocalSandbox) -> None:
-    execution = await run(
-        any_level, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", run_seconds=0.4
-    )
+    execution = await run(any_level, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", run_seconds=0.4)
     assert execution.verdict is Verdict.TIMED_OUT
 
 

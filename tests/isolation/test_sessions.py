@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from hostile import QUICK, host_processes, run
+from hostile import QUICK, host_processes, names_in, open_to_everybody, run, until
 
 from toolyard.errors import ProgramError, SandboxError, SessionLostError
 from toolyard.sandbox.local import LocalSandbox
@@ -21,7 +21,9 @@ namespaces = pytest.mark.kernel("namespaces")
 @namespaces
 async def test_a_hungry_cell_ends_the_session_with_a_verdict(sandbox: LocalSandbox) -> None:
     async with sandbox.session(QUICK) as session:
-        result = await session.run("print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * (1 << 20))")
+        result = await session.run(
+            "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * (1 << 20))"
+        )
         assert result.verdict is Verdict.MEMORY_EXCEEDED
         assert result.stdout == "before\n"
         assert result.session_lost
@@ -64,7 +66,7 @@ async def test_what_a_cell_displays_is_bounded(any_level: LocalSandbox) -> None:
         assert sum(len(text) for bundle in result.display for text in bundle.values()) < 16 * MIB
         result = await session.run("for _ in range(100): display('x' * 1_000_000)")
         assert sum(len(text) for bundle in result.display for text in bundle.values()) < 16 * MIB
-        assert result.verdict in (Verdict.OK, Verdict.OUTPUT_EXCEEDED, Verdict.FAILED)
+        assert result.verdict in (Verdict.OK, Verdict.OUTPUT_EXCEEDED, Verdict.FAILED, Verdict.MEMORY_EXCEEDED)
 
 
 @pytest.mark.parametrize("way", ["daemon", "command", "thread", "stopped child"])
@@ -82,10 +84,7 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
         )
         await asyncio.sleep(0.1)
         assert host_processes(marker)
-    deadline = time.monotonic() + 2
-    while host_processes(marker) and time.monotonic() < deadline:
-        await asyncio.sleep(0.02)
-    assert host_processes(marker) == []
+    await until(lambda: not host_processes(marker))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: Loca
     async with asyncio.timeout(12), any_level.session(QUICK) as session:
         try:
             for code in (cell, "print(1)", "print(2)"):
-                result = await session.run(code, seconds=1)
+                result = await session.run(code, seconds=0.2)
                 assert isinstance(result.stdout, str)
         except SandboxError:
             pass
@@ -122,7 +121,7 @@ async def test_a_cell_that_will_not_be_interrupted_is_killed_soon(any_level: Loc
     began = time.monotonic()
     async with any_level.session(QUICK) as session:
         result = await session.run(
-            "while True:\n    try:\n        while True: pass\n    except BaseException: pass", seconds=0.3
+            "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass", seconds=0.3
         )
     assert result.verdict is Verdict.TIMED_OUT
     assert result.session_lost
@@ -140,10 +139,7 @@ async def test_a_file_name_that_leaves_the_session_is_refused(any_level: LocalSa
 async def test_files_are_not_led_astray_by_what_the_session_put_there(any_level: LocalSandbox, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("as it was")
-    victim.chmod(0o666)
-    for folder in (tmp_path, *tmp_path.parents):
-        if str(folder).startswith("/tmp/pytest"):
-            folder.chmod(0o755)
+    open_to_everybody(victim)
     async with any_level.session(QUICK) as session:
         await session.run(
             f"""
@@ -163,7 +159,7 @@ os.mkdir("directory")
                 with pytest.raises(ProgramError):
                     await session.write_files({name: b"changed"})
     assert victim.read_text() == "as it was"
-    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    assert names_in(tmp_path) == ["victim"]
 
 
 async def test_a_session_cannot_hold_back_the_host_while_files_move(any_level: LocalSandbox) -> None:
@@ -171,9 +167,10 @@ async def test_a_session_cannot_hold_back_the_host_while_files_move(any_level: L
     hinder = """
 import os, signal, threading
 def hinder():
+    mine = (os.getpid(), threading.get_native_id())
     while True:
         for target in range(2, 400):
-            if target != os.getpid():
+            if target not in mine:
                 for number in (signal.SIGSTOP, signal.SIGKILL):
                     try:
                         os.kill(target, number)
@@ -183,7 +180,7 @@ threading.Thread(target=hinder, daemon=True).start()
 """
     async with asyncio.timeout(60):
         async with any_level.session(QUICK) as session:
-            await session.run(hinder)
+            assert (await session.run(hinder)).ok
             for _ in range(3):
                 try:
                     await session.write_files({"a": b"x" * 100_000})
@@ -196,5 +193,7 @@ threading.Thread(target=hinder, daemon=True).start()
 @namespaces
 async def test_a_session_that_fills_its_disk_is_told_so(sandbox: LocalSandbox) -> None:
     async with sandbox.session(QUICK) as session:
-        result = await session.run("for n in range(100): open(str(n), 'wb').write(b'x' * (1 << 20))\nimport time; time.sleep(1)")
+        result = await session.run(
+            "for n in range(100): open(str(n), 'wb').write(b'x' * (1 << 20))\nimport time; time.sleep(1)"
+        )
         assert result.verdict is Verdict.DISK_EXCEEDED

@@ -211,6 +211,8 @@ for handle in range(3, 64):
 
 async def test_a_session_cannot_stretch_its_time_by_forged_answers(any_level: LocalSandbox) -> None:
     async with any_level.session() as session:
-        result = await session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", seconds=0.4)
+        result = await session.run(
+            "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", seconds=0.4
+        )
         assert result.verdict is Verdict.TIMED_OUT
         assert result.session_lost

@@ -17,6 +17,7 @@ from .requests import as_bytes, header_of, unpack_files, verdict_of
 from .zygote import Reply, Worker
 
 _FILES_SECONDS = 30.0
+_INTERFERED = "the files could not be moved: the session's own program interfered"
 
 
 class LocalSession:
@@ -72,13 +73,19 @@ class LocalSession:
         async with self._turn:
             reply = await self._ask(frames.WRITE_FILES, [order, b"", b"", b"", b""], _FILES_SECONDS)
         if reply.reason == frames.REFUSED:
-            raise ProgramError(reply.extra.decode("utf-8", "replace"))
+            raise ProgramError(reply.extra.decode("utf-8", "replace") or _INTERFERED)
 
     async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those of `names` that exist and are regular files."""
+        """Those of `names` that exist and are regular files.
+
+        Raises:
+            ProgramError: the session's own program kept them from being read.
+        """
         order = marshal.dumps(list(names), 4)
         async with self._turn:
             reply = await self._ask(frames.READ_FILES, [order, b"", b"", b"", b""], _FILES_SECONDS)
+        if reply.reason == frames.REFUSED:
+            raise ProgramError(_INTERFERED)
         return unpack_files(reply.extra)
 
     async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:

@@ -24,6 +24,8 @@ from typing import Any, NoReturn, cast
 from . import frames, kernel
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Not blocking: a living session may have put a pipe there, which nobody reads."""
 COMMAND, STATUS = 3, 4
 """The child's descriptors besides the standard three: orders in, and why it could not start out."""
 BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
@@ -226,7 +228,7 @@ def write_files(work: str, files: tuple[tuple[str, int, int], ...], content: mem
         try:
             if "/" in name:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-            handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            handle = os.open(target, _WRITE, mode)
             try:
                 _write_all(handle, content[at : at + size])
             finally:

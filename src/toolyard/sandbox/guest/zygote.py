@@ -94,7 +94,8 @@ class Zygote:
         for _, _, content in ancillary:
             handles.frombytes(content[: len(content) - len(content) % handles.itemsize])
         with socket.socket(fileno=handles[0]) as channel:
-            self._say(ticket, *self._spawn(ticket, channel))
+            if not _hung_up(channel):  # cancelled while others were served: nobody wants it any more
+                self._say(ticket, *self._spawn(ticket, channel))
         return True
 
     def _say(self, *message: Any) -> None:
@@ -201,6 +202,15 @@ class Zygote:
 def _directories(base: str) -> list[str]:
     """A worker's writable directories, where it has no private root."""
     return [f"{base}/work", f"{base}/tmp"]
+
+
+def _hung_up(channel: socket.socket) -> bool:
+    try:
+        return not channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _wake_up(signum: int, frame: FrameType | None) -> None:
