@@ -110,6 +110,71 @@ async def test_inodes_run_out_inside_the_program_only(sandbox: LocalSandbox) -> 
     assert (await run(sandbox, "open('a', 'w').write('b'); print(open('a').read())")).stdout == "b\n"
 
 
+async def test_files_without_end_are_a_verdict_where_nothing_counts_inodes(confined: LocalSandbox) -> None:
+    began = time.monotonic()
+    execution = await run(
+        confined,
+        """
+        import itertools
+        for number in itertools.count():
+            open(f"{number}", "w").close()
+        """,
+        run_seconds=20,
+    )
+    assert execution.verdict is Verdict.DISK_EXCEEDED
+    assert time.monotonic() - began < 15
+
+
+@namespaces
+async def test_deleted_files_that_are_still_open_fill_the_disk_too(sandbox: LocalSandbox) -> None:
+    execution = await run(
+        sandbox,
+        """
+        import os, time
+        kept = []
+        for number in range(64):
+            kept.append(open("deleted", "wb", buffering=0))
+            kept[-1].write(b"x" * (1 << 20))
+            os.remove("deleted")
+        time.sleep(5)
+        """,
+        disk_bytes=32 * MIB,
+        memory_bytes=512 * MIB,
+    )
+    assert execution.verdict is Verdict.DISK_EXCEEDED
+
+
+@pytest.mark.parametrize("way", ["deep down", "where nobody may list", "behind closed doors"])
+async def test_what_fills_the_disk_cannot_be_hidden(any_level: LocalSandbox, way: str) -> None:
+    execution = await run(
+        any_level,
+        f"""
+        import os, time
+        way = {way!r}
+        if way == "deep down":
+            for _ in range(3000):
+                os.mkdir("d")
+                os.chdir("d")
+        if way == "where nobody may list":
+            os.mkdir("d", 0o300)
+            os.chdir("d")
+        if way == "behind closed doors":
+            os.mkdir("d")
+            os.chdir("d")
+        for number in range(64):
+            with open(str(number), "wb") as file:
+                file.write(b"x" * (1 << 20))
+            if way == "behind closed doors" and number == 16:
+                os.chmod(".", 0o300)
+        time.sleep(5)
+        """,
+        disk_bytes=32 * MIB,
+        memory_bytes=512 * MIB,
+        run_seconds=10,
+    )
+    assert execution.verdict is Verdict.DISK_EXCEEDED
+
+
 async def test_open_files_run_out_inside_the_program_only(any_level: LocalSandbox) -> None:
     execution = await run(
         any_level,
@@ -221,7 +286,8 @@ AWKWARD = {
 @pytest.mark.parametrize("tree", AWKWARD)
 async def test_nothing_remains_of(any_level: LocalSandbox, tree: str) -> None:
     execution = await run(any_level, AWKWARD[tree], run_seconds=10)
-    assert execution.ok, execution
+    # Where trees are walked to know their size, one too deep for that counts as a full disk.
+    assert execution.ok or execution.verdict is Verdict.DISK_EXCEEDED, execution
     for _ in range(2):  # both workers
         left = await run(
             any_level,
@@ -349,7 +415,7 @@ async def test_large_outputs_are_bounded_and_the_rest_still_comes(any_level: Loc
 
 async def test_a_deep_tree_asked_back_as_a_whole_is_no_failure_of_ours(any_level: LocalSandbox) -> None:
     execution = await run(any_level, AWKWARD["a tree of 4000 levels"], fetch_files=["d/", "d/d/d", "x"])
-    assert execution.ok
+    assert execution.ok or execution.verdict is Verdict.DISK_EXCEEDED
     assert (await run(any_level, "print(1)")).stdout == "1\n"
 
 

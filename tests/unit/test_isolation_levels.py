@@ -49,6 +49,22 @@ def test_no_isolation_at_all_is_refused_unless_asked_for_by_name():
     assert choose_level(grants("user namespace", "landlock"), "none") is Level.NONE
 
 
+def test_confined_needs_something_that_keeps_signals_inside():
+    """Else a program could kill whatever its user runs: an own user id, or a Landlock that knows of signals."""
+    container = grants("user namespace")
+    old = container.model_copy(update={"landlock_abi": 5})
+    assert old.level is Level.NONE
+    assert old.model_copy(update={"root": True}).level is Level.CONFINED
+    with pytest.raises(IsolationError, match="Landlock 5"):
+        choose_level(old, "confined")
+
+
+def test_confined_is_refused_where_landlock_or_seccomp_is_missing():
+    for missing in ("landlock", "seccomp"):
+        with pytest.raises(IsolationError, match=f"{missing}: refused"):
+            choose_level(grants(missing), "confined")
+
+
 async def test_an_interpreter_that_is_not_there_is_named():
     with pytest.raises(SandboxError, match="/no/such/python"):
         await probe("/no/such/python")

@@ -142,8 +142,8 @@ def choose_level(grants: Grants, wanted: str) -> Level:
         )
     if wanted == "confined" and not grants.confinable:
         raise IsolationError(
-            f"isolation='confined' needs seccomp, and Landlock of version {SCOPED_SIGNALS} or a user id of its own; this "
-            f"machine has Landlock {grants.landlock_abi} ({reasons}); see `toolyard doctor`"
+            f"isolation='confined' needs seccomp, and Landlock of version {SCOPED_SIGNALS} or a user id of its own; "
+            f"this machine has Landlock {grants.landlock_abi} ({reasons}); see `toolyard doctor`"
         )
     if wanted == "confined":
         return Level.CONFINED

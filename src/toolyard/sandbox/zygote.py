@@ -22,6 +22,8 @@ from .isolation import GUEST_MAIN
 
 _START_SECONDS = 60.0
 """For a zygote with large packages to import."""
+_SPAWN_SECONDS = 30.0
+"""For one worker, others asked for before it included."""
 _OVERTIME = 3.0
 """A worker that has not answered this long after its program's limit is broken, and is killed."""
 
@@ -260,7 +262,12 @@ class Zygote:
         try:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
             self._control.sendmsg([marshal.dumps((ticket, 0), 4)], rights)
-            launcher, pid, cgroup, error = await answer
+            async with asyncio.timeout(_SPAWN_SECONDS):
+                launcher, pid, cgroup, error = await answer
+        except TimeoutError:
+            ours.close()
+            self._process.kill()  # stopped or stuck: the next one that needs it starts another
+            raise SandboxError(f"zygote {self.name!r} made no worker within {_SPAWN_SECONDS:.0f} s") from None
         except OSError as error:
             ours.close()
             raise SandboxError(f"zygote {self.name!r} does not answer: {error}") from error

@@ -25,8 +25,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "vhangup": (153, 58),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "uselib": (134, None), "ustat": (136, None),
     "sysfs": (139, None), "_sysctl": (156, None), "modify_ldt": (154, None), "personality": (135, 92),
-    "file_setattr": (469, 469), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "fanotify_init": (300, 262),
-    "fanotify_mark": (301, 263),
+    "file_setattr": (469, 469), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
     # namespaces, and the jail's own tools
     "unshare": (272, 97), "setns": (308, 268), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446),

@@ -24,6 +24,9 @@ OWN_PROCESSES = 4
 """In the same group: the launcher, the worker, a child prepared ahead, a helper."""
 CEILING = 128 << 20
 """How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_ENTRIES, _DEEPEST = 32768, 128
+"""Of a tree that is walked to know its size. In a private root the file system itself counts."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -193,15 +196,33 @@ class Watch:
 
 
 def _tree_bytes(path: str) -> int:
-    total, folders = 0, [path]
-    while folders:
-        try:
-            for entry in os.scandir(folders.pop()):
+    """Without deleted files. A tree too large, too deep or too closed to be looked through counts as a full disk."""
+    handle = os.open(path, _FOLDER)
+    try:
+        return _bytes_below(handle, [_MOST_ENTRIES], _DEEPEST)
+    except (OverflowError, PermissionError):
+        return 1 << 62
+    finally:
+        os.close(handle)
+
+
+def _bytes_below(folder: int, entries_left: list[int], levels_left: int) -> int:
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            entries_left[0] -= 1
+            if entries_left[0] < 0 or levels_left == 0:
+                raise OverflowError
+            try:
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-        except OSError:
-            continue  # it changes under our eyes
+                    inner = os.open(entry.name, _FOLDER, dir_fd=folder)
+                    try:
+                        total += _bytes_below(inner, entries_left, levels_left - 1)
+                    finally:
+                        os.close(inner)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it changes under our eyes
     return total
 
 
