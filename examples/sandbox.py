@@ -1,6 +1,6 @@
 """The embedded sandbox in one file: run a program, judge one on several inputs, keep a session.
 
-    python examples/sandbox.py
+python examples/sandbox.py
 """
 
 import asyncio

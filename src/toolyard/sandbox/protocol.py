@@ -64,7 +64,7 @@ class Limits(BaseModel):
     """Size of any single file. Past it, write() fails inside the program (EFBIG)."""
     disk_bytes: Bytes = 256 * MIB
     """All files together. The program sees "no space left" or is stopped with DISK_EXCEEDED."""
-    output_bytes: Bytes = 1 * MIB
+    output_bytes: Annotated[int, Field(gt=0, le=256 * MIB)] = 1 * MIB
     """How much of stdout and of stderr is kept, each. The rest is read and dropped, and the result says so."""
     flood_bytes: Bytes = 64 * MIB
     """Where dropping ends: a program that writes more than this to one stream is stopped with OUTPUT_EXCEEDED."""

@@ -172,6 +172,11 @@ class SandboxContract:
         assert (execution.verdict, execution.stdout) == (Verdict.OK, "done\n")
         assert time.monotonic() - begun < 8
 
+    async def test_a_command_dies_of_a_broken_pipe_as_in_any_shell(self, sandbox: Sandbox) -> None:
+        """Python ignores that signal for itself; a command that inherits this would complain, or never end."""
+        execution = await run(sandbox, "yes | head -1", Limits(run_seconds=5), language="bash")
+        assert (execution.verdict, execution.stdout, execution.stderr) == (Verdict.OK, "y\n", "")
+
     async def test_processor_time_over_the_limit_is_a_verdict(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, _FOREVER, Limits(cpu_seconds=1, run_seconds=30))
         assert execution.verdict is Verdict.CPU_EXCEEDED

@@ -22,7 +22,7 @@ def own_base(version: int, controller: str) -> str | None:
     with open("/proc/self/mounts") as file:
         for line in file:
             _, place, kind, options, *_ = line.split()
-            if (version == 2 and kind == "cgroup2") or (kind == "cgroup" and controller in options.split(",")):
+            if kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or controller in options.split(",")):
                 mount = place
                 break
     if mount is None:
@@ -76,7 +76,7 @@ class Parent:
         for directory in self._directories:
             os.makedirs(directory, exist_ok=True)
             if self._version == 2:
-                write(f"{directory}/cgroup.subtree_control", "+memory +pids")
+                _pass_on(directory)
 
     def group(self) -> Group:
         """A group without processes and limits. Used ones are used again: the kernel is slow to forget a group."""
@@ -133,21 +133,40 @@ def write(path: str, text: str) -> None:
 
 
 def usable() -> tuple[int, list[str]] | None:
-    """Try it: make a group, set a limit, read its events, remove it. Returns what `Parent` needs, or None."""
-    for version, controllers in ((1, ("memory", "pids")), (2, ("memory",))):
-        bases = [base for controller in controllers if (base := own_base(version, controller))]
-        if not bases:
-            continue
-        parent = None
-        try:
-            if version == 2:
-                write(f"{bases[0]}/cgroup.subtree_control", "+memory +pids")
-            parent = Parent((version, bases))
-            parent.group().for_worker().set_limit(64 << 20)
-            return version, bases
-        except OSError:
-            continue
-        finally:
-            if parent is not None:
-                parent.remove()
+    """Where groups can be made, found by making one: version, and the directories that `Parent` needs. Else None."""
+    first = [base for controller in ("memory", "pids") if (base := own_base(1, controller))]
+    if first and _works(1, first):
+        return 1, first
+    # A group of version 2 that holds processes, as ours does, cannot pass its controllers on: go up to one that can.
+    base = own_base(2, "memory")
+    while base is not None and os.path.exists(f"{base}/cgroup.procs"):
+        if _works(2, [base]):
+            return 2, [base]
+        base = os.path.dirname(base)
     return None
+
+
+def _works(version: int, bases: list[str]) -> bool:
+    parent = None
+    try:
+        if version == 2:
+            _pass_on(bases[0])
+        parent = Parent((version, bases))
+        parent.group().for_worker().set_limit(64 << 20)
+    except OSError:
+        return False
+    finally:
+        if parent is not None:
+            parent.remove()
+    return True
+
+
+def _pass_on(directory: str) -> None:
+    """Let groups below have memory, which we need, and a limit on processes, which is good to have."""
+    with open(f"{directory}/cgroup.subtree_control") as file:
+        passed = file.read().split()
+    if "memory" not in passed:
+        write(f"{directory}/cgroup.subtree_control", "+memory")
+    with contextlib.suppress(OSError):
+        if "pids" not in passed:
+            write(f"{directory}/cgroup.subtree_control", "+pids")

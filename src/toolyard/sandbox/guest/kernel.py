@@ -39,7 +39,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
-PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 47, 2
+PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 28, 47, 2
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 PR_SET_THP_DISABLE = 41
 CAP_DAC_OVERRIDE = 1
 
@@ -124,7 +125,8 @@ def become(user: int, kept: int | None = None) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     if kept is not None:
-        prctl(PR_SET_KEEPCAPS, 1)
+        # Also in access(2), with which compilers look for their tools and which else asks as if it had none.
+        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
     os.setresuid(user, user, user)
     drop_capabilities(0 if kept is None else 1 << kept)
     if kept is not None:

@@ -179,6 +179,7 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
     if environment:
         os.environ.update(environment)
     if operation == frames.RUN_COMMAND:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ignoring it is Python's habit, and would be inherited
         os.execve(args[0], args, {**interpreter.environment, **environment})
     if operation == frames.OPEN_SESSION:
         if interpreter.sessions is None:

@@ -10,7 +10,7 @@ WORK = "/sandbox"
 WRITABLE = (WORK, "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/data")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
-SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/ssl/certs")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
 
 _ETC = {
     "passwd": "root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/sandbox:/bin/sh\n",
