@@ -8,7 +8,7 @@ import pytest
 from hostile import run
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import MIB, Verdict
+from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -87,3 +87,11 @@ async def test_stdin_that_nobody_reads_delays_nothing(any_level: LocalSandbox) -
     execution = await run(any_level, "import os; os.close(0); print(1)", stdin=b"x" * (8 * MIB))
     assert execution.stdout == "1\n"
     assert time.monotonic() - began < 3
+
+
+async def test_a_stream_that_never_runs_dry_does_not_put_off_the_time_limit(any_level: LocalSandbox) -> None:
+    drip = "import os\nfor _ in range(3): os.fork()\nwhile True: os.write(1, b'x')"
+    begun = time.monotonic()
+    execution = await any_level.run(Program(drip), Limits(run_seconds=0.5, flood_bytes=1 << 40))
+    assert execution.verdict is Verdict.TIMED_OUT
+    assert time.monotonic() - begun < 5

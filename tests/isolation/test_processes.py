@@ -10,7 +10,7 @@ import pytest
 from hostile import host_processes, run, words
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import Verdict
+from toolyard.sandbox.protocol import Limits, Program, Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,13 +43,16 @@ async def test_a_bomb_whose_every_process_leaves_at_once_ends_too(any_level: Loc
         import os
         marker = "{marker}"
         for _ in range(8):
-            if os.fork() == 0:
-                while True:
-                    try:
-                        if os.fork():
-                            os._exit(0)
-                    except OSError:
-                        pass
+            try:
+                first = os.fork() == 0
+            except OSError:  # those before it have filled the house
+                break
+            while first:
+                try:
+                    if os.fork():
+                        os._exit(0)
+                except OSError:
+                    pass
         while True:
             pass
         """,
@@ -328,3 +331,10 @@ async def test_other_users_and_their_processes_are_invisible(any_level: LocalSan
         """,
     )
     assert execution.stdout == "False\n"
+
+
+async def test_orphans_that_are_dead_do_not_count_as_processes(any_level: LocalSandbox) -> None:
+    """Nobody but the worker can reap them, and a program may have many more than its limit one after the other."""
+    code = "for number in $(seq 400); do (sleep 0 &); done; echo done"
+    execution = await any_level.run(Program(code, "bash"), Limits(processes=64, run_seconds=20))
+    assert (execution.verdict, execution.stdout) == (Verdict.OK, "done\n")

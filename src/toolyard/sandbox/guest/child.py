@@ -34,6 +34,18 @@ def reap() -> None:
             os.waitpid(-1, 0)
 
 
+def reap_orphans(first: int) -> None:
+    """What init does all the time: a dead orphan would go on counting as a process.
+
+    Not the program's first process, whose status is still wanted.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == first:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
 class Child:
     """A forked process, prepared ahead, that waits for an order; later the program itself."""
 

@@ -18,7 +18,7 @@ import time
 from typing import Any, NoReturn
 
 from . import collect, frames, program, root
-from .child import KEPT, Child, Stream, private_memory, reap, write_all
+from .child import KEPT, Child, Stream, private_memory, reap, reap_orphans, write_all
 from .watch import Cgroup, Watch
 
 GRACE = 0.1
@@ -193,7 +193,8 @@ class Worker:
                 else:
                     self._cancelled()
                     reason = frames.CANCELLED
-            if reason < 0 and not events:
+            if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
+                reap_orphans(child.pid)
                 reason = self.watch.check() if tick else frames.TIMED_OUT
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
@@ -311,13 +312,15 @@ class Worker:
                     poll.unregister(handle)
                 elif streams[handle].seen > flood:
                     reason, alive = frames.OUTPUT_EXCEEDED, False
-            if not events and tick:
+            due = alive and (not events or timeout == 0) and not self._answered()
+            if due and tick:
+                reap_orphans(child.pid)
                 found = self.watch.check()
                 reason, alive = (found, False) if found >= 0 else (reason, alive)
-            elif not events and reason == frames.ENDED:
+            elif due and reason == frames.ENDED:
                 reason, deadline = frames.TIMED_OUT, deadline + CELL_GRACE
                 os.kill(child.pid, signal.SIGINT)
-            elif not events:
+            elif due:
                 alive = False
         os.close(ended)
         self._drain(child.stdout, self.out)
