@@ -8,8 +8,12 @@ and the checkout are bound.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
+import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src" / "toolyard" / "sandbox"))
 from guest import kernel  # pyright: ignore
@@ -41,12 +45,23 @@ def open_up(paths: list[str]) -> None:
 def main() -> None:
     if os.getuid() != 0:
         sys.exit("as_user.py: only root can become someone else")
+    home = tempfile.mkdtemp(prefix="toolyard-user-")
+    os.chown(home, USER, USER)
+    child = os.fork()
+    if child == 0:
+        become_ordinary(home)
+    try:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def become_ordinary(home: str) -> NoReturn:
     open_up(sorted({sys.prefix, sys.base_prefix, CHECKOUT}))
     os.setgroups([])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
-    home = f"/tmp/toolyard-user-{USER}"
-    os.makedirs(home, exist_ok=True)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     environment = {**os.environ, "HOME": home, "USER": "ordinary", "PYTHONDONTWRITEBYTECODE": "1"}
     os.chdir(CHECKOUT)
     os.execvpe(sys.argv[1], sys.argv[1:], environment)

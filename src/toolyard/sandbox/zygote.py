@@ -120,7 +120,7 @@ class Worker:
 
     def _readable(self) -> None:
         try:
-            chunk = self._channel.recv(1 << 18)
+            chunk = self._channel.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:

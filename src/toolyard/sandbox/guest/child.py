@@ -62,6 +62,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             program.prepare(interpreter.scope)
+            program.rehearse(interpreter)
             program.run(interpreter)
         for target in range(program.STATUS + 1):
             os.dup2(null, target, False)

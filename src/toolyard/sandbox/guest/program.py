@@ -14,6 +14,7 @@ import io
 import marshal
 import os
 import resource
+import select
 import signal
 import sys
 from importlib.machinery import SourceFileLoader
@@ -35,6 +36,12 @@ _signal_mask: Any = sys.modules["_signal"].pthread_sigmask
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
+
+
+_orders = select.poll()
+_orders.register(COMMAND, select.POLLIN)
+_NOTHING = marshal.dumps(((), {}, ()))
+_NO_OUTPUT = b"print('', end='')\n"
 
 
 class RefusedError(Exception):
@@ -142,6 +149,26 @@ def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+def rehearse(interpreter: Interpreter) -> None:
+    """Do once, for nobody, what every program's beginning and end do, so that the pages it writes to are copied now.
+
+    A forked process copies a page when it first writes to it, and in Python even counting references is writing. Ahead
+    of any order nobody waits for that. Once there is one, the rest is left to the program itself.
+    """
+    if _orders.poll(0):
+        return
+    marshal.loads(_NOTHING)
+    resource.getrlimit(resource.RLIMIT_NPROC)
+    write_main(os.devnull, b"")
+    if _orders.poll(0):
+        return
+    exec(compile(_NO_OUTPUT, interpreter.path, "exec", dont_inherit=True), interpreter.make_main().__dict__)  # noqa: S102
+    _flush("stdout")
+    _flush("stderr")
+    if not _orders.poll(0):
+        _let_go(interpreter)
 
 
 def run(interpreter: Interpreter) -> NoReturn:

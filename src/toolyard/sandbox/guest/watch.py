@@ -62,7 +62,6 @@ class Cgroup:
         if ceiling != self._limit:
             os.pwrite(self._limit_file, b"%d" % ceiling, 0)
             self._limit = ceiling
-        self._kills = self.kills()
 
     def set_processes(self, count: int) -> None:
         """How many processes may exist, this worker included."""
@@ -88,7 +87,9 @@ class Cgroup:
             self._limit = size
 
     def killed(self) -> bool:
-        return self.kills() != self._kills
+        """Whether the kernel killed something here since this was last asked."""
+        before, self._kills = self._kills, self.kills()
+        return self._kills != before
 
 
 class Watch:
@@ -158,9 +159,8 @@ class Watch:
 
     def verdict(self, cpu: float, peak: int = 0) -> int:
         """The reason for an end that looked like the program's own. `peak`: the largest resident size of a process."""
-        if peak > self._memory + self._inherited:  # came and went between two samples
-            return frames.MEMORY_EXCEEDED
-        if self._cgroup is not None and self._cgroup.killed():
+        killed = self._cgroup is not None and self._cgroup.killed()
+        if killed or peak > self._memory + self._inherited:  # the latter came and went between two samples
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and cpu >= self._cpu:
             return frames.CPU_EXCEEDED

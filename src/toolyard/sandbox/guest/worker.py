@@ -136,16 +136,16 @@ class Worker:
         reason = self._pump(child, stdin, start + header[1], header[9])
         wall = time.monotonic() - start
         status, usage = self._end(child)
-        if reason == frames.ENDED:
-            reason = self.watch.verdict(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        found = self.watch.verdict(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        reason = found if reason == frames.ENDED else reason
         refused = self._drain(child.status, self.extra) if reason == frames.ENDED else 0
-        child.close()
         if refused:
             reason = frames.REFUSED
         elif len(fetch):
             self._collect(fetch)
         self._clean()
         self._respond(reason, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, wall)
+        child.close()
 
     def _reset(self, header: tuple[Any, ...]) -> None:
         self.out.reset(header[8])
@@ -392,12 +392,13 @@ class Worker:
         try:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                 os.unlink(self.interpreter.path)
-            if self.clean_inodes < 0 or self._inodes() != self.clean_inodes:
+            dirty = self.clean_inodes < 0 or self._inodes() != self.clean_inodes
+            if dirty:
                 for path in self.config["writable"]:
                     root.wipe(path, self.kept)
             if self.config["owns_directories"]:
                 for path in self.config["writable"]:
                     root.restore(path, self.config["directory_mode"])
-            self.retiring = self._inodes() != self.clean_inodes
+            self.retiring = dirty and self._inodes() != self.clean_inodes
         except OSError:
             self.retiring = True
