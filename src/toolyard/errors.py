@@ -47,10 +47,10 @@ class SandboxError(ToolyardError):
 class SandboxBusyError(SandboxError):
     """The program could not start within the time it was allowed to wait for a free worker."""
 
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds after which trying again has a fair chance."""
+        """Seconds after which trying again has a fair chance; None if the service did not say."""
 
 
 class SandboxClosedError(SandboxError):
@@ -69,3 +69,35 @@ class SessionLostError(SandboxError):
     """The session's interpreter is gone (killed at a limit, or expired), and its variables with it."""
 
     retryable = False
+
+
+class LimiterError(ToolyardError):
+    """The limiter failed or refused. Nothing was started on its account."""
+
+    retryable = True
+
+
+class LimiterTimeoutError(LimiterError, TimeoutError):
+    """The permit's turn did not come in time."""
+
+
+class LimiterClosedError(LimiterError):
+    """The limiter was closed."""
+
+    retryable = False
+
+
+class LimitConflictError(LimiterError, ConfigError):
+    """A limiter of that name exists, with another limit."""
+
+    retryable = False
+
+
+class PermitExpiredError(LimiterError):
+    """The permit was held longer than `max_hold_seconds`; it was taken back, and the execution under it cancelled."""
+
+    retryable = False
+
+
+class ExecutionWorkerDiedError(LimiterError):
+    """The process that ran the function was killed or crashed; what it did until then is unknown."""

@@ -112,7 +112,7 @@ class Connections:
                     return reply
                 problem = SandboxBusyError(
                     f"{self._base}{path}: the server is busy (HTTP {reply.status})",
-                    retry_after=reply.retry_after or 1.0,
+                    retry_after=reply.retry_after,
                 )
                 least = reply.retry_after
                 if not repeatable:

@@ -311,7 +311,7 @@ class SandboxService:
 
     def _busy(self, busy: SandboxBusyError) -> Answer:
         self._metrics.failed(busy)
-        return try_later(self._config.busy_status, str(busy), retry_after=busy.retry_after)
+        return try_later(self._config.busy_status, str(busy), retry_after=busy.retry_after or 1.0)
 
     def _ours(self, error: Exception) -> ToolyardError:
         self._metrics.failed(error)

@@ -1,0 +1,363 @@
+"""The lender: one limit, lent out in blocks to the processes that use it. Pure: no clock, no sockets, no Ray.
+
+**Safety.** A process owns `granted - returned` permits, both counted since its registration. What the lender has not
+yet heard of can only be a return, and what a process has not yet heard of can only be a grant, so the lender never
+believes that a process owns less than it does, and it grants only below the limit.
+
+**Death.** Permits of a process come back when it is known to be dead, or when its connection is lost and it has not
+been heard of for a *term*. By then it has stopped starting executions: it may do so only until a little less than a
+term after it *sent* the last message that was answered. A process that is merely silent, with its connection up, is
+stalled: what it runs still runs, so it keeps its permits, and is named in the statistics. (Where `max_hold` is set,
+that also bounds a stall.)
+
+**Restart.** A restarted lender knows nothing. It grants nothing for a term, in which every process that is still alive
+registers and says what it has. What then still turns up with executions running is counted, even past the limit:
+they run. Nothing is granted until they are done.
+
+**Fairness.** When more is wanted than there is, `fair_shares` says what each process should have. Shares are fractions,
+permits are not: the whole parts are held on to, and the rest goes round in turns of a *quantum*, always to those who
+are furthest behind their share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .adaptive import AdaptiveLimit
+from .protocol import Holder, Lease, LimiterStatistics, TenantStatistics
+from .shares import Claim, fair_shares
+from .waits import WaitHistogram
+
+QUANTUM = 0.05
+"""Seconds a process keeps a permit that others also have a claim to, or until the execution under it ends."""
+DRIFT = 1.02
+"""Clocks of two machines run at the same speed to within two percent."""
+_MOST_CREDIT = 1.0
+_STALLED = 0.75
+"""Of a term: silent for so long, though processes report four times a term."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Borrower:
+    """A process, as the lender sees it."""
+
+    id: str
+    process: str
+    granted: int
+    """Permits ever given to this registration, including what it had when it registered."""
+    heard: float
+    returned: int = 0
+    in_use: int = 0
+    waiting: int = 0
+    tenants: dict[str, tuple[int, int, float]] = field(default_factory=dict[str, tuple[int, int, float]])
+    """In use, waiting and weight, by tenant."""
+    seq: int = 0
+    connected: bool = True
+    refusals: int = 0
+    report: Message = field(default_factory=dict[str, Any])
+    """What it last told about itself for the statistics."""
+    share: dict[str, float] = field(default_factory=dict[str, float])
+    fair: float = 0.0
+    """The sum of `share`: what it should have, as a fraction."""
+    credit: float = 0.0
+    """Permit-seconds that it is behind its share."""
+    target: int = 0
+    turn_ends: float = math.inf
+    on_turn: bool = False
+    told: tuple[Any, ...] = ()
+    """What it was last told, so that nothing is said twice."""
+
+    @property
+    def held(self) -> int:
+        return self.granted - self.returned
+
+    @property
+    def demand(self) -> int:
+        return self.in_use + self.waiting
+
+
+class Lender:
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        *,
+        epoch: str,
+        now: float,
+        term: float,
+        recovering: bool = False,
+        adaptive: bool = False,
+        starts_per_second: float | None = None,
+        burst: float | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        self.name = name
+        self.configured = limit
+        self.limit = limit
+        self.version = 0
+        """How often the limit was changed. Survivors of a restart bring the newest one with them."""
+        self.epoch = epoch
+        self.term = term
+        self.max_hold = max_hold
+        self.rate = starts_per_second
+        self.burst = burst
+        self.borrowers: dict[str, Borrower] = {}
+        self.reclaimed = 0
+        self.contended = False
+        self._adaptive = AdaptiveLimit(limit) if adaptive else None
+        self._recovering_until = now + term * DRIFT if recovering else -math.inf
+        self._scheduled = now
+        self._refusals = self._expired = 0
+        self._waits = WaitHistogram()
+        self._granted: dict[str, int] = {}
+
+    # -------------------------------------------------------------------------------------------------------- events
+    def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
+        """A process connects, perhaps again: it says what it has in use and what it has to spare."""
+        old = self.borrowers.pop(client, None)
+        if old is not None:
+            self._remember(old)
+        if message["version"] > self.version:
+            self._set_limit(message["limit"], message["version"])
+        in_use, spare = int(message["in_use"]), int(message["spare"])
+        if now >= self._recovering_until:
+            spare = min(spare, max(0, self.capacity - self.outstanding - in_use))
+        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use)
+        self.borrowers[client] = borrower
+        return borrower
+
+    def sync(self, now: float, borrower: Borrower, message: Message) -> None:
+        borrower.heard = now
+        borrower.seq = message["seq"]
+        borrower.returned = max(borrower.returned, message["returned"])
+        borrower.tenants = {tenant: (entry[0], entry[1], entry[2]) for tenant, entry in message["tenants"].items()}
+        borrower.in_use, borrower.waiting = message["in_use"], message["waiting"]
+        if "report" in message:
+            borrower.report = message["report"]
+        new = max(0, message["refusals"] - borrower.refusals)
+        borrower.refusals = message["refusals"]
+        self._refusals += new
+        if self._adaptive is not None:
+            in_flight = sum(other.in_use for other in self.borrowers.values())
+            for left in range(min(new, in_flight), 0, -1):  # each of them was in flight when it was refused
+                retry_after = message["retry_after"] if left == 1 else None
+                self._adaptive.refused(
+                    now, in_flight + left - 1, retry_after=retry_after, unavailable=message["unavailable"]
+                )
+
+    def lost(self, borrower: Borrower) -> None:
+        """Its connection is gone. If it does not come back, its permits do, after a term."""
+        borrower.connected = False
+
+    def dead(self, borrower: Borrower) -> None:
+        """Its process is known not to exist any more, or it said goodbye with nothing left in use."""
+        if self.borrowers.get(borrower.id) is borrower:
+            del self.borrowers[borrower.id]
+            self.reclaimed += borrower.in_use
+            self._remember(borrower)
+
+    def resize(self, limit: int) -> None:
+        self._set_limit(limit, self.version + 1)
+
+    def _set_limit(self, limit: int, version: int) -> None:
+        self.limit, self.version = limit, version
+        if self._adaptive is not None:
+            self._adaptive.resize(limit)
+
+    def _remember(self, gone: Borrower) -> None:
+        """A process's counts outlive it."""
+        report = gone.report
+        if report:
+            self._waits.merge(dict(report["waits"]), report["immediate"], report["longest"])
+            self._expired += report["expired"]
+            for tenant, count in report["granted"].items():
+                self._granted[tenant] = self._granted.get(tenant, 0) + count
+
+    # --------------------------------------------------------------------------------------------------- allocation
+    @property
+    def capacity(self) -> int:
+        return self.limit if self._adaptive is None else min(self.limit, self._adaptive.limit)
+
+    @property
+    def outstanding(self) -> int:
+        return sum(borrower.held for borrower in self.borrowers.values())
+
+    def schedule(self, now: float) -> float:
+        """Let time pass: bury the dead, work out targets, grant what is free. Returns when to do it again at latest."""
+        if self._adaptive is not None:
+            self._adaptive.advance(now)
+        for borrower in [borrower for borrower in self.borrowers.values() if self._gone(borrower, now)]:
+            self.dead(borrower)
+        passed, self._scheduled = now - self._scheduled, now
+        for borrower in self.borrowers.values():
+            behind = borrower.credit + (borrower.fair - borrower.held) * passed
+            borrower.credit = max(-_MOST_CREDIT, min(_MOST_CREDIT, behind)) if borrower.demand else 0.0
+        if now < self._recovering_until:
+            for borrower in self.borrowers.values():
+                borrower.target = borrower.held
+            return self._recovering_until
+        scarce = sum(borrower.demand for borrower in self.borrowers.values()) > self.capacity
+        if scarce:
+            self._ration(now)
+        else:
+            for borrower in self.borrowers.values():
+                borrower.target, borrower.fair = borrower.demand, float(borrower.demand)
+                borrower.on_turn, borrower.turn_ends, borrower.share = False, math.inf, {}
+        free = self._grant()
+        self.contended = scarce or any(borrower.target > borrower.held for borrower in self.borrowers.values())
+        if not self.contended:
+            self._lend_spare(free)
+        self._begin_turns(now)
+        return self._next_event(now)
+
+    def _gone(self, borrower: Borrower, now: float) -> bool:
+        silent = now - borrower.heard
+        if not borrower.connected:
+            return silent >= self.term * DRIFT
+        return self.max_hold is not None and silent >= self.max_hold + self.term * DRIFT
+
+    def _ration(self, now: float) -> None:
+        borrowers = list(self.borrowers.values())
+        shares = fair_shares(
+            self.capacity,
+            [
+                Claim(borrower.id, tenant, weight, in_use + waiting)
+                for borrower in borrowers
+                for tenant, (in_use, waiting, weight) in borrower.tenants.items()
+            ],
+        )
+        left = self.capacity
+        for borrower in borrowers:
+            borrower.share = shares.get(borrower.id, {})
+            borrower.fair = sum(borrower.share.values())
+            borrower.target = min(borrower.demand, int(borrower.fair + 1e-9))
+            left -= borrower.target
+            if borrower.turn_ends <= now or borrower.demand <= borrower.target:
+                borrower.on_turn, borrower.turn_ends = False, math.inf
+        wanting = [borrower for borrower in borrowers if borrower.demand > borrower.target]
+        wanting.sort(key=lambda borrower: (not borrower.on_turn, -borrower.credit))
+        for borrower in wanting[left:]:
+            borrower.on_turn, borrower.turn_ends = False, math.inf
+        for borrower in wanting[:left]:
+            borrower.on_turn = True
+            borrower.target += 1
+
+    def _grant(self) -> int:
+        """To those who have least of what they should have, first."""
+        free = self.capacity - self.outstanding
+        wanting = [
+            borrower for borrower in self.borrowers.values() if borrower.connected and borrower.target > borrower.held
+        ]
+        for borrower in sorted(wanting, key=lambda borrower: (borrower.held - borrower.fair, -borrower.credit)):
+            given = min(borrower.target - borrower.held, free)
+            if given <= 0:
+                break
+            borrower.granted += given
+            free -= given
+        return free
+
+    def _lend_spare(self, free: int) -> None:
+        """Some more than asked for, to processes that use all they have: their next execution asks nobody."""
+        growing = [b for b in self.borrowers.values() if b.connected and 0 < b.held <= b.demand]
+        for borrower in growing:
+            given = min(borrower.demand, free // (2 * len(growing)))
+            borrower.granted += given
+            borrower.target += given
+
+    def _begin_turns(self, now: float) -> None:
+        """A turn begins when its permit is there, perhaps long after it was due: executions are not interrupted."""
+        for borrower in self.borrowers.values():
+            if borrower.on_turn and borrower.turn_ends == math.inf and borrower.held >= borrower.target:
+                borrower.turn_ends = now + QUANTUM
+
+    def _next_event(self, now: float) -> float:
+        events = [borrower.turn_ends for borrower in self.borrowers.values()]
+        events += [borrower.heard + self.term * DRIFT for borrower in self.borrowers.values() if not borrower.connected]
+        if self._adaptive is not None:
+            events.append(self._adaptive.next_change(now))
+        return min(events, default=math.inf)
+
+    # ------------------------------------------------------------------------------------------------------ answers
+    def answers(self, now: float) -> list[tuple[Borrower, dict[str, Any]]]:
+        """What each process must hear now: a grant, a recall, a new limit, or that its message arrived."""
+        pause = max(0.0, self._adaptive.paused_until - now) if self._adaptive is not None else 0.0
+        everything = sum(borrower.fair + 1 for borrower in self.borrowers.values())
+        found: list[tuple[Borrower, dict[str, Any]]] = []
+        for borrower in self.borrowers.values():
+            rate = burst = None
+            if self.rate is not None:
+                part = (borrower.fair + 1) / everything
+                rate, burst = self.rate * part, max(1.0, (self.burst or max(1.0, self.rate)) * part)
+            target = borrower.target if self.contended else -1
+            told = (borrower.seq, borrower.granted, target, self.version, round(pause, 1), rate)
+            if borrower.connected and told != borrower.told:
+                borrower.told = told
+                shares = borrower.share if self.contended and len(borrower.share) > 1 else {}
+                found.append((borrower, {
+                    "epoch": self.epoch, "ack": borrower.seq, "granted": borrower.granted, "target": target,
+                    "limit": self.limit, "version": self.version, "pause": pause, "rate": rate, "burst": burst,
+                    "shares": shares,
+                }))  # fmt: skip
+        return found
+
+    def statistics(self, now: float) -> LimiterStatistics:
+        waits = WaitHistogram()
+        waits.merge(self._waits.counts, self._waits.immediate, self._waits.longest)
+        granted = dict(self._granted)
+        tenants: dict[str, list[float]] = {}
+        holders: list[Holder] = []
+        expired = self._expired
+        for borrower in self.borrowers.values():
+            for tenant, (in_use, waiting, weight) in borrower.tenants.items():
+                entry = tenants.setdefault(tenant, [weight, 0, 0])
+                entry[1] += in_use
+                entry[2] += waiting
+            report = borrower.report
+            if report:
+                waits.merge(dict(report["waits"]), report["immediate"], report["longest"])
+                expired += report["expired"]
+                for tenant, count in report["granted"].items():
+                    granted[tenant] = granted.get(tenant, 0) + count
+                age = now - borrower.heard
+                holders += [
+                    Holder(tenant, label, seconds + age, borrower.process)
+                    for tenant, label, seconds in report["holders"]
+                ]
+        holders.sort(key=lambda holder: -holder.seconds)
+        return LimiterStatistics(
+            name=self.name,
+            limit=self.limit,
+            effective_limit=self.capacity,
+            in_flight=sum(borrower.in_use for borrower in self.borrowers.values()),
+            waiting=sum(borrower.waiting for borrower in self.borrowers.values()),
+            wait=waits.summary(),
+            tenants={
+                tenant: TenantStatistics(
+                    weight=tenants.get(tenant, [1.0])[0],
+                    in_flight=int(tenants.get(tenant, [1.0, 0])[1]),
+                    waiting=int(tenants.get(tenant, [1.0, 0, 0])[2]),
+                    granted=granted.get(tenant, 0),
+                )
+                for tenant in {**granted, **tenants}
+            },
+            holders=tuple(holders),
+            refused=self._refusals,
+            paused_seconds=max(0.0, self._adaptive.paused_until - now) if self._adaptive else 0.0,
+            expired=expired,
+            reclaimed=self.reclaimed,
+            epoch=self.epoch,
+            leases=tuple(
+                Lease(b.process, b.held, b.in_use, b.waiting, now - b.heard, self._state(b, now))
+                for b in self.borrowers.values()
+            ),
+        )
+
+    def _state(self, borrower: Borrower, now: float) -> str:
+        if not borrower.connected:
+            return "lost"
+        return "stalled" if now - borrower.heard > self.term * _STALLED else "connected"

@@ -1,0 +1,159 @@
+"""`LocalLimiter`: one process, no dependency."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+from toolyard.errors import ConfigError, LimitConflictError
+
+from .adaptive import AdaptiveLimit
+from .background import background
+from .desk import Desk, DeskPermit
+from .protocol import LimiterStatistics
+from .rate import TokenBucket
+
+HOLDERS = 10
+"""How many of those that hold a permit longest are named in the statistics."""
+
+
+class LocalLimiter:
+    """At most `limit` in flight in this process, whatever loops and threads they come from.
+
+    `adaptive`: follow what the service carries, by its refusals (`Permit.refused`), never above `limit`.
+    `starts_per_second`: besides, no more than that many start, in bursts of at most `burst`.
+    `max_hold_seconds`: a permit held longer is taken back and its async body cancelled; None: never.
+    `name`: two of one name share their permits; with another limit the second is an error.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        name: str | None = None,
+        adaptive: bool = False,
+        starts_per_second: float | None = None,
+        burst: float | None = None,
+        max_hold_seconds: float | None = None,
+    ) -> None:
+        check_limit(limit, name or "local")
+        check_hold(max_hold_seconds)
+        with _named_lock:
+            desk = _named.get(name) if name is not None else None
+            if desk is None:
+                bucket = TokenBucket(starts_per_second, burst, time.monotonic()) if starts_per_second else None
+                desk = LocalDesk(name or "local", limit, adaptive=adaptive, bucket=bucket, max_hold=max_hold_seconds)
+                if name is not None:
+                    _named[name] = desk
+            elif limit != desk.limit:
+                raise conflict(desk.name, limit, desk.limit)
+        self._desk = desk
+
+    @property
+    def name(self) -> str:
+        return self._desk.name
+
+    @property
+    def limit(self) -> int:
+        return self._desk.limit
+
+    def permit(
+        self, tenant: str = "", *, weight: float = 1.0, timeout: float | None = None, label: str = ""
+    ) -> DeskPermit:
+        return self._desk.permit(tenant, weight, timeout, label)
+
+    async def resize(self, limit: int) -> None:
+        check_limit(limit, self.name)
+        self._desk.resize(limit)
+
+    async def statistics(self) -> LimiterStatistics:
+        return self._desk.statistics()
+
+    async def close(self) -> None:
+        with _named_lock:
+            if _named.get(self.name) is self._desk:
+                del _named[self.name]
+        self._desk.close()
+
+
+class LocalDesk(Desk):
+    def __init__(
+        self, name: str, limit: int, *, adaptive: bool, bucket: TokenBucket | None, max_hold: float | None
+    ) -> None:
+        super().__init__(name, limit, limit, max_hold=max_hold, bucket=bucket)
+        self._adaptive = AdaptiveLimit(limit) if adaptive else None
+        self._following = False
+
+    def resize(self, limit: int) -> None:
+        with self.lock:
+            self.limit = self.stock = limit
+            if self._adaptive is not None:
+                self._adaptive.resize(limit)
+                self.stock = self._adaptive.limit
+        self.serve()
+
+    def refuse(self, retry_after: float | None, *, unavailable: bool) -> None:
+        super().refuse(retry_after, unavailable=unavailable)
+        controller = self._adaptive
+        if controller is None:
+            return
+        with self.lock:
+            now = time.monotonic()
+            controller.refused(now, self.in_use, retry_after=retry_after, unavailable=unavailable)
+            self.stock = controller.limit
+            self.closed_until = max(self.closed_until, controller.paused_until)
+            self.gated = True
+            if not self._following:
+                self._following = True
+                background().at(controller.next_change(now), self._follow)
+
+    def _follow(self) -> None:
+        """Let the limit grow with time until it is back at its ceiling."""
+        controller = self._adaptive
+        assert controller is not None
+        with self.lock:
+            now = time.monotonic()
+            self.stock = controller.advance(now)
+            change = controller.next_change(now)
+            self._following = change < math.inf
+            if self._following:
+                background().at(change, self._follow)
+        self.serve()
+
+    def statistics(self) -> LimiterStatistics:
+        with self.lock:
+            return LimiterStatistics(
+                name=self.name,
+                limit=self.limit,
+                effective_limit=min(self.limit, self.stock),
+                in_flight=self.in_use,
+                waiting=self.waiting,
+                wait=self.waits.summary(),
+                tenants=self.tenants(),
+                holders=self.holders(HOLDERS),
+                refused=self.refusals,
+                paused_seconds=max(0.0, self.closed_until - time.monotonic()),
+                expired=self.expired,
+            )
+
+
+_named: dict[str | None, LocalDesk] = {}
+_named_lock = threading.Lock()
+
+
+def check_limit(limit: int, name: str) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"limiter {name!r}: limit={limit!r} is not a positive whole number")
+
+
+def check_hold(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError(f"max_hold_seconds={seconds!r} is not a positive number of seconds")
+
+
+def conflict(name: str, asked: int, current: int) -> LimitConflictError:
+    return LimitConflictError(
+        f"limiter {name!r} exists with limit {current}, and limit {asked} was asked for; use the same, or change it "
+        f"for everybody with resize({asked})"
+    )

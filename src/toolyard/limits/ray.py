@@ -1,0 +1,305 @@
+"""`RayLimiter`: one limit for a whole Ray cluster.
+
+Ray places, names and restarts the lender; permits do not travel by Ray calls, which take milliseconds, but are lent to
+each process in blocks over a socket of the lender's own (see `lending`).
+
+The lender is a *detached* actor: it outlives the job that made it, since other jobs use it too. It is not leaked: it
+ends itself when no process has used it for `idle_seconds`; `toolyard doctor` lists those alive and can stop them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from toolyard.errors import ConfigError, LimiterError, MissingDependencyError
+
+from .client import Address, Client
+from .desk import DeskPermit
+from .lending import Lender
+from .local import check_hold, check_limit
+from .protocol import LimiterStatistics
+from .rate import TokenBucket
+from .server import LenderServer
+
+try:
+    ray: Any = import_module("ray")  # whose annotations say little
+except ImportError as error:
+    raise MissingDependencyError("ray", "ray", "a limit for a whole cluster") from error
+
+NAMESPACE = "toolyard"
+PREFIX = "limiter:"
+_statistics = TypeAdapter(LimiterStatistics)
+_ATTACH_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LenderOptions:
+    """What a lender is made with; those who attach later take it as it is."""
+
+    term: float
+    adaptive: bool
+    starts_per_second: float | None
+    burst: float | None
+    max_hold_seconds: float | None
+    idle_seconds: float
+
+
+class LenderActor:
+    """The actor. Everything but its address goes over its socket."""
+
+    def __init__(self, name: str, limit: int, options: LenderOptions) -> None:
+        self._name = name
+        self._limit = limit
+        self._options = options
+        self._secret = secrets.token_hex(16)
+        self._starting = asyncio.Lock()
+        self._address: tuple[str, int, str] | None = None
+
+    async def address(self) -> tuple[str, int, str]:
+        async with self._starting:
+            if self._address is None:
+                options = self._options
+                lender = Lender(
+                    self._name,
+                    self._limit,
+                    epoch=uuid.uuid4().hex[:8],
+                    now=time.monotonic(),
+                    term=options.term,
+                    recovering=_was_restarted(),
+                    adaptive=options.adaptive,
+                    starts_per_second=options.starts_per_second,
+                    burst=options.burst,
+                    max_hold=options.max_hold_seconds,
+                )
+                self._server = LenderServer(lender, self._secret)
+                host = ray.util.get_node_ip_address()
+                self._address = (host, await self._server.start(host), self._secret)
+                self._leaving = asyncio.create_task(self._leave_when_idle(), name="leave when idle")
+        return self._address
+
+    async def statistics(self) -> dict[str, Any]:
+        """For who only wants to look."""
+        await self.address()
+        return asdict(self._server.lender.statistics(time.monotonic()))
+
+    async def _leave_when_idle(self) -> None:
+        while self._server.idle_seconds < self._options.idle_seconds:  # noqa: ASYNC110 - nothing would set an event
+            await asyncio.sleep(min(5.0, self._options.idle_seconds / 4))
+        await self._server.stop()
+        # Not `exit_actor`, which only a call of the actor may use, nor `os._exit`, which Ray would take for a crash.
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def _was_restarted() -> bool:
+    """Of an actor, whether there was one in its place before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what it calls itself to find out
+        return ray.get_runtime_context().was_current_actor_reconstructed
+
+
+class RayLimiter:
+    """At most `limit` in flight in the whole cluster, through crashes of holders, of nodes and of the lender itself.
+
+    `limit` may be left out to attach to a limiter that exists. Attaching with another limit is an error that shows
+    both; `resize()` is the way to change it. Options other than the name and the limit count when the limiter is made:
+
+    `lease_seconds`: permits of a process or node that died come back within this, a few percent more at most; of a
+    process on the lender's own machine at once. Smaller is faster, but needs a network that is never silent so long.
+    `idle_seconds`: with no process attached for so long, the lender ends itself.
+    `adaptive`, `starts_per_second`, `burst`, `max_hold_seconds`: as in `LocalLimiter`. With n processes, starts in any
+    time are at most `starts_per_second` times that, plus `burst`, plus n.
+
+    In one process, two of one name share what was lent to it. It can be pickled, and attaches where it arrives. Order:
+    see `Limiter`, within a process; between processes by shares (see `lending`): with n processes waiting for a
+    limit L, one that waits gets a permit within n / L turns of 50 ms, each as much longer as the longest execution.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int | None = None,
+        *,
+        namespace: str = NAMESPACE,
+        adaptive: bool = False,
+        starts_per_second: float | None = None,
+        burst: float | None = None,
+        max_hold_seconds: float | None = None,
+        lease_seconds: float = 4.0,
+        idle_seconds: float = 600.0,
+    ) -> None:
+        if not name:
+            raise ConfigError("a cluster's limiter needs a name")
+        if limit is not None:
+            check_limit(limit, name)
+        check_hold(max_hold_seconds)
+        if not 0.5 <= lease_seconds <= 3600:
+            raise ConfigError(f"limiter {name!r}: lease_seconds={lease_seconds!r}; expected 0.5 to 3600")
+        if not idle_seconds > 0:
+            raise ConfigError(f"limiter {name!r}: idle_seconds={idle_seconds!r} is not a positive number")
+        if starts_per_second is not None:
+            TokenBucket(starts_per_second, burst)  # says what is wrong with them
+        if not ray.is_initialized():
+            raise ConfigError(f"limiter {name!r}: this process is not connected to Ray; call ray.init() first")
+        options = LenderOptions(lease_seconds, adaptive, starts_per_second, burst, max_hold_seconds, idle_seconds)
+        self._made_of = (name, limit, namespace, options)
+        self._client = _attach(name, limit, namespace, options)
+        self.name = name
+
+    @property
+    def limit(self) -> int:
+        return self._client.desk.limit
+
+    def permit(
+        self, tenant: str = "", *, weight: float = 1.0, timeout: float | None = None, label: str = ""
+    ) -> DeskPermit:
+        return self._client.desk.permit(tenant, weight, timeout, label)
+
+    async def resize(self, limit: int) -> None:
+        check_limit(limit, self.name)
+        await self._client.ask("resize", limit=limit)
+
+    async def statistics(self) -> LimiterStatistics:
+        """Of the whole cluster. What runs in other processes is as old as their last report, at most a second."""
+        answer = await self._client.ask("statistics")
+        return read_statistics(answer["statistics"])
+
+    async def close(self) -> None:
+        """For this process. The lender stays, for others."""
+        leaving = _detach(self._client)
+        if leaving is not None and not self._client.desk.in_use:
+            await asyncio.wrap_future(leaving)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, self._made_of
+
+
+def _rebuild(name: str, limit: int | None, namespace: str, options: LenderOptions) -> RayLimiter:
+    return RayLimiter(
+        name,
+        limit,
+        namespace=namespace,
+        adaptive=options.adaptive,
+        starts_per_second=options.starts_per_second,
+        burst=options.burst,
+        max_hold_seconds=options.max_hold_seconds,
+        lease_seconds=options.term,
+        idle_seconds=options.idle_seconds,
+    )
+
+
+# Attaching ------------------------------------------------------------------------------------------------------------
+
+_clients: dict[tuple[str, str, str], Client] = {}
+_clients_lock = threading.RLock()
+
+
+def _attach(name: str, limit: int | None, namespace: str, options: LenderOptions) -> Client:
+    key = (ray.get_runtime_context().gcs_address, namespace, name)
+    with _clients_lock:
+        client = _clients.get(key)
+        if client is not None:
+            client.attach(limit)
+            return client
+        lender = _find_or_make(name, limit, namespace, options)
+
+        async def resolve() -> Address:
+            return await asyncio.get_running_loop().run_in_executor(None, _address_of, lender, name, namespace)
+
+        client = Client(name, limit, resolve=resolve)
+        client.connect(_ATTACH_SECONDS)
+        _clients[key] = client
+        return client
+
+
+def _detach(client: Client) -> Any:
+    with _clients_lock:
+        for key, known in list(_clients.items()):
+            if known is client:
+                if client.detach():
+                    return None
+                del _clients[key]
+                return client.close()
+    return None
+
+
+def _find_or_make(name: str, limit: int | None, namespace: str, options: LenderOptions) -> Any:
+    if limit is None:
+        try:
+            return ray.get_actor(PREFIX + name, namespace)
+        except ValueError:
+            raise ConfigError(
+                f"there is no limiter {name!r} in namespace {namespace!r} yet: give it a limit to make it"
+            ) from None
+    return (
+        ray.remote(LenderActor)
+        .options(
+            name=PREFIX + name,
+            namespace=namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            scheduling_strategy=_near_the_head(),
+        )
+        .remote(name, limit, options)
+    )
+
+
+def _near_the_head() -> Any:
+    """The node whose loss ends the cluster anyway, so that the loss of another is not also the lender's."""
+    for node in ray.nodes():
+        if node["Alive"] and "node:__internal_head__" in node["Resources"]:
+            return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+    return "DEFAULT"
+
+
+def _address_of(lender: Any, name: str, namespace: str) -> Address:
+    try:
+        return Address(*ray.get(lender.address.remote(), timeout=_ATTACH_SECONDS))
+    except ray.exceptions.RayActorError as error:
+        raise LimiterError(f"limiter {name!r}: {error}") from error
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError, FutureTimeoutError) as error:
+        raise LimiterError(f"limiter {name!r} does not answer: {error}") from error
+
+
+def _forget() -> None:
+    """In the child of a fork: the parent's connections are the parent's."""
+    global _clients_lock
+    _clients_lock = threading.RLock()
+    _clients.clear()
+
+
+def _leave_all() -> None:
+    with _clients_lock:
+        leaving = [client.close() for client in _clients.values() if not client.desk.in_use]
+        _clients.clear()
+    for one in leaving:
+        with contextlib.suppress(Exception):
+            one.result(1.0)
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_leave_all)
+
+
+# Looking --------------------------------------------------------------------------------------------------------------
+
+
+def read_statistics(found: Mapping[str, Any]) -> LimiterStatistics:
+    """From what came over the wire."""
+    return _statistics.validate_python(found)

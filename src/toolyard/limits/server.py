@@ -1,0 +1,134 @@
+"""Carries a lender's messages: a TCP server on asyncio. Whoever knows the secret may borrow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from .channel import identity, is_dead, receive, send, watch_peer
+from .lending import Borrower, Lender
+
+_HELLO_SECONDS = 10.0
+_DYING_SECONDS = 2.0
+"""How long a process whose connection broke is looked at for signs of death: its sockets close a moment before it."""
+
+
+class LenderServer:
+    def __init__(self, lender: Lender, secret: str) -> None:
+        self.lender = lender
+        self._secret = secret.encode()
+        self._writers: dict[Borrower, asyncio.StreamWriter] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._due = asyncio.Event()
+        self.idle_since = time.monotonic()
+
+    async def start(self, host: str) -> int:
+        """Listen on a free port of `host`, and return it."""
+        self._server = await asyncio.start_server(self._connected, host, 0, backlog=1024)
+        self._ticking = asyncio.create_task(self._tick(), name=f"limiter {self.lender.name}")
+        return self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in (self._ticking, *self._connections):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._server.wait_closed()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Since the last process left."""
+        return 0.0 if self.lender.borrowers else time.monotonic() - self.idle_since
+
+    async def _tick(self) -> None:
+        """Everything that happened since the last round is answered in one."""
+        while True:
+            self._due.clear()
+            now = time.monotonic()
+            until = self.lender.schedule(now)
+            for borrower in [known for known in self._writers if self.lender.borrowers.get(known.id) is not known]:
+                self._writers.pop(borrower).close()
+            for borrower, answer in self.lender.answers(now):
+                writer = self._writers.get(borrower)
+                if writer is not None and not writer.is_closing():
+                    send(writer, answer)
+            wait = None if until == math.inf else max(0.001, until - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._due.wait()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._converse(reader, writer)
+        except (ConnectionError, TimeoutError, KeyError, TypeError, ValueError):
+            pass  # whoever it was is gone, or spoke nonsense: what it had comes back in time
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lender = self.lender
+        async with asyncio.timeout(_HELLO_SECONDS):
+            hello = await receive(reader)
+        if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret):
+            send(writer, {"refused": "wrong secret"})
+            return
+        if hello["limit_wanted"] not in (None, lender.limit, lender.configured):
+            send(writer, {"conflict": lender.limit})
+            return
+        watch_peer(writer, lender.term)
+        borrower = lender.register(time.monotonic(), hello["client"], hello["process"], hello)
+        self._writers[borrower] = writer
+        send(writer, {
+            "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
+            "version": lender.version, "max_hold": lender.max_hold, "identity": identity(),
+        })  # fmt: skip
+        try:
+            while True:
+                message = await receive(reader)
+                if lender.borrowers.get(borrower.id) is not borrower:
+                    return  # given up as hung, or it came in by another door: it must register anew
+                if "seq" in message:
+                    lender.sync(time.monotonic(), borrower, message)
+                    self._due.set()
+                elif "ask" in message:
+                    send(writer, {"answer": message["ask"], **self._answer(message)})
+                elif "bye" in message:
+                    lender.dead(borrower)
+                    return
+        finally:
+            self._writers.pop(borrower, None)
+            self.idle_since = time.monotonic()
+            lender.lost(borrower)
+            self._due.set()
+            await self._bury(borrower, hello["identity"])
+
+    async def _bury(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
+        """Its connection broke. If it ran on this machine, the kernel knows at once whether it is dead."""
+        until = time.monotonic() + _DYING_SECONDS
+        while self.lender.borrowers.get(borrower.id) is borrower and time.monotonic() < until:
+            if is_dead(who):
+                self.lender.dead(borrower)
+                self._due.set()
+                return
+            await asyncio.sleep(0.01)
+
+    def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        question = message["question"]
+        if question == "statistics":
+            return {"statistics": asdict(self.lender.statistics(time.monotonic()))}
+        if question == "resize":
+            self.lender.resize(int(message["limit"]))
+            self._due.set()
+            return {"limit": self.lender.limit, "version": self.lender.version}
+        return {"error": f"unknown question {question!r}"}
