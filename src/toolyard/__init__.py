@@ -13,10 +13,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConfigError": "toolyard.errors",
     "Execution": "toolyard.sandbox.protocol",
+    "Limiter": "toolyard.limits.protocol",
     "Limits": "toolyard.sandbox.protocol",
+    "LocalLimiter": "toolyard.limits.local",
     "LocalSandbox": "toolyard.sandbox.local",
     "Program": "toolyard.sandbox.protocol",
     "ProgramError": "toolyard.errors",
+    "RayLimiter": "toolyard.limits.ray",
     "RemoteSandbox": "toolyard.sandbox.remote",
     "Sandbox": "toolyard.sandbox.protocol",
     "SandboxError": "toolyard.errors",
@@ -27,6 +30,9 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from toolyard.errors import ConfigError, ProgramError, SandboxError, ToolyardError
+    from toolyard.limits.local import LocalLimiter
+    from toolyard.limits.protocol import Limiter
+    from toolyard.limits.ray import RayLimiter
     from toolyard.sandbox.local import LocalSandbox
     from toolyard.sandbox.protocol import Execution, Limits, Program, Sandbox, Session, Verdict
     from toolyard.sandbox.remote import RemoteSandbox
@@ -34,10 +40,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "Execution",
+    "Limiter",
     "Limits",
+    "LocalLimiter",
     "LocalSandbox",
     "Program",
     "ProgramError",
+    "RayLimiter",
     "RemoteSandbox",
     "Sandbox",
     "SandboxError",

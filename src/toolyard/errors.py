@@ -101,3 +101,7 @@ class PermitExpiredError(LimiterError):
 
 class ExecutionWorkerDiedError(LimiterError):
     """The process that ran the function was killed or crashed; what it did until then is unknown."""
+
+
+class ToolError(ToolyardError):
+    """A tool's instance could not be created for a trajectory, which therefore cannot begin."""

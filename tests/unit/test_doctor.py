@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from toolyard.cli.doctor import remedies, show, verdict
 from toolyard.cli.doctor_checks import (
@@ -18,9 +19,12 @@ from toolyard.cli.doctor_checks import (
     Report,
     Status,
     check_extra,
+    cluster_checks,
     kernel_checks,
 )
+from toolyard.cli.main import app
 from toolyard.cli.remedies import Host, kernel_remedy, toolchain_remedy
+from toolyard.limits.ray_survey import NO_CLUSTER, FoundLimiter, Survey
 from toolyard.sandbox.isolation import Grants, Level, Python
 from toolyard.sandbox.languages import find_language
 
@@ -178,6 +182,60 @@ def test_a_missing_toolchain_is_had_from_its_package(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert words in toolchain_remedy(find_language(language))
+
+
+class TestCluster:
+    def test_each_limiter_is_one_line(self) -> None:
+        one = FoundLimiter(
+            "sandbox", "toolyard", "ALIVE", 4711, "10.0.0.1", limit=8, in_flight=3, waiting=5, leases=2
+        )  # fmt: skip
+        checks = cluster_checks(0, Survey(cluster="10.0.0.1:6379", limiters=(one, one)))
+        assert [(check.name, check.status) for check in checks] == [("sandbox", Status.OK)] * 2
+        assert checks[0].detail == (
+            "limit 8, in flight 3, waiting 5, processes 2; namespace toolyard, pid 4711 on 10.0.0.1"
+        )
+
+    def test_one_that_does_not_answer_is_broken_and_can_be_stopped(self) -> None:
+        one = FoundLimiter("my sandbox", "toolyard", "RESTARTING", problem="no answer within 5 s")
+        (check,) = cluster_checks(0, Survey(cluster="10.0.0.1:6379", limiters=(one,)))
+        assert check.status is Status.BROKEN
+        assert check.detail == "no answer within 5 s (RESTARTING); namespace toolyard"
+        assert check.remedy == "toolyard doctor --stop-limiter 'my sandbox' --namespace toolyard --force"
+
+    def test_one_that_is_only_starting_is_not_called_broken(self) -> None:
+        one = FoundLimiter("sandbox", "toolyard", "PENDING_CREATION", problem="no answer within 5 s")
+        (check,) = cluster_checks(0, Survey(cluster="10.0.0.1:6379", limiters=(one,)))
+        assert (check.status, check.remedy) == (Status.MISSING, None)
+        assert "is being made" in check.detail
+
+    @pytest.mark.parametrize(
+        ("status", "survey", "expected", "words"),
+        [
+            (0, Survey(cluster="10.0.0.1:6379"), Status.OK, "cluster at 10.0.0.1:6379, no limiter is alive"),
+            (NO_CLUSTER, Survey(error="none"), Status.MISSING, "no cluster runs here: none"),
+            (1, Survey(error="InvalidAuthToken"), Status.BROKEN, "cannot be asked for its limiters: InvalidAuthToken"),
+        ],
+    )
+    def test_no_limiter_no_cluster_and_one_that_lets_nobody_in_are_told_apart(
+        self, status: int, survey: Survey, expected: Status, words: str
+    ) -> None:
+        (check,) = cluster_checks(status, survey)
+        assert (check.status, check.detail) == (expected, words)
+
+    def test_a_limiter_is_not_mistaken_for_a_kernel_feature(self) -> None:
+        one = FoundLimiter("pid namespace", "toolyard", limit=1, in_flight=0, waiting=0, leases=0)
+        assert "pid namespace" in printed(report(*cluster_checks(0, Survey(limiters=(one,)))))
+
+    def test_limiters_are_part_of_the_json_form(self) -> None:
+        one = FoundLimiter("sandbox", "toolyard", processes=("host:1",))
+        found = report().model_copy(update={"limiters": (one,)})
+        assert Report.model_validate_json(found.model_dump_json()) == found
+
+    @pytest.mark.parametrize("option", [["--force"], ["--namespace", "x"]])
+    def test_options_of_stopping_alone_are_wrong_usage(self, option: list[str]) -> None:
+        done = CliRunner().invoke(app, ["doctor", *option])
+        assert done.exit_code == 2
+        assert "--stop-limiter" in done.output
 
 
 def report(*checks: Check, can_run: bool = True, isolation: Level | None = Level.FULL) -> Report:

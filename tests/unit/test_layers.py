@@ -18,7 +18,8 @@ SOURCE = REPOSITORY / "src" / "toolyard"
 LAYERS = (
     {"errors", "settings", "messages"},
     {"sandbox", "limits"},
-    {"tools", "chat", "engines", "rewards", "records"},
+    {"rewards"},
+    {"tools", "chat", "engines", "records"},
     {"rollout"},
     {"train", "viewer", "testing"},
     {"cli"},

@@ -21,6 +21,7 @@ _TITLES = {
     "languages": "Languages",
     "extras": "Optional packages",
     "hardware": "Hardware",
+    "cluster": "Cluster",
 }
 _MARKS = {"ok": "[green]✔[/]", "missing": "[yellow]–[/]", "broken": "[bold red]✘[/]"}
 
@@ -36,20 +37,36 @@ def doctor(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    stop_limiter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only stop this limiter of the Ray cluster.", show_default=False),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Ray's, of that limiter, if the name is not enough.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Stop it even while processes use it.")] = False,
 ) -> None:
     """Find out what this machine offers, by trying it, and what to do about what is missing.
 
     Kernel features, every language's self test in the real sandbox, optional packages, torch and GPU; then the
-    isolation level that results. Exits with 0 if the sandbox can run here, with 1 if not.
+    isolation level that results; then the limiters alive in the Ray cluster, if one runs (`RAY_ADDRESS` tells which).
+    Exits with 0 if the sandbox can run here, with 1 if not. A limiter that is to be stopped: with 1 if it was not.
 
     Examples:
 
     ```
     toolyard doctor
     toolyard doctor --json | jq .isolation
+    toolyard doctor --stop-limiter sandbox
     ```
     """
     from toolyard.cli.doctor_checks import examine
+
+    if stop_limiter is not None:
+        _stop(stop_limiter, namespace, force=force, as_json=as_json)
+        return
+    if force or namespace is not None:
+        raise typer.BadParameter("only with --stop-limiter", param_hint="--force" if force else "--namespace")
 
     with err().status("looking around") as status:
         work = examine(str(python) if python else None, tell=lambda what: status.update(f"trying {what}"))
@@ -59,6 +76,19 @@ def doctor(
     else:
         show(report, out())
     raise typer.Exit(0 if report.can_run else 1)
+
+
+def _stop(name: str, namespace: str | None, *, force: bool, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from toolyard.cli.doctor_checks import stop_limiter
+
+    with err().status(f"stopping limiter {name}"):
+        stopped = complete(stop_limiter(name, namespace, force=force))
+    used = f"; no permits any more for {', '.join(stopped.processes)}" if stopped.processes else ""
+    said = f"Stopped limiter {stopped.name!r} in namespace {stopped.namespace!r}{used}."
+    typer.echo(json.dumps(asdict(stopped), indent=2) if as_json else said)
 
 
 def show(report: Report, console: Console) -> None:
@@ -123,7 +153,7 @@ def _table(report: Report) -> Table:
 
 def _merged(checks: list[Check]) -> list[Check]:
     """Namespaces that all work make one line."""
-    spaces = [check for check in checks if check.name.endswith(" namespace")]
+    spaces = [check for check in checks if check.group == "kernel" and check.name.endswith(" namespace")]
     if not spaces or any(check.status != "ok" for check in spaces):
         return checks
     kinds = ", ".join(check.name.removesuffix(" namespace") for check in spaces)

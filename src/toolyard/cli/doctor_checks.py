@@ -1,7 +1,8 @@
 """What this machine offers, found out by trying it. The model behind `toolyard doctor`; it prints nothing.
 
 Kernel features are tried one by one in processes of their own, each language's self test is run in a real sandbox, and
-optional packages are imported in a fresh interpreter: what is called fine here has just worked.
+optional packages are imported in a fresh interpreter: what is called fine here has just worked. A Ray cluster is asked
+for its limiters, if one runs; none is started.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import statistics
 import sys
@@ -23,7 +25,9 @@ from pydantic import BaseModel, ConfigDict
 from toolyard import __version__, settings
 from toolyard.cli.outcomes import duration, ending, telling_line
 from toolyard.cli.remedies import Host, kernel_remedy, toolchain_remedy
-from toolyard.errors import SandboxError, ToolchainMissingError, ToolyardError
+from toolyard.errors import LimiterError, MissingDependencyError, SandboxError, ToolchainMissingError, ToolyardError
+from toolyard.limits import ray_survey
+from toolyard.limits.ray_survey import FoundLimiter, Survey
 from toolyard.sandbox import languages
 from toolyard.sandbox.isolation import Grants, Level, probe
 from toolyard.sandbox.local import LocalSandbox
@@ -44,6 +48,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 _SELF_TEST_LIMITS = Limits(run_seconds=30, compile_seconds=60)
 _IMPORT_SECONDS = 120.0
 """A first import of torch from a cold disk takes long; for ever it must not."""
+_SURVEY_SECONDS = 45.0
+"""Ray joins a cluster in one or two; with one whose head just died it would struggle for minutes."""
 
 _TORCH = """
 import torch
@@ -78,6 +84,7 @@ class Group(StrEnum):
     LANGUAGES = "languages"
     EXTRAS = "extras"
     HARDWARE = "hardware"
+    CLUSTER = "cluster"
 
 
 class Check(BaseModel):
@@ -109,6 +116,8 @@ class Report(BaseModel):
     memory_limit: str | None
     """Who limits the memory of a whole process tree: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
     checks: tuple[Check, ...]
+    limiters: tuple[FoundLimiter, ...] = ()
+    """Those alive in the Ray cluster, if one runs."""
 
     def of(self, group: Group) -> list[Check]:
         return [check for check in self.checks if check.group is group]
@@ -134,6 +143,12 @@ async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> 
     tell("torch and the GPU")
     torch = await _check_torch()
     checks += [torch, await _check_gpu(with_torch=torch.status is Status.OK)]
+    limiters: tuple[FoundLimiter, ...] = ()
+    if importlib.util.find_spec("ray") is not None:
+        tell("the cluster's limiters")
+        status, found = await _survey()
+        checks += cluster_checks(status, found)
+        limiters = found.limiters
     return Report(
         toolyard=__version__,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -143,6 +158,7 @@ async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> 
         isolation=grants.level if grants else None,
         memory_limit=grants.memory_limit if grants else None,
         checks=tuple(checks),
+        limiters=limiters,
     )
 
 
@@ -284,29 +300,99 @@ async def _check_gpu(*, with_torch: bool) -> Check:
     return check(Status.MISSING, f"none: {gpus}")
 
 
+# The cluster ----------------------------------------------------------------------------------------------------------
+
+
+def cluster_checks(status: int, found: Survey) -> list[Check]:
+    """How a survey ended and what it told, in words: one line for each limiter, or that there is none."""
+
+    def check(name: str, status: Status, detail: str, remedy: str | None = None) -> Check:
+        return Check(group=Group.CLUSTER, name=name, status=status, detail=detail, remedy=remedy)
+
+    if status == ray_survey.NO_CLUSTER:
+        return [check("ray", Status.MISSING, f"no cluster runs here: {found.error}")]
+    if status != 0:
+        return [check("ray", Status.BROKEN, f"cannot be asked for its limiters: {found.error}")]
+    if not found.limiters:
+        return [check("ray", Status.OK, f"cluster at {found.cluster}, no limiter is alive")]
+    checks: list[Check] = []
+    for one in found.limiters:
+        where = f"namespace {one.namespace}" + (f", pid {one.pid}" if one.pid else "")
+        where += f" on {one.node}" if one.node else ""
+        if one.problem is not None and one.state in ("DEPENDENCIES_UNREADY", "PENDING_CREATION"):
+            checks.append(check(one.name, Status.MISSING, f"is being made; {where}"))
+        elif one.problem is None:
+            use = f"limit {one.limit}, in flight {one.in_flight}, waiting {one.waiting}, processes {one.leases}"
+            checks.append(check(one.name, Status.OK, f"{use}; {where}"))
+        else:
+            stop = f"toolyard doctor --stop-limiter {shlex.quote(one.name)} --namespace {shlex.quote(one.namespace)}"
+            checks.append(check(one.name, Status.BROKEN, f"{one.problem} ({one.state}); {where}", f"{stop} --force"))
+    return checks
+
+
+async def stop_limiter(name: str, namespace: str | None, *, force: bool) -> FoundLimiter:
+    """End a limiter of the cluster for good, and return what it was.
+
+    Raises:
+        LimiterError: there is no cluster or no such limiter, or it is in use and `force` is not.
+        MissingDependencyError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError("ray", "ray", "stopping a cluster's limiter")
+    options = [*(["--namespace", namespace] if namespace is not None else []), *(["--force"] if force else [])]
+    status, found = await _survey("--stop", name, *options)
+    if status == ray_survey.NO_CLUSTER:
+        raise LimiterError(f"limiter {name!r} cannot be stopped, for no cluster runs here: {found.error}")
+    if found.stopped is None:
+        raise LimiterError(found.error or f"limiter {name!r} was not stopped")
+    return found.stopped
+
+
+async def _survey(*arguments: str) -> tuple[int, Survey]:
+    """In a process of its own: Ray may take its time, and keeps what it has started until its process ends."""
+    command = (sys.executable, "-m", ray_survey.__name__, *arguments)
+    status, printed, complaint = await _run(*command, seconds=_SURVEY_SECONDS)
+    try:
+        return status, Survey.model_validate_json(_last_line(printed))
+    except ValueError:
+        return status or 1, Survey(error=_last_line(complaint) or f"exit code {status}")
+
+
 async def _python(code: str) -> tuple[bool, str]:
     return await _try(sys.executable, "-c", code, seconds=_IMPORT_SECONDS)
 
 
 async def _try(*command: str, seconds: float) -> tuple[bool, str]:
     """Whether `command` succeeded, and what it printed; if not, the last line of its complaint."""
+    status, printed, complaint = await _run(*command, seconds=seconds)
+    if status == 0:
+        return True, printed
+    return False, _last_line(complaint or printed) or f"exit code {status}"
+
+
+def _last_line(text: str) -> str:
+    return text.rpartition("\n")[2]
+
+
+async def _run(*command: str, seconds: float) -> tuple[int, str, str]:
+    """How `command` ended, what it printed and what it complained of. It is killed when its time is up."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
-        return False, f"{command[0]}: {error.strerror}"
+        return 127, "", f"{command[0]}: {error.strerror}"
     try:
         async with asyncio.timeout(seconds):
             printed, complaint = await process.communicate()
     except TimeoutError:
-        return False, f"no answer within {seconds:g} s"
+        return 124, "", f"no answer within {seconds:g} s"
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    output = printed.decode("utf-8", "replace").strip()
-    if process.returncode == 0:
-        return True, output
-    lines = (complaint.decode("utf-8", "replace").strip() or output).splitlines()
-    return False, lines[-1] if lines else f"exit code {process.returncode}"
+    return process.returncode or 0, _text(printed), _text(complaint)
+
+
+def _text(output: bytes) -> str:
+    return output.decode("utf-8", "replace").strip()

@@ -24,6 +24,7 @@ LINGER_CONTENDED = 0.002
 _TENANTS = 64
 """Reported by name; the rest of a process's tenants is reported as one, with all their weight."""
 _HOLDERS = 5
+_REFUSALS = 256
 
 
 class BorrowingDesk(Desk):
@@ -47,6 +48,8 @@ class BorrowingDesk(Desk):
         self._term = 0.0
         self._retry_after: float | None = None
         self._unavailable = False
+        self._refused_at: list[int] = []
+        """How many were in use here at each refusal since the last report."""
 
     # --------------------------------------------------------------------------------------------------- to the lender
     def hello(self, now: float) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class BorrowingDesk(Desk):
                 "spare": self.stock - self.in_use,
                 "limit": self.limit,
                 "version": self.version,
+                "refusals": self.refusals,
             }
 
     def report(self, now: float, *, full: bool) -> dict[str, Any]:
@@ -76,10 +80,11 @@ class BorrowingDesk(Desk):
                 "waiting": self.waiting,
                 "tenants": self._demands(),
                 "refusals": self.refusals,
+                "refused_at": self._refused_at[-_REFUSALS:],
                 "retry_after": self._retry_after,
                 "unavailable": self._unavailable,
             }
-            self._retry_after, self._unavailable = None, False
+            self._retry_after, self._unavailable, self._refused_at = None, False, []
             if full:
                 message["report"] = {
                     "waits": list(self.waits.counts.items()),
@@ -92,11 +97,7 @@ class BorrowingDesk(Desk):
             return message
 
     def _demands(self) -> dict[str, tuple[int, int, float]]:
-        demands = {
-            tenant: (found.in_flight, found.waiting, found.weight)
-            for tenant, found in self.tenants().items()
-            if found.in_flight or found.waiting
-        }
+        demands = {tenant: (in_use, waiting, weight) for tenant, (weight, in_use, waiting) in self.demands().items()}
         if len(demands) <= _TENANTS:
             return demands
         ordered = sorted(demands.items(), key=lambda item: item[1][2], reverse=True)
@@ -133,13 +134,12 @@ class BorrowingDesk(Desk):
                 self._pace(now, message["rate"], message["burst"])
             self.contended = message["target"] >= 0
             self._target = message["target"] if self.contended else math.inf
-            for tenant, share in message["shares"].items():
-                self.queue.reweigh(tenant, max(share, 1e-3))
+            self.queue.paces = {tenant: max(share, 1e-3) for tenant, share in message["shares"].items()}
             woken = self._grant(now)
             wanting = self.in_use + self.waiting > max(self._reported, self.stock)
             over = min(self.stock - self._target, self.stock - self.in_use) if self.contended else 0
             if over > 0:
-                self._return(int(over))
+                self._hand_back(int(over))
             idle = self.contended and self.stock > self.in_use
         self._wake(woken)
         if wanting or over > 0 or idle:
@@ -162,7 +162,7 @@ class BorrowingDesk(Desk):
             self.bucket.configure(now, rate, burst)
 
     # --------------------------------------------------------------------------------------------------- giving back
-    def _return(self, count: int) -> None:
+    def _hand_back(self, count: int) -> None:
         self.stock -= count
         self.returned += count
 
@@ -174,19 +174,19 @@ class BorrowingDesk(Desk):
     def give_back_idle(self) -> None:
         """What was not used at any time since the last call."""
         with self.lock:
-            self._return(max(0, self.stock - max(self.peak, self.in_use)))
+            self._hand_back(max(0, self.stock - max(self.peak, self.in_use)))
             self.peak = self.in_use
 
     def give_up(self) -> int:
         """Return all that is not in use; says how many are."""
         with self.lock:
-            self._return(max(0, self.stock - self.in_use))
+            self._hand_back(max(0, self.stock - self.in_use))
             return self.in_use
 
     # --------------------------------------------------------------------------------------------------- under the lock
     def _on_return(self) -> None:
         if self.stock > self._target:
-            self._return(1)
+            self._hand_back(1)
             self._poke()
         elif self.contended and self.in_use < self.stock and not self.queue:
             self._poke()  # and `linger` sees to it, if it stays unused
@@ -198,6 +198,8 @@ class BorrowingDesk(Desk):
     def refuse(self, retry_after: float | None, *, unavailable: bool) -> None:
         with self.lock:
             self.refusals += 1
-            self._retry_after = max(self._retry_after or 0.0, retry_after) if retry_after is not None else None
+            self._refused_at.append(self.in_use)
+            if retry_after is not None:
+                self._retry_after = max(self._retry_after or 0.0, retry_after)
             self._unavailable = self._unavailable or unavailable
         self._poke()

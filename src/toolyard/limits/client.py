@@ -21,7 +21,7 @@ from toolyard.errors import LimiterError
 
 from .background import background
 from .borrowing import BorrowingDesk
-from .channel import identity, receive, send, watch_peer
+from .channel import PROTOCOL, identity, receive, send, watch_peer
 from .desk import process_name
 from .local import conflict
 
@@ -60,6 +60,7 @@ class Client:
         self._running: Future[None] | None = None
         self._closing = False
         self._users = 1
+        self.gone = False
 
     def connect(self, within: float) -> None:
         """Start, and wait for the first connection. Blocking.
@@ -121,8 +122,8 @@ class Client:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     reader, writer = await asyncio.open_connection(address.host, address.port)
             except (OSError, TimeoutError, LimiterError) as error:
-                if not self._ready.done() and isinstance(error, LimiterError) and not error.retryable:
-                    self._ready.set_exception(error)
+                if isinstance(error, LimiterError) and not error.retryable:
+                    self._give_up(error)
                     return
                 pause = next(pauses, None)
                 if pause is None:
@@ -148,10 +149,18 @@ class Client:
                         question.set_exception(LimiterError(f"limiter {self.desk.name!r}: the connection broke"))
                 self._asked.clear()
 
+    def _give_up(self, error: LimiterError) -> None:
+        """The lender is gone for good: whoever waits, and whoever comes, is told."""
+        self.gone = True
+        self.desk.close(str(error))
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address) -> None:
         desk = self.desk
         send(writer, {
-            "secret": address.secret, "client": self._id, "process": process_name(), "identity": identity(),
+            "protocol": PROTOCOL, "secret": address.secret, "client": self._id, "process": process_name(),
+            "identity": identity(),
             "limit_wanted": self._limit if not self._ready.done() else None, **desk.hello(time.monotonic()),
         })  # fmt: skip
         async with asyncio.timeout(_CONNECT_SECONDS):

@@ -11,8 +11,8 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from toolyard.errors import ConfigError, LimiterClosedError
 
@@ -27,7 +27,25 @@ _TENANTS = 4096
 """Counters of tenants that are gone are kept up to this many, then added up under `OTHERS`."""
 OTHERS = "(others)"
 
+_WATCH = 0.01
+"""Seconds after a permit is due to be taken back that this is looked at."""
+
 _running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # pyright: ignore  # noqa: SLF001
+
+
+class _DeskLock:
+    """Whoever leaves it takes back what could not be given back meanwhile."""
+
+    def __init__(self, desk: Desk, lock: threading.Lock) -> None:
+        self._desk = desk
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._desk.settle()
 
 
 class Desk:
@@ -40,7 +58,10 @@ class Desk:
         """Permits this process may have in use."""
         self.in_use = self.peak = 0
         self.max_hold = max_hold
-        self.lock = threading.Lock()
+        self._bare_lock = threading.Lock()
+        self.lock = _DeskLock(self, self._bare_lock)
+        self._leaving: deque[DeskPermit] = deque()
+        """Permits on their way back."""
         self.queue: FairQueue[DeskPermit] = FairQueue()
         self.waits = WaitHistogram()
         self.expired = 0
@@ -55,15 +76,19 @@ class Desk:
         self._holders: dict[DeskPermit, None] = {}
         self.granted: dict[str, int] = {}
         self._alarm = float("inf")
-        self._closed = False
+        self._closed = ""
+        self._fold_at = _TENANTS
+        self._watching = self._settling = False
 
     @property
     def waiting(self) -> int:
         return len(self.queue)
 
     def permit(self, tenant: str, weight: float, timeout: float | None, label: str) -> DeskPermit:
-        if not 0 < weight < 1e9:
-            raise ConfigError(f"limiter {self.name!r}: weight={weight!r} of tenant {tenant!r} is not a positive number")
+        if not 1e-6 <= weight <= 1e6:
+            raise ConfigError(
+                f"limiter {self.name!r}: weight={weight!r} of tenant {tenant!r} is not a number from 1e-6 to 1e6"
+            )
         return DeskPermit(self, tenant, weight, timeout, label)
 
     # ------------------------------------------------------------------------------------------- permits in and out
@@ -72,60 +97,79 @@ class Desk:
         if permit.state != NEW:
             raise RuntimeError("a permit is entered once; ask the limiter for another")
         now = time.monotonic()
-        with self.lock:
+        taken = False
+        with self._bare_lock:
             if self.in_use < self.stock and not self.queue and not self._closed and (not self.gated or self._open(now)):
                 self.in_use += 1
                 self.waits.immediate += 1
                 self._hold(permit, now)
-                return True
-        return False
+                taken = True
+        if self._leaving:
+            self.settle()
+        return taken
 
     def line_up(self, permit: DeskPermit) -> bool:
         """True if it was granted after all."""
         permit.asked = now = time.monotonic()
+        woken: list[DeskPermit] = []
         with self.lock:
             if self._closed:
-                raise LimiterClosedError(f"limiter {self.name!r} is closed")
+                raise LimiterClosedError(self._closed)
             permit.state = WAITING
             self.queue.push(permit, permit.tenant, permit.weight)
-            woken = self._grant(now)
-            short = permit.state == WAITING
-            if short:
+            if self.in_use < self.stock:
+                woken = self._grant(now)
+            granted = permit.state == HELD
+            if not granted:
                 self._on_wait()
-        granted = permit.state == HELD
         self._wake([other for other in woken if other is not permit])
         return granted
 
     def give_back(self, permit: DeskPermit) -> None:
-        with self.lock:
-            if permit.state == HELD:
-                del self._holders[permit]
-                self.in_use -= 1
-                self._on_return()
-            permit.state = DONE
-            woken = self._grant(time.monotonic()) if self.queue else None
-        if woken:
-            self._wake(woken)
+        """Also one that was never granted: its waiter is gone."""
+        woken: list[DeskPermit] | None = None
+        lock = self._bare_lock
+        if not lock.acquire(False):
+            self._leaving.append(permit)
+        else:
+            try:
+                self._return(permit)
+                if self.queue:
+                    woken = self._grant(time.monotonic())
+            finally:
+                lock.release()
+            if woken:
+                self._wake(woken)
+        if self._leaving:
+            self.settle()
 
-    def withdraw(self, permit: DeskPermit) -> None:
-        """Its waiter is gone, granted or not."""
-        with self.lock:
-            if permit.state == WAITING and self.queue.remove(permit, permit.tenant):
-                permit.state = DONE
-                return
-        self.give_back(permit)
+    def settle(self) -> None:
+        """Take back what is leaving, unless whoever has the lock is about to.
 
-    def revoke(self, permit: DeskPermit) -> None:
-        with self.lock:
-            if permit.state != HELD:
-                return
-            permit.state = REVOKED
+        That may be this very thread: collecting garbage under the lock can end an abandoned task, whose permit then
+        arrives here. So nobody waits for the lock to give back, and whoever releases it looks once more.
+        """
+        while self._leaving and self._bare_lock.acquire(blocking=False):
+            try:
+                woken = self._take_back()
+            finally:
+                self._bare_lock.release()
+            if woken:
+                self._wake(woken)
+
+    def _take_back(self) -> list[DeskPermit]:
+        while self._leaving:
+            self._return(self._leaving.popleft())
+        return self._grant(time.monotonic()) if self.queue else []
+
+    def _return(self, permit: DeskPermit) -> None:
+        if permit.state == HELD:
             del self._holders[permit]
             self.in_use -= 1
-            self.expired += 1
             self._on_return()
-            woken = self._grant(time.monotonic())
-        self._wake(woken)
+        elif permit.state == WAITING:
+            self.queue.remove(permit, permit.tenant)
+        permit.state = DONE
 
     def refuse(self, retry_after: float | None, *, unavailable: bool) -> None:
         """The service sent an execution away. What follows from it is the limiter's business."""
@@ -138,16 +182,38 @@ class Desk:
             woken = self._grant(time.monotonic())
         self._wake(woken)
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
         with self.lock:
-            self._closed = True
+            self._closed = reason or f"limiter {self.name!r} was closed"
             left = self.queue.drain()
             for permit in left:
                 permit.state = DONE
-                permit.error = LimiterClosedError(f"limiter {self.name!r} was closed while the permit was waited for")
+                permit.error = LimiterClosedError(self._closed)
         here = _running_loop()
         for permit in left:
             permit.wake(here)
+
+    def _revoke_overdue(self) -> None:
+        """Permits are held in the order they were granted, so the first are the ones to look at."""
+        assert self.max_hold is not None
+        now = time.monotonic()
+        with self.lock:
+            due = [permit for permit in self._holders if permit.since + self.max_hold + permit.grace <= now]
+            for permit in due:
+                permit.state = REVOKED
+                del self._holders[permit]
+                self.in_use -= 1
+                self.expired += 1
+                self._on_return()
+            woken = self._grant(now)
+            self._watching = bool(self._holders)
+            if self._watching:
+                background().at(next(iter(self._holders)).since + self.max_hold + _WATCH, self._revoke_overdue)
+        self._wake(woken)
+
+    def count_expired(self) -> None:
+        with self.lock:
+            self.expired += 1
 
     # ---------------------------------------------------------------------------------------------- under the lock
     def _open(self, now: float) -> bool:
@@ -162,8 +228,11 @@ class Desk:
         granted = self.granted
         tenant = permit.tenant
         granted[tenant] = granted.get(tenant, 0) + 1
-        if len(granted) > _TENANTS:
+        if len(granted) > self._fold_at:
             self._fold_tenants()
+        if self.max_hold is not None and not self._watching:
+            self._watching = True
+            background().at(now + self.max_hold + _WATCH, self._revoke_overdue)
 
     def _grant(self, now: float) -> list[DeskPermit]:
         woken: list[DeskPermit] = []
@@ -198,26 +267,38 @@ class Desk:
         gone = [tenant for tenant in self.granted if tenant not in busy and tenant != OTHERS]
         folded = sum(self.granted.pop(tenant) for tenant in gone)
         self.granted[OTHERS] = self.granted.get(OTHERS, 0) + folded
+        self._fold_at = max(_TENANTS, 2 * len(self.granted))
 
     # -------------------------------------------------------------------------------------------------------------
     def _wake(self, permits: list[DeskPermit]) -> None:
         here = _running_loop()
         for permit in permits:
             if not permit.wake(here):
-                self.give_back(permit)
+                self._leaving.append(permit)
+        if self._leaving and not self._settling:
+            self._settling = True
+            try:
+                self.settle()
+            finally:
+                self._settling = False
+
+    def demands(self) -> dict[str, tuple[float, int, int]]:
+        """Under the lock: weight, in flight and waiting of every tenant that has any."""
+        found: dict[str, tuple[float, int, int]] = {}
+        for permit in self._holders:
+            in_flight = found[permit.tenant][1] if permit.tenant in found else 0
+            found[permit.tenant] = (permit.weight, in_flight + 1, 0)
+        for tenant, weight, waiting in self.queue.waiting():
+            in_flight = found[tenant][1] if tenant in found else 0
+            found[tenant] = (weight, in_flight, waiting)
+        return found
 
     def tenants(self) -> dict[str, TenantStatistics]:
         """Under the lock."""
-        holding: dict[str, list[Any]] = {tenant: [1.0, 0, 0] for tenant in self.granted}
-        for permit in self._holders:
-            entry = holding.setdefault(permit.tenant, [1.0, 0, 0])
-            entry[0] = permit.weight
-            entry[1] += 1
-        for tenant, weight, waiting in self.queue.waiting():
-            entry = holding.setdefault(tenant, [1.0, 0, 0])
-            entry[0], entry[2] = weight, waiting
+        demands = self.demands()
         return {
-            tenant: TenantStatistics(*entry, granted=self.granted.get(tenant, 0)) for tenant, entry in holding.items()
+            tenant: TenantStatistics(*demands.get(tenant, (1.0, 0, 0)), granted=self.granted.get(tenant, 0))
+            for tenant in {**self.granted, **demands}
         }
 
     def holders(self, most: int) -> tuple[Holder, ...]:

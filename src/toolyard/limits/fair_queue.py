@@ -1,33 +1,32 @@
 """Who is next: first come, first served within a tenant, weighted fair between tenants. Pure: no clock, no locks.
 
-Each tenant has a line and a tag. The line with the lowest tag is served, and its tag then moves on by 1 / weight; who
-comes back from having nothing to wait for starts at the tag being served, neither punished nor paid for the past.
+Self-clocked fair queueing. Each tenant that waits has a line with a tag; the line with the lowest tag is served, and
+its tag moves on by 1 / weight. The clock is the tag served last; a tenant that had nobody waiting joins at 1 / weight
+after it, neither punished nor paid for the past.
 
 How far can a waiter be overtaken? With k waiters of its own tenant (weight w) before it, a tenant of weight u is served
-at most floor((k + 1) · u / w) + 1 times before it, whatever else comes and goes.
+at most floor((k + 1) · u / w) + 1 times before it, whatever else comes and goes. Tenants of its weight that come after
+it, however many, are not served before it if it is the first of its own.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_SPARE = 64
-"""Lines of tenants with nobody waiting that are kept before they are looked through."""
 
 
 class _Line(Generic[T]):
-    __slots__ = ("tag", "tenant", "ticketed", "waiters", "weight")
+    __slots__ = ("tag", "tenant", "waiters", "weight")
 
-    def __init__(self, tenant: str, tag: float) -> None:
+    def __init__(self, tenant: str, weight: float, tag: float) -> None:
         self.tenant = tenant
-        self.weight = 1.0
+        self.weight = weight
         self.tag = tag
-        self.waiters: dict[T, None] = {}
-        self.ticketed = False
-        """Whether the heap knows of this line, rightly or not."""
+        self.waiters: OrderedDict[T, None] = OrderedDict()
 
 
 class FairQueue(Generic[T]):
@@ -35,10 +34,13 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
+        """Only of tenants with somebody waiting."""
         self._heap: list[tuple[float, int, _Line[T]]] = []
-        self._tag = 0.0
+        self._clock = 0.0
         self._serial = 0
         self._length = 0
+        self.paces: Mapping[str, float] = {}
+        """What counts instead of a tenant's weight, where somebody who sees more than this queue says so."""
 
     def __len__(self) -> int:
         return self._length
@@ -47,14 +49,11 @@ class FairQueue(Generic[T]):
         """To the end of its tenant's line. The weight given last is the tenant's."""
         line = self._lines.get(tenant)
         if line is None:
-            self._forget_the_idle()
-            line = self._lines[tenant] = _Line(tenant, self._tag)
+            line = self._lines[tenant] = _Line(tenant, weight, self._clock + 1.0 / self.paces.get(tenant, weight))
+            self._ticket(line)
         line.weight = weight
         line.waiters[item] = None
         self._length += 1
-        if not line.ticketed:
-            line.tag = max(line.tag, self._tag)
-            self._ticket(line)
 
     def pop(self) -> T:
         """Whoever is next.
@@ -64,18 +63,16 @@ class FairQueue(Generic[T]):
         """
         while True:
             tag, _, line = heapq.heappop(self._heap)
-            line.ticketed = False
             if line.waiters:  # not if all of them have left meanwhile
                 break
-        self._tag = tag
-        item = next(iter(line.waiters))
-        del line.waiters[item]
+        self._clock = tag
+        item, _ = line.waiters.popitem(last=False)
         self._length -= 1
-        line.tag = tag + 1.0 / line.weight
         if line.waiters:
+            line.tag = tag + 1.0 / self.paces.get(line.tenant, line.weight)
             self._ticket(line)
-        elif not self._length:
-            self._reset()
+        else:
+            self._leave(line)
         return item
 
     def remove(self, item: T, tenant: str) -> bool:
@@ -85,40 +82,31 @@ class FairQueue(Generic[T]):
             return False
         del line.waiters[item]
         self._length -= 1
-        if not self._length:
-            self._reset()
+        if not line.waiters:
+            self._leave(line)
         return True
-
-    def reweigh(self, tenant: str, weight: float) -> None:
-        line = self._lines.get(tenant)
-        if line is not None:
-            line.weight = weight
 
     def waiting(self) -> Iterator[tuple[str, float, int]]:
         """Tenant, weight and how many, of those who have someone waiting."""
         for line in self._lines.values():
-            if line.waiters:
-                yield line.tenant, line.weight, len(line.waiters)
+            yield line.tenant, line.weight, len(line.waiters)
 
     def drain(self) -> list[T]:
         items = [item for line in self._lines.values() for item in line.waiters]
+        self._lines.clear()
+        self._heap.clear()
         self._length = 0
-        self._reset()
         return items
 
     def _ticket(self, line: _Line[T]) -> None:
         self._serial += 1
-        line.ticketed = True
         heapq.heappush(self._heap, (line.tag, self._serial, line))
 
-    def _reset(self) -> None:
-        self._lines.clear()
-        self._heap.clear()
-        self._tag = 0.0
-
-    def _forget_the_idle(self) -> None:
-        """A tenant can be as short-lived as a trajectory. What an idle one's tag still says is nothing after a turn."""
-        if len(self._lines) > 2 * len(self._heap) + _SPARE:
-            self._lines = {
-                tenant: line for tenant, line in self._lines.items() if line.ticketed or line.tag > self._tag
-            }
+    def _leave(self, line: _Line[T]) -> None:
+        del self._lines[line.tenant]
+        if not self._lines:
+            self._heap.clear()
+            self._clock = 0.0
+        elif len(self._heap) > 2 * len(self._lines) + 64:  # tickets of lines whose waiters all gave up
+            self._heap = [ticket for ticket in self._heap if ticket[2].waiters]
+            heapq.heapify(self._heap)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .adaptive import AdaptiveLimit
+from .desk import OTHERS
 from .protocol import Holder, Lease, LimiterStatistics, TenantStatistics
 from .shares import Claim, fair_shares
 from .waits import WaitHistogram
@@ -36,6 +37,9 @@ QUANTUM = 0.05
 DRIFT = 1.02
 """Clocks of two machines run at the same speed to within two percent."""
 _MOST_CREDIT = 1.0
+_GRAVES = 64
+_TENANTS = 1000
+"""Named in the statistics; the others are added up."""
 _STALLED = 0.75
 """Of a term: silent for so long, though processes report four times a term."""
 
@@ -81,6 +85,32 @@ class Borrower:
         return self.in_use + self.waiting
 
 
+class _Counts:
+    """Reports of processes, added up."""
+
+    def __init__(self) -> None:
+        self.waits = WaitHistogram()
+        self.expired = 0
+        self.granted: dict[str, int] = {}
+
+    def add(self, report: Message) -> None:
+        if report:
+            self.waits.merge(dict(report["waits"]), report["immediate"], report["longest"])
+            self.expired += report["expired"]
+            self._grant(report["granted"])
+
+    def merge(self, other: _Counts) -> None:
+        self.waits.merge(other.waits.counts, other.waits.immediate, other.waits.longest)
+        self.expired += other.expired
+        self._grant(other.granted)
+
+    def _grant(self, granted: Mapping[str, int]) -> None:
+        for tenant, count in granted.items():
+            known = tenant in self.granted or len(self.granted) < _TENANTS
+            name = tenant if known else OTHERS
+            self.granted[name] = self.granted.get(name, 0) + count
+
+
 class Lender:
     def __init__(
         self,
@@ -112,22 +142,26 @@ class Lender:
         self._adaptive = AdaptiveLimit(limit) if adaptive else None
         self._recovering_until = now + term * DRIFT if recovering else -math.inf
         self._scheduled = now
-        self._refusals = self._expired = 0
-        self._waits = WaitHistogram()
-        self._granted: dict[str, int] = {}
+        self._refusals = 0
+        self._graves: dict[str, Message] = {}
+        """Last reports of processes that are gone, or thought to be: they may come back, and go on counting."""
+        self._past = _Counts()
 
     # -------------------------------------------------------------------------------------------------------- events
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
         """A process connects, perhaps again: it says what it has in use and what it has to spare."""
         old = self.borrowers.pop(client, None)
-        if old is not None:
-            self._remember(old)
+        grave = self._graves.pop(client, None)
         if message["version"] > self.version:
             self._set_limit(message["limit"], message["version"])
         in_use, spare = int(message["in_use"]), int(message["spare"])
         if now >= self._recovering_until:
             spare = min(spare, max(0, self.capacity - self.outstanding - in_use))
-        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use)
+        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=message["refusals"])
+        if old is not None:  # its counts go on where they were
+            borrower.report, borrower.refusals = old.report, old.refusals
+        elif grave is not None:
+            borrower.report = grave
         self.borrowers[client] = borrower
         return borrower
 
@@ -143,11 +177,13 @@ class Lender:
         borrower.refusals = message["refusals"]
         self._refusals += new
         if self._adaptive is not None:
-            in_flight = sum(other.in_use for other in self.borrowers.values())
-            for left in range(min(new, in_flight), 0, -1):  # each of them was in flight when it was refused
-                retry_after = message["retry_after"] if left == 1 else None
+            elsewhere = sum(other.in_use for other in self.borrowers.values() if other is not borrower)
+            for here in message["refused_at"]:
                 self._adaptive.refused(
-                    now, in_flight + left - 1, retry_after=retry_after, unavailable=message["unavailable"]
+                    now,
+                    elsewhere + here,
+                    retry_after=message["retry_after"],
+                    unavailable=message["unavailable"],
                 )
 
     def lost(self, borrower: Borrower) -> None:
@@ -159,7 +195,10 @@ class Lender:
         if self.borrowers.get(borrower.id) is borrower:
             del self.borrowers[borrower.id]
             self.reclaimed += borrower.in_use
-            self._remember(borrower)
+            if borrower.report:
+                self._graves[borrower.id] = borrower.report
+            while len(self._graves) > _GRAVES:
+                self._past.add(self._graves.pop(next(iter(self._graves))))
 
     def resize(self, limit: int) -> None:
         self._set_limit(limit, self.version + 1)
@@ -168,15 +207,6 @@ class Lender:
         self.limit, self.version = limit, version
         if self._adaptive is not None:
             self._adaptive.resize(limit)
-
-    def _remember(self, gone: Borrower) -> None:
-        """A process's counts outlive it."""
-        report = gone.report
-        if report:
-            self._waits.merge(dict(report["waits"]), report["immediate"], report["longest"])
-            self._expired += report["expired"]
-            for tenant, count in report["granted"].items():
-                self._granted[tenant] = self._granted.get(tenant, 0) + count
 
     # --------------------------------------------------------------------------------------------------- allocation
     @property
@@ -208,10 +238,11 @@ class Lender:
             for borrower in self.borrowers.values():
                 borrower.target, borrower.fair = borrower.demand, float(borrower.demand)
                 borrower.on_turn, borrower.turn_ends, borrower.share = False, math.inf, {}
-        free = self._grant()
-        self.contended = scarce or any(borrower.target > borrower.held for borrower in self.borrowers.values())
+        grown = self._grant()
+        short = any(borrower.target > borrower.held for borrower in self.borrowers.values())
+        self.contended = scarce or short or self.outstanding > self.capacity  # the last: the limit was lowered
         if not self.contended:
-            self._lend_spare(free)
+            self._lend_spare(grown)
         self._begin_turns(now)
         return self._next_event(now)
 
@@ -247,9 +278,10 @@ class Lender:
             borrower.on_turn = True
             borrower.target += 1
 
-    def _grant(self) -> int:
-        """To those who have least of what they should have, first."""
+    def _grant(self) -> list[Borrower]:
+        """To those who have least of what they should have, first. Returns who got any."""
         free = self.capacity - self.outstanding
+        grown: list[Borrower] = []
         wanting = [
             borrower for borrower in self.borrowers.values() if borrower.connected and borrower.target > borrower.held
         ]
@@ -259,13 +291,14 @@ class Lender:
                 break
             borrower.granted += given
             free -= given
-        return free
+            grown.append(borrower)
+        return grown
 
-    def _lend_spare(self, free: int) -> None:
-        """Some more than asked for, to processes that use all they have: their next execution asks nobody."""
-        growing = [b for b in self.borrowers.values() if b.connected and 0 < b.held <= b.demand]
-        for borrower in growing:
-            given = min(borrower.demand, free // (2 * len(growing)))
+    def _lend_spare(self, grown: list[Borrower]) -> None:
+        """Some more than asked for, to processes that want more than they did: their next execution asks nobody."""
+        free = self.capacity - self.outstanding
+        for borrower in grown:
+            given = min(borrower.demand, free // (2 * len(grown)))
             borrower.granted += given
             borrower.target += given
 
@@ -306,28 +339,24 @@ class Lender:
         return found
 
     def statistics(self, now: float) -> LimiterStatistics:
-        waits = WaitHistogram()
-        waits.merge(self._waits.counts, self._waits.immediate, self._waits.longest)
-        granted = dict(self._granted)
+        counts = _Counts()
+        counts.merge(self._past)
+        for report in self._graves.values():
+            counts.add(report)
         tenants: dict[str, list[float]] = {}
         holders: list[Holder] = []
-        expired = self._expired
         for borrower in self.borrowers.values():
+            counts.add(borrower.report)
             for tenant, (in_use, waiting, weight) in borrower.tenants.items():
                 entry = tenants.setdefault(tenant, [weight, 0, 0])
+                entry[0] = weight
                 entry[1] += in_use
                 entry[2] += waiting
-            report = borrower.report
-            if report:
-                waits.merge(dict(report["waits"]), report["immediate"], report["longest"])
-                expired += report["expired"]
-                for tenant, count in report["granted"].items():
-                    granted[tenant] = granted.get(tenant, 0) + count
-                age = now - borrower.heard
-                holders += [
-                    Holder(tenant, label, seconds + age, borrower.process)
-                    for tenant, label, seconds in report["holders"]
-                ]
+            silent = now - borrower.heard
+            holders += [
+                Holder(tenant, label, seconds + silent, borrower.process)
+                for tenant, label, seconds in borrower.report.get("holders", ())
+            ]
         holders.sort(key=lambda holder: -holder.seconds)
         return LimiterStatistics(
             name=self.name,
@@ -335,20 +364,18 @@ class Lender:
             effective_limit=self.capacity,
             in_flight=sum(borrower.in_use for borrower in self.borrowers.values()),
             waiting=sum(borrower.waiting for borrower in self.borrowers.values()),
-            wait=waits.summary(),
+            wait=counts.waits.summary(),
             tenants={
-                tenant: TenantStatistics(
-                    weight=tenants.get(tenant, [1.0])[0],
-                    in_flight=int(tenants.get(tenant, [1.0, 0])[1]),
-                    waiting=int(tenants.get(tenant, [1.0, 0, 0])[2]),
-                    granted=granted.get(tenant, 0),
-                )
-                for tenant in {**granted, **tenants}
+                tenant: TenantStatistics(weight, int(in_use), int(waiting), counts.granted.get(tenant, 0))
+                for tenant, (weight, in_use, waiting) in {
+                    **dict.fromkeys(counts.granted, (1.0, 0, 0)),
+                    **tenants,
+                }.items()
             },
             holders=tuple(holders),
             refused=self._refusals,
             paused_seconds=max(0.0, self._adaptive.paused_until - now) if self._adaptive else 0.0,
-            expired=expired,
+            expired=counts.expired,
             reclaimed=self.reclaimed,
             epoch=self.epoch,
             leases=tuple(

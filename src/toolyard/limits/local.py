@@ -42,13 +42,15 @@ class LocalLimiter:
         with _named_lock:
             desk = _named.get(name) if name is not None else None
             if desk is None:
-                bucket = TokenBucket(starts_per_second, burst, time.monotonic()) if starts_per_second else None
+                bucket = None if starts_per_second is None else TokenBucket(starts_per_second, burst, time.monotonic())
                 desk = LocalDesk(name or "local", limit, adaptive=adaptive, bucket=bucket, max_hold=max_hold_seconds)
                 if name is not None:
                     _named[name] = desk
-            elif limit != desk.limit:
+            elif limit not in (desk.limit, desk.configured):
                 raise conflict(desk.name, limit, desk.limit)
+            desk.users += 1
         self._desk = desk
+        self._open = True
 
     @property
     def name(self) -> str:
@@ -70,8 +72,17 @@ class LocalLimiter:
     async def statistics(self) -> LimiterStatistics:
         return self._desk.statistics()
 
+    def read_statistics(self) -> LimiterStatistics:
+        """`statistics()` without an event loop. Blocking, if only for the desk's lock."""
+        return self._desk.statistics()
+
     async def close(self) -> None:
+        """Of two with one name, the last to be closed closes it."""
         with _named_lock:
+            self._desk.users -= self._open
+            self._open = False
+            if self._desk.users:
+                return
             if _named.get(self.name) is self._desk:
                 del _named[self.name]
         self._desk.close()
@@ -84,6 +95,8 @@ class LocalDesk(Desk):
         super().__init__(name, limit, limit, max_hold=max_hold, bucket=bucket)
         self._adaptive = AdaptiveLimit(limit) if adaptive else None
         self._following = False
+        self.configured = limit
+        self.users = 0
 
     def resize(self, limit: int) -> None:
         with self.lock:

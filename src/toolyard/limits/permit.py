@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from toolyard.errors import LimiterError, LimiterTimeoutError, PermitExpiredError, SandboxBusyError
-
-from .background import background
 
 if TYPE_CHECKING:
     from .desk import Desk
@@ -24,7 +21,7 @@ class DeskPermit:
     """See `protocol.Permit`."""
 
     __slots__ = (
-        "_desk", "_event", "_future", "_guard", "_loop", "asked", "error", "label", "max_hold", "since", "state",
+        "_desk", "_event", "_future", "_loop", "_timeout", "asked", "error", "grace", "label", "since", "state",
         "tenant", "timeout", "weight",
     )  # fmt: skip
 
@@ -40,44 +37,51 @@ class DeskPermit:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._future: asyncio.Future[None] | None = None
         self._event: threading.Event | None = None
-        self._guard: _Guard | None = None
+        self._timeout: asyncio.Timeout | None = None
+        self.grace = 0.0
+        """Seconds beyond `max_hold` until the permit is taken by force."""
 
     async def __aenter__(self) -> Self:
         desk = self._desk
         if not desk.take(self):
             await self._wait()
         if desk.max_hold is not None:
-            self._guard = await _Guard.begin(self, desk.max_hold)
+            self.grace = HARD_STOP
+            self._timeout = asyncio.timeout(desk.max_hold)
+            await self._timeout.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._note(error)
+        revoked = self.state == REVOKED
+        self._desk.give_back(self)
+        if self._timeout is None:
+            return
         try:
-            if error is not None:
-                self._note(error)
-        finally:
-            self._desk.give_back(self)
-        if self._guard is not None:
-            await self._guard.end(kind, error, trace)
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            error = late
+        late = self._timeout.expired()
+        if late and not revoked:
+            self._desk.count_expired()
+        if (late or revoked) and (error is None or isinstance(error, TimeoutError)):
+            raise _expired(self) from error
 
     def __enter__(self) -> Self:
-        desk = self._desk
-        if not desk.take(self):
+        if not self._desk.take(self):
             self._block()
-        if desk.max_hold is not None:
-            background().at(time.monotonic() + desk.max_hold, self._revoke)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is not None:
-                self._note(error)
-        finally:
-            revoked = self.state == REVOKED
-            self._desk.give_back(self)
+        if error is not None:
+            self._note(error)
+        revoked = self.state == REVOKED
+        self._desk.give_back(self)
         if revoked and error is None:
             raise _expired(self)
 
@@ -101,7 +105,7 @@ class DeskPermit:
                     await self._future
         except BaseException as error:
             # Granted in the same moment as we gave up: pass it on, or it is lost for ever.
-            self._desk.withdraw(self)
+            self._desk.give_back(self)
             if isinstance(error, TimeoutError) and not isinstance(error, LimiterError):
                 raise _late(self) from None
             raise
@@ -113,10 +117,10 @@ class DeskPermit:
         try:
             in_time = self._event.wait(self.timeout)
         except BaseException:
-            self._desk.withdraw(self)
+            self._desk.give_back(self)
             raise
         if not in_time:
-            self._desk.withdraw(self)
+            self._desk.give_back(self)
             raise _late(self)
         if self.error is not None:
             raise self.error
@@ -143,33 +147,6 @@ class DeskPermit:
                 future.set_result(None)
             else:
                 future.set_exception(self.error)
-
-    def _revoke(self) -> None:
-        self._desk.revoke(self)
-
-
-class _Guard:
-    """Cancels the body of a permit that is held too long, as `asyncio.timeout` does, and then takes the permit."""
-
-    def __init__(self, permit: DeskPermit, seconds: float) -> None:
-        self._permit = permit
-        self._timeout = asyncio.timeout(seconds)
-        self._hard = asyncio.get_running_loop().call_later(seconds + HARD_STOP, permit._revoke)  # pyright: ignore  # noqa: SLF001
-
-    @classmethod
-    async def begin(cls, permit: DeskPermit, seconds: float) -> _Guard:
-        guard = cls(permit, seconds)
-        await guard._timeout.__aenter__()
-        return guard
-
-    async def end(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hard.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise _expired(self._permit) from late
 
 
 def _late(permit: DeskPermit) -> LimiterTimeoutError:

@@ -19,15 +19,15 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from toolyard.errors import ConfigError, LimiterError, MissingDependencyError
+from toolyard.errors import ConfigError, LimiterClosedError, LimiterError, MissingDependencyError
 
+from .background import background
 from .client import Address, Client
 from .desk import DeskPermit
 from .lending import Lender
@@ -60,49 +60,49 @@ class LenderOptions:
 
 
 class LenderActor:
-    """The actor. Everything but its address goes over its socket."""
+    """The actor. Everything but its address goes over its socket, which its background thread serves."""
 
     def __init__(self, name: str, limit: int, options: LenderOptions) -> None:
-        self._name = name
-        self._limit = limit
         self._options = options
-        self._secret = secrets.token_hex(16)
-        self._starting = asyncio.Lock()
-        self._address: tuple[str, int, str] | None = None
+        self._itself = ray.get_runtime_context().current_actor
+        lender = Lender(
+            name,
+            limit,
+            epoch=uuid.uuid4().hex[:8],
+            now=time.monotonic(),
+            term=options.term,
+            recovering=_was_restarted(),
+            adaptive=options.adaptive,
+            starts_per_second=options.starts_per_second,
+            burst=options.burst,
+            max_hold=options.max_hold_seconds,
+        )
+        self._address = background().run(self._serve(lender)).result()
+        self._leaving = background().run(self._leave_when_idle())
 
-    async def address(self) -> tuple[str, int, str]:
-        async with self._starting:
-            if self._address is None:
-                options = self._options
-                lender = Lender(
-                    self._name,
-                    self._limit,
-                    epoch=uuid.uuid4().hex[:8],
-                    now=time.monotonic(),
-                    term=options.term,
-                    recovering=_was_restarted(),
-                    adaptive=options.adaptive,
-                    starts_per_second=options.starts_per_second,
-                    burst=options.burst,
-                    max_hold=options.max_hold_seconds,
-                )
-                self._server = LenderServer(lender, self._secret)
-                host = ray.util.get_node_ip_address()
-                self._address = (host, await self._server.start(host), self._secret)
-                self._leaving = asyncio.create_task(self._leave_when_idle(), name="leave when idle")
+    async def _serve(self, lender: Lender) -> tuple[str, int, str]:
+        secret = secrets.token_hex(16)
+        self._server = LenderServer(lender, secret)
+        host = ray.util.get_node_ip_address()
+        return host, await self._server.start(host), secret
+
+    def address(self) -> tuple[str, int, str]:
         return self._address
 
-    async def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """For who only wants to look."""
-        await self.address()
-        return asdict(self._server.lender.statistics(time.monotonic()))
+
+        async def look() -> dict[str, Any]:
+            return asdict(self._server.lender.statistics(time.monotonic()))
+
+        return background().run(look()).result()
 
     async def _leave_when_idle(self) -> None:
         while self._server.idle_seconds < self._options.idle_seconds:  # noqa: ASYNC110 - nothing would set an event
             await asyncio.sleep(min(5.0, self._options.idle_seconds / 4))
         await self._server.stop()
         # Not `exit_actor`, which only a call of the actor may use, nor `os._exit`, which Ray would take for a crash.
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        await asyncio.to_thread(ray.kill, self._itself, no_restart=True)
 
 
 def _was_restarted() -> bool:
@@ -159,6 +159,7 @@ class RayLimiter:
         self._made_of = (name, limit, namespace, options)
         self._client = _attach(name, limit, namespace, options)
         self.name = name
+        self._closed = False
 
     @property
     def limit(self) -> int:
@@ -178,8 +179,19 @@ class RayLimiter:
         answer = await self._client.ask("statistics")
         return read_statistics(answer["statistics"])
 
+    def read_statistics(self) -> LimiterStatistics:
+        """`statistics()` without an event loop. Blocking: a lender that is stuck is waited for, ten seconds.
+
+        Raises:
+            LimiterError: no answer.
+        """
+        return read_statistics(self._client.ask_blocking("statistics")["statistics"])
+
     async def close(self) -> None:
         """For this process. The lender stays, for others."""
+        if self._closed:
+            return
+        self._closed = True
         leaving = _detach(self._client)
         if leaving is not None and not self._client.desk.in_use:
             await asyncio.wrap_future(leaving)
@@ -212,18 +224,73 @@ def _attach(name: str, limit: int | None, namespace: str, options: LenderOptions
     key = (ray.get_runtime_context().gcs_address, namespace, name)
     with _clients_lock:
         client = _clients.get(key)
-        if client is not None:
+        if client is not None and not client.gone:
             client.attach(limit)
             return client
-        lender = _find_or_make(name, limit, namespace, options)
+        search = _Search(name, limit, namespace, options)
 
         async def resolve() -> Address:
-            return await asyncio.get_running_loop().run_in_executor(None, _address_of, lender, name, namespace)
+            return await asyncio.get_running_loop().run_in_executor(None, search.find)
 
         client = Client(name, limit, resolve=resolve)
         client.connect(_ATTACH_SECONDS)
+        search.made = True
         _clients[key] = client
         return client
+
+
+class _Search:
+    """Finds the lender, and again after it was restarted; makes it only at first."""
+
+    def __init__(self, name: str, limit: int | None, namespace: str, options: LenderOptions) -> None:
+        self._name = name
+        self._limit = limit
+        self._namespace = namespace
+        self._options = options
+        self._lender: Any = None
+        self.made = False
+
+    def find(self) -> Address:
+        """Blocking.
+
+        Raises:
+            LimiterError: it does not answer; it may yet.
+            LimiterClosedError: it was stopped, or this process left the cluster.
+        """
+        if not ray.is_initialized():  # or asking would start a cluster
+            raise LimiterClosedError(f"limiter {self._name!r}: this process is no longer connected to Ray")
+        if self._lender is None:
+            self._lender = self._look_up() if self.made else self._look_up_or_make()
+        try:
+            return Address(*ray.get(self._lender.address.remote(), timeout=_ATTACH_SECONDS))
+        except ray.exceptions.ActorDiedError as error:
+            self._lender = None  # for good; there may be another of its name, or we make one
+            raise LimiterError(f"limiter {self._name!r} has ended: {error}") from error
+        except ray.exceptions.RayError as error:
+            raise LimiterError(f"limiter {self._name!r} does not answer: {error}") from error
+
+    def _look_up(self) -> Any:
+        try:
+            return ray.get_actor(PREFIX + self._name, self._namespace)
+        except ValueError:
+            raise LimiterClosedError(f"limiter {self._name!r} was stopped") from None
+
+    def _look_up_or_make(self) -> Any:
+        if self._limit is None:
+            return self._look_up()
+        return (
+            ray.remote(LenderActor)
+            .options(
+                name=PREFIX + self._name,
+                namespace=self._namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                num_cpus=0,
+                scheduling_strategy=_near_the_head(),
+            )
+            .remote(self._name, self._limit, self._options)
+        )
 
 
 def _detach(client: Client) -> Any:
@@ -237,44 +304,12 @@ def _detach(client: Client) -> Any:
     return None
 
 
-def _find_or_make(name: str, limit: int | None, namespace: str, options: LenderOptions) -> Any:
-    if limit is None:
-        try:
-            return ray.get_actor(PREFIX + name, namespace)
-        except ValueError:
-            raise ConfigError(
-                f"there is no limiter {name!r} in namespace {namespace!r} yet: give it a limit to make it"
-            ) from None
-    return (
-        ray.remote(LenderActor)
-        .options(
-            name=PREFIX + name,
-            namespace=namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            num_cpus=0,
-            scheduling_strategy=_near_the_head(),
-        )
-        .remote(name, limit, options)
-    )
-
-
 def _near_the_head() -> Any:
     """The node whose loss ends the cluster anyway, so that the loss of another is not also the lender's."""
     for node in ray.nodes():
         if node["Alive"] and "node:__internal_head__" in node["Resources"]:
             return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
     return "DEFAULT"
-
-
-def _address_of(lender: Any, name: str, namespace: str) -> Address:
-    try:
-        return Address(*ray.get(lender.address.remote(), timeout=_ATTACH_SECONDS))
-    except ray.exceptions.RayActorError as error:
-        raise LimiterError(f"limiter {name!r}: {error}") from error
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError, FutureTimeoutError) as error:
-        raise LimiterError(f"limiter {name!r} does not answer: {error}") from error
 
 
 def _forget() -> None:

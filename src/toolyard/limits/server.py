@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from .channel import identity, is_dead, receive, send, watch_peer
+from .channel import PROTOCOL, identity, is_dead, receive, send, watch_peer
 from .lending import Borrower, Lender
 
 _HELLO_SECONDS = 10.0
@@ -80,6 +80,9 @@ class LenderServer:
         lender = self.lender
         async with asyncio.timeout(_HELLO_SECONDS):
             hello = await receive(reader)
+        if hello.get("protocol") != PROTOCOL:
+            send(writer, {"refused": f"it speaks protocol {PROTOCOL} and this process {hello.get('protocol')}"})
+            return
         if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret):
             send(writer, {"refused": "wrong secret"})
             return

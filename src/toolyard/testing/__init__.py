@@ -19,13 +19,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolyard.testing.limiter_contract import LimiterContract
     from toolyard.testing.python_semantics import PythonSemantics
     from toolyard.testing.sandbox_contract import SandboxContract
     from toolyard.testing.session_contract import SessionContract
 
-__all__ = ["PythonSemantics", "SandboxContract", "SessionContract"]
+__all__ = ["LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
 
 _HOMES = {
+    "LimiterContract": "toolyard.testing.limiter_contract",
     "PythonSemantics": "toolyard.testing.python_semantics",
     "SandboxContract": "toolyard.testing.sandbox_contract",
     "SessionContract": "toolyard.testing.session_contract",

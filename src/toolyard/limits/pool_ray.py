@@ -1,0 +1,65 @@
+"""The execution pool in a Ray job: an actor, under the cluster's limit."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+
+from toolyard.errors import ConfigError
+
+from .background import background
+from .pool import ExecutionWorker, PoolMode
+from .pool_process import OutcomeLostError
+from .ray import RayLimiter
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def cluster_limiter(name: str, limit: int) -> RayLimiter:
+    _check_connection()
+    return RayLimiter(name, limit)
+
+
+def start_actor(
+    num_workers: int, enable_global_rate_limit: bool, rate_limit: int, mode: PoolMode, name: str, tenant: str
+) -> Any:
+    """See `init_execution_pool`. Should the actor's process die, those whose functions it ran or kept waiting get Ray's
+    `ActorDiedError` or `ActorUnavailableError`, and Ray starts it again: it has no state to lose."""
+    if enable_global_rate_limit:
+        # A conflict of limits belongs to the caller. In the actor it would only be a reason to die.
+        background().run(cluster_limiter(name, rate_limit).close()).result()
+    _check_connection()
+    remote: Any = ray.remote(RayExecutionWorker)  # pyright: ignore
+    return remote.options(max_concurrency=num_workers, num_cpus=0, max_restarts=-1).remote(
+        enable_global_rate_limit,
+        rate_limit,
+        num_workers=num_workers,
+        mode=mode,
+        name=name,
+        tenant=tenant,
+        cluster=True,
+    )
+
+
+class RayExecutionWorker(ExecutionWorker):
+    """The actor."""
+
+    def execute(self, fn: Callable[P, T], /, *fn_args: P.args, **fn_kwargs: P.kwargs) -> T:
+        try:
+            return super().execute(fn, *fn_args, **fn_kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            # Ray takes sys.exit() for the actor's own end, and KeyboardInterrupt for a cancelled task.
+            lost = OutcomeLostError(f"the function raised {error!r}, which would end the actor")
+            lost.add_note("".join(traceback.format_exception(error)).rstrip())
+            raise lost from None
+
+
+def _check_connection() -> None:
+    if not ray.is_initialized():
+        raise ConfigError("a cluster-wide execution pool needs a connection to Ray: call ray.init() first")

@@ -1,0 +1,247 @@
+"""The execution pool in a Ray job: an actor, under the cluster's limit, that outlives what its functions do."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from left_behind import alive
+from toolyard.errors import ExecutionWorkerDiedError, LimitConflictError, LimiterError
+from toolyard.limits.pool import ExecutionPool, ExecutionWorker, PoolMode, TokenBucketWorker, init_execution_pool
+from toolyard.limits.pool_process import OutcomeLostError
+
+both = pytest.mark.parametrize("mode", list(PoolMode), ids=lambda mode: mode.value)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connection() -> Iterator[None]:
+    folder = tempfile.mkdtemp(prefix="ty-")
+    environment = pytest.MonkeyPatch()
+    environment.setenv("RAY_TMPDIR", folder)  # or it would meet other clusters of this machine
+    ray.init(
+        num_cpus=2, include_dashboard=False, _temp_dir=folder, _node_ip_address="127.0.0.2", configure_logging=False,
+        log_to_driver=False,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+    environment.undo()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"pool-{uuid.uuid4().hex[:6]}"
+
+
+def get(reference, timeout: float = 30):
+    return ray.get(reference, timeout=timeout)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def hang(file: Path) -> Callable[[], None]:
+    def run() -> None:
+        file.with_suffix(".part").write_text(str(os.getpid()))
+        file.with_suffix(".part").rename(file)
+        time.sleep(600)
+
+    return run
+
+
+def hung(file: Path) -> int:
+    wait_until(file.exists)
+    return int(file.read_text())
+
+
+def counted(directory: Path) -> Callable[[], int]:
+    """A function that knows how many of its kind run at this moment, in whichever process."""
+    (directory / "lock").touch()
+
+    def run() -> int:
+        def count(change: int) -> int:
+            with open(directory / "lock") as lock, open(directory / "count", "a+") as file:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                file.seek(0)
+                now = int(file.read() or 0) + change
+                file.truncate(0)
+                file.write(str(now))
+                file.flush()
+                return now
+
+        now = count(1)
+        time.sleep(0.05)
+        count(-1)
+        return now
+
+    return run
+
+
+@both
+async def test_the_pool_is_an_actor_and_both_forms_of_a_call_work(mode: PoolMode, name: str):
+    pool = init_execution_pool(2, rate_limit=2, mode=mode, name=name)
+    assert isinstance(pool, ray.actor.ActorHandle)
+    assert await pool.execute.remote(lambda a, b: a + b, 40, b=2) == 42
+    assert get(pool.execute.remote(lambda **named: named, fn=1)) == {"fn": 1}
+    assert get(pool.execute.remote(os.getpid)) != os.getpid()
+
+
+@both
+def test_what_a_function_raises_reaches_the_caller_and_the_actor_lives_on(mode: PoolMode, name: str):
+    def deep_inside() -> None:
+        raise KeyError("the reason")
+
+    pool = init_execution_pool(1, mode=mode, name=name)
+    with pytest.raises(KeyError, match="the reason") as caught:
+        get(pool.execute.remote(deep_inside))
+    assert "in deep_inside" in str(caught.value)
+    pid = get(pool.execute.remote(os.getpid))
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(OutcomeLostError, match=type(error).__name__):
+            get(pool.execute.remote(exec, "raise error", {"error": error}))
+    assert get(pool.execute.remote(os.getpid)) == pid
+
+
+def test_workers_bound_what_runs_in_a_pool_and_the_limit_what_runs_in_all(name: str, tmp_path: Path):
+    run = counted(tmp_path)
+    pools = [init_execution_pool(2, rate_limit=3, mode=mode, name=name) for mode in PoolMode]
+    for pool in pools:
+        get([pool.execute.remote(time.sleep, 0.3) for _ in range(4)])
+    assert max(get([pools[0].execute.remote(run) for _ in range(10)])) == 2
+    assert max(get([pool.execute.remote(run) for _ in range(20) for pool in pools])) == 3
+
+
+def test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made(name: str):
+    pool = init_execution_pool(1, rate_limit=2, name=name)
+    assert get(pool.execute.remote(len, "abc")) == 3
+    with pytest.raises(LimitConflictError, match=name):
+        init_execution_pool(1, rate_limit=3, name=name)
+
+
+def test_a_pool_without_a_limit_works(name: str):
+    pool = init_execution_pool(1, enable_global_rate_limit=False, name=name)
+    assert get(pool.execute.remote(len, "abc")) == 3
+
+
+def test_a_killed_process_fails_one_call_and_gives_its_permit_back(name: str, tmp_path: Path):
+    pool = init_execution_pool(1, rate_limit=1, mode=PoolMode.ProcessMode, name=name)
+    victim = pool.execute.remote(hang(tmp_path / "pid"))
+    os.kill(hung(tmp_path / "pid"), signal.SIGKILL)
+    with pytest.raises(ExecutionWorkerDiedError):
+        get(victim)
+    assert get(pool.execute.remote(len, "abc")) == 3
+
+
+def test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back(name: str, tmp_path: Path):
+    pool = init_execution_pool(1, rate_limit=1, mode=PoolMode.ProcessMode, name=name)
+    other = init_execution_pool(1, rate_limit=1, name=name)
+    pool.execute.remote(hang(tmp_path / "pid"))
+    child = hung(tmp_path / "pid")
+    following = other.execute.remote(len, "abc")
+    assert ray.wait([following], timeout=0.5)[0] == []
+    ray.kill(pool)
+    wait_until(lambda: not alive(child))
+    assert get(following) == 3
+
+
+def test_a_function_that_exits_the_actor_itself_fails_its_call_and_ray_starts_the_actor_again(name: str):
+    pool = init_execution_pool(1, rate_limit=1, name=name)
+    before = get(pool.execute.remote(os.getpid))
+    with pytest.raises(ray.exceptions.RayActorError):
+        get(pool.execute.remote(os._exit, 1))
+
+    def works_again() -> bool:
+        try:
+            return get(pool.execute.remote(os.getpid)) != before
+        except ray.exceptions.RayActorError:
+            return False
+
+    wait_until(works_again)
+
+
+def test_a_pool_ends_with_the_process_that_made_it(name: str, tmp_path: Path):
+    @ray.remote(num_cpus=0)
+    class Job:
+        def __init__(self, function: Callable[[], None]) -> None:
+            self.pool = init_execution_pool(1, rate_limit=1, mode=PoolMode.ProcessMode, name=name)
+            self.running = self.pool.execute.remote(function)
+
+    job = Job.remote(hang(tmp_path / "pid"))
+    child = hung(tmp_path / "pid")
+    ray.kill(job)
+    wait_until(lambda: not alive(child))
+
+
+def test_worker_and_bucket_share_the_clusters_limit_unless_told_otherwise(name: str):
+    bucket = TokenBucketWorker(1, name)
+    bucket.acquire()
+    pool = init_execution_pool(1, rate_limit=1, name=name)
+    following = pool.execute.remote(len, "abc")
+    assert ray.wait([following], timeout=0.5)[0] == []
+    assert bucket.get_current_count() == 1
+    assert ExecutionWorker(rate_limit=1, name=name, cluster=False).execute(len, "abc") == 3
+    with init_execution_pool(1, rate_limit=1, name=name, cluster=False) as here:
+        assert isinstance(here, ExecutionPool)
+        assert here.execute(len, "abc").result(20) == 3
+    bucket.release()
+    assert get(following) == 3
+    worker = ExecutionWorker(rate_limit=1, name=name)
+    assert worker.execute(os.getpid) == os.getpid()
+
+
+async def test_a_tool_that_holds_its_pool_can_run_its_own_methods_there(name: str):
+    class Tool:
+        def __init__(self) -> None:
+            self.execution_pool = init_execution_pool(2, rate_limit=2, mode=PoolMode.ProcessMode, name=name)
+
+        async def execute(self, code: str) -> str:
+            return await self.execution_pool.execute.remote(self.execute_code, code)
+
+        def execute_code(self, code: str) -> str:
+            with pytest.raises(LimiterError, match="not connected to Ray"):
+                self.execution_pool.execute.remote(len, "abc")
+            return code.upper()
+
+    tool = Tool()
+    assert await asyncio.gather(*(tool.execute(code) for code in "abc")) == ["A", "B", "C"]
+
+
+def test_a_cluster_is_not_started_behind_the_callers_back():
+    script = """
+import ray
+from toolyard.errors import ConfigError
+from toolyard.limits.pool import *
+with init_execution_pool(1) as pool:
+    assert pool.execute(len, "abc").result(20) == 3
+for limited in (True, False):
+    try:
+        init_execution_pool(1, limited, cluster=True)
+    except ConfigError as error:
+        assert "ray.init()" in str(error)
+    else:
+        raise SystemExit("no error")
+assert not ray.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

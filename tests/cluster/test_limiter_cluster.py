@@ -1,0 +1,346 @@
+"""One limit for three nodes, and what happens to it when something dies. A referee outside the limiter counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+
+import limiter_runner
+import pytest
+import ray
+import referee as referee_module
+from ray.cluster_utils import Cluster
+from referee import Referee
+
+from toolyard.errors import LimitConflictError
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = tempfile.mkdtemp(prefix="ty-")
+    environment = pytest.MonkeyPatch()
+    environment.setenv("RAY_TMPDIR", folder)  # or it would meet other clusters of this machine
+    for module in (limiter_runner, referee_module):
+        ray.cloudpickle.register_pickle_by_value(module)
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "resources": {"first": 100},
+            "include_dashboard": False,
+            "node_ip_address": "127.0.0.2",
+        },
+    )
+    # Not 127.0.0.1, which Ray takes for a mistake and replaces.
+    for node, address in (("second", "127.0.0.3"), ("third", "127.0.0.4")):
+        cluster.add_node(num_cpus=4, resources={node: 100}, node_ip_address=address)
+    ray.init(
+        address=cluster.address, _node_ip_address="127.0.0.2", logging_level="warning", log_to_driver=False,
+        namespace="tests",
+    )  # fmt: skip
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+    environment.undo()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def referee() -> Iterator[Referee]:
+    referee = Referee()
+    yield referee
+    referee.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"limiter-{uuid.uuid4().hex[:6]}"
+
+
+class Runners:
+    """Processes on the nodes, used again by the next test unless they died: starting one takes Ray a second or two."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list] = {}
+
+    def take(self, node: str):
+        idle = self._idle.setdefault(node, [])
+        if idle:
+            return idle.pop()
+        actor = ray.remote(limiter_runner.Runner)
+        return actor.options(num_cpus=0, max_concurrency=1000, resources={node: 1}).remote()
+
+    def give_back(self, node: str, runner) -> None:
+        try:
+            ray.get(runner.close.remote(), timeout=10)
+        except ray.exceptions.RayError:
+            ray.kill(runner)
+        else:
+            self._idle[node].append(runner)
+
+
+@pytest.fixture(scope="module")
+def runners(cluster: Cluster) -> Runners:
+    return Runners()
+
+
+@pytest.fixture
+def start(runners: Runners, referee: Referee, name: str):
+    """Opens the test's limiter in a process on a node."""
+    used = []
+
+    def start(limit: int | None, node: str = "first", clock_jumps: bool = False, **options):
+        runner = runners.take(node)
+        used.append((node, runner))
+        if clock_jumps:
+            ray.get(runner.jump_clocks.remote())
+        ray.get(runner.open.remote(referee.path, name, limit, options))
+        return runner
+
+    yield start
+    for node, runner in used:
+        runners.give_back(node, runner)
+    from toolyard.limits.ray import NAMESPACE, PREFIX
+
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(PREFIX + name, NAMESPACE), no_restart=True)
+
+
+def lender_pid(name: str) -> int:
+    from ray.util.state import get_actor
+
+    from toolyard.limits.ray import NAMESPACE, PREFIX
+
+    handle = ray.get_actor(PREFIX + name, NAMESPACE)
+    actor_id = handle._actor_id.hex()
+    info = ray._private.state.actors(actor_id)
+    return info["Pid"] if "Pid" in info else get_actor(actor_id).pid
+
+
+# The seeds' own test plan ---------------------------------------------------------------------------------------------
+
+
+def test_processes_that_race_to_make_it_get_one_limiter(start) -> None:
+    runners = [start(7, node) for node in ("first", "second", "third") for _ in range(3)]
+    found = ray.get([runner.statistics.remote() for runner in runners])
+    assert len({statistics["epoch"] for statistics in found}) == 1
+    assert found[0]["limit"] == 7
+
+
+def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> None:
+    ray.get(start(7).statistics.remote())
+    with pytest.raises(LimitConflictError, match=r"exists with limit 7, and limit 8 was asked for"):
+        start(8)
+
+
+def test_one_process_is_limited(start, referee: Referee) -> None:
+    result = ray.get(start(5).flood.remote(2.0, callers=64))
+    assert referee.most == 5
+    assert result["done"] > 100
+
+
+def test_three_nodes_are_limited_together_and_use_all_of_it(start, referee: Referee) -> None:
+    runners = [start(10, node) for node in ("first", "second", "third")]
+    results = ray.get([runner.flood.remote(4.0, callers=64) for runner in runners])
+    assert referee.most == 10
+    total = sum(result["done"] for result in results)
+    assert total > 0.5 * 10 * 4.0 / 0.02  # of what ten could do, on a machine that others use as well
+    for result in results:
+        assert result["done"] > 0.2 * total
+
+
+def test_functions_that_raise_give_their_permits_back(start, referee: Referee) -> None:
+    runners = [start(4) for _ in range(2)]
+    results = ray.get([runner.flood.remote(1.5, fail=True) for runner in runners])
+    assert all(result["started"] > 20 for result in results)
+    assert referee.most == 4
+    flooding = runners[0].flood.remote(2.0)
+    referee.wait_for_most(4, within=5)
+    ray.get(flooding)
+
+
+# Death ----------------------------------------------------------------------------------------------------------------
+
+
+def test_permits_of_a_killed_holder_come_back(start, referee: Referee) -> None:
+    holder, survivor = start(12), start(12)
+    ray.get(holder.keep.remote(6))
+    flooding = survivor.flood.remote(8.0, callers=32)
+    referee.wait_for_most(12, within=5)
+    os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
+    assert referee.wait_for_most(12, within=5) < 5
+    ray.get(flooding)
+    assert referee.most == 12
+    statistics = ray.get(survivor.statistics.remote())
+    assert statistics["reclaimed"] == 6
+    assert len(statistics["leases"]) == 1
+
+
+def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Cluster) -> None:
+    node = cluster.add_node(num_cpus=2, resources={"doomed": 100}, node_ip_address="127.0.0.5")
+    doomed, survivor = start(12, "doomed"), start(12)
+    ray.get(doomed.keep.remote(6))
+    flooding = survivor.flood.remote(12.0, callers=32)
+    referee.wait_for_most(12, within=5)
+    cluster.remove_node(node, allow_graceful=False)
+    assert referee.wait_for_most(12, within=8) < 6
+    ray.get(flooding)
+    assert referee.most == 12
+
+
+def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str) -> None:
+    runners = [start(10, node) for node in ("first", "second")]
+    before = ray.get([runner.statistics.remote() for runner in runners])[0]["epoch"]
+    flooding = [runner.flood.remote(12.0, callers=32) for runner in runners]
+    referee.wait_for_most(10, within=5)
+    for _ in range(2):
+        time.sleep(1.0)
+        os.kill(lender_pid(name), signal.SIGKILL)
+        time.sleep(2.5)
+    results = ray.get(flooding)
+    assert referee.most == 10
+    assert all(result["done"] > 100 for result in results)
+    assert referee.longest_gap() < 4
+    time.sleep(1.5)  # what other processes run is as old as their last report
+    after = ray.get(runners[0].statistics.remote())
+    assert after["epoch"] != before
+    assert after["in_flight"] == 0
+
+
+def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, referee: Referee, name: str) -> None:
+    holder, other = start(4), start(4)
+    ray.get(holder.resize.remote(9))
+    ray.get(holder.keep.remote(6))
+    os.kill(lender_pid(name), signal.SIGKILL)
+    flooding = other.flood.remote(9.0, callers=32)
+    ray.get(flooding)
+    assert referee.most == 9
+    assert ray.get(other.statistics.remote())["limit"] == 9
+    ray.get(holder.let_go.remote())
+
+
+def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Referee) -> None:
+    holder, survivor = start(6, lease_seconds=1.0), start(6, lease_seconds=1.0)
+    ray.get(holder.keep.remote(3, "the hung one"))
+    time.sleep(2.5)  # what it was lent to spare, it has given back by then
+    pid = ray.get(holder.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        ray.get(survivor.flood.remote(3.0))
+        statistics = ray.get(survivor.statistics.remote())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert referee.most == 6  # three of them are the stopped one's
+    (stalled,) = [lease for lease in statistics["leases"] if lease["state"] == "stalled"]
+    assert stalled["in_flight"] == 3
+    assert stalled["process"].endswith(f":{pid}")
+    assert statistics["holders"][0]["label"] == "the hung one"
+    assert statistics["holders"][0]["seconds"] > 2.5
+    ray.get(holder.let_go.remote())
+    assert ray.get(survivor.flood.remote(1.0))["done"] > 10
+
+
+def test_a_stopped_process_loses_its_permits_where_holding_is_bounded(start, referee: Referee) -> None:
+    options = {"lease_seconds": 1.0, "max_hold_seconds": 1.5}
+    holder, survivor = start(4, **options), start(4, **options)
+    ray.get(holder.keep.remote(4))
+    pid = ray.get(holder.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        result = ray.get(survivor.flood.remote(6.0))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert result["done"] > 50
+
+
+# Storms ---------------------------------------------------------------------------------------------------------------
+
+
+def test_storms_of_cancellations_lose_nothing(start, referee: Referee) -> None:
+    runners = [start(6) for _ in range(3)]
+    ray.get([runner.flood.remote(3.0, callers=100, cancel=True) for runner in runners])
+    assert referee.most <= 6
+    flooding = runners[0].flood.remote(2.0)
+    referee.wait_for_most(6, within=5)
+    ray.get(flooding)
+    assert ray.get(runners[0].statistics.remote())["in_flight"] == 0
+
+
+def test_thousands_of_waiters_in_several_processes(start, referee: Referee) -> None:
+    runners = [start(50) for _ in range(3)]
+    assert ray.get([runner.wait_all.remote(2000, 0.005) for runner in runners]) == [2000] * 3
+    assert referee.most <= 50
+    assert referee.started == 6000
+
+
+def test_a_limit_of_one_for_four_processes(start, referee: Referee) -> None:
+    runners = [start(1) for _ in range(4)]
+    results = ray.get([runner.flood.remote(5.0, callers=4, hold=0.01) for runner in runners])
+    assert referee.most == 1
+    counts = [result["done"] for result in results]
+    assert min(counts) > 0.5 * max(counts)
+
+
+def test_eight_processes_share_three_permits_evenly(start, referee: Referee) -> None:
+    runners = [start(3) for _ in range(8)]
+    results = ray.get([runner.flood.remote(8.0, callers=4, hold=0.02) for runner in runners])
+    assert referee.most == 3
+    counts = [result["done"] for result in results]
+    assert sum(counts) ** 2 / (8 * sum(count * count for count in counts)) > 0.95  # Jain's index
+    assert max(result["longest"] for result in results) < 3.0
+
+
+def test_a_tenant_gets_its_share_whatever_the_number_of_its_processes(start, referee: Referee) -> None:
+    many, one = [start(8) for _ in range(4)], start(8)
+    flooding = [runner.flood.remote(5.0, callers=16, tenant="many") for runner in many]
+    alone = one.flood.remote(5.0, callers=16, tenant="one")
+    of_many, of_one = sum(result["done"] for result in ray.get(flooding)), ray.get(alone)["done"]
+    assert referee.most == 8
+    assert 0.6 < of_one / of_many < 1.6
+
+
+def test_a_small_tenant_is_not_starved_by_a_flood_from_other_processes(start, referee: Referee) -> None:
+    flooders, small = [start(10) for _ in range(2)], start(10)
+    flooding = [runner.flood.remote(5.0, callers=200, hold=0.1, tenant="flood") for runner in flooders]
+    time.sleep(1.0)
+    result = ray.get(small.flood.remote(3.0, callers=1, hold=0.01, tenant="small"))
+    ray.get(flooding)
+    assert referee.most == 10
+    assert result["longest"] < 1.0
+    assert result["done"] > 15
+
+
+def test_jumps_of_the_wall_clock_change_nothing(start, referee: Referee) -> None:
+    runners = [start(5, clock_jumps=True, lease_seconds=1.0), start(5, lease_seconds=1.0)]
+    results = ray.get([runner.flood.remote(3.0) for runner in runners])
+    assert referee.most == 5
+    assert all(result["done"] > 50 for result in results)
+    assert {lease["state"] for lease in ray.get(runners[1].statistics.remote())["leases"]} == {"connected"}
+
+
+def test_resizing_under_load_down_and_up(start, referee: Referee) -> None:
+    runners = [start(12) for _ in range(2)]
+    flooding = [runner.flood.remote(6.0, callers=32) for runner in runners]
+    referee.wait_for_most(12, within=5)
+    ray.get(runners[0].resize.remote(3))
+    time.sleep(0.5)
+    referee.reset()
+    time.sleep(1.0)
+    assert referee.most == 3
+    ray.get(runners[1].resize.remote(20))
+    referee.wait_for_most(20, within=5)
+    ray.get(flooding)
+    assert referee.most == 20
