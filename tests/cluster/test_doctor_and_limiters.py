@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -248,6 +249,37 @@ class TestNeverLeaked:
         assert not found(limiter.name)
         with pytest.raises(ConfigError, match="no limiter"):
             RayLimiter(limiter.name)
+
+    def test_one_that_was_killed_while_idle_comes_back_and_then_ends_itself(self, make) -> None:
+        limiter = make(idle_seconds=1.0)
+        (before,) = found(limiter.name)
+        close(limiter)
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(limiter.name), 20)
+
+
+class TestStopping:
+    def test_whoever_waits_is_told_and_the_same_name_can_be_used_anew(self, make) -> None:
+        limiter = make(1)
+        with limiter.permit():
+            waiting = threading.Thread(target=lambda: told.append(outcome(limiter)))
+            told: list[str] = []
+            waiting.start()
+            time.sleep(0.3)
+            stop(limiter.name, force=True)
+            waiting.join(20)
+        assert told == ["LimiterClosedError"]
+        again = RayLimiter(limiter.name, 3)
+        with again.permit():
+            assert again.limit == 3
+
+
+def outcome(limiter) -> str:
+    try:
+        with limiter.permit():
+            return "granted"
+    except Exception as error:
+        return type(error).__name__
 
 
 class TestPrometheus:

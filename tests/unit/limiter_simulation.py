@@ -31,8 +31,8 @@ from toolyard.errors import LimiterClosedError
 from toolyard.limits import borrowing, desk
 from toolyard.limits.borrowing import BorrowingDesk
 from toolyard.limits.client import _APART, _CONNECT_SECONDS, _LEAVING, _PAUSES
-from toolyard.limits.desk import DeskPermit
 from toolyard.limits.lending import Borrower, Lender
+from toolyard.limits.permit import DeskPermit
 
 
 class Clock:
@@ -420,7 +420,7 @@ class Process:
     def give_up_waiting(self, execution: Execution) -> None:
         if execution in self.waiting:
             self.waiting.discard(execution)
-            self.desk.withdraw(execution.permit)
+            self.desk.give_back(execution.permit)
 
     def begin(self, execution: Execution) -> None:
         execution.started = self._sim.now

@@ -115,7 +115,7 @@ class Client:
             self._background.soon(self._news.set)
 
     async def _run(self) -> None:
-        pauses = iter(())
+        failures = 0
         while not self._closing:
             try:
                 address = await self._resolve()
@@ -125,13 +125,10 @@ class Client:
                 if isinstance(error, LimiterError) and not error.retryable:
                     self._give_up(error)
                     return
-                pause = next(pauses, None)
-                if pause is None:
-                    pauses = itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1]))
-                    pause = next(pauses)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+                failures += 1
                 continue
-            pauses = iter(())
+            failures = 0
             try:
                 await self._converse(reader, writer, address)
             except LimiterError as error:

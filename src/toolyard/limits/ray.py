@@ -227,6 +227,10 @@ def _attach(name: str, limit: int | None, namespace: str, options: LenderOptions
         if client is not None and not client.gone:
             client.attach(limit)
             return client
+        if limit is None and not _exists(name, namespace):
+            raise ConfigError(
+                f"there is no limiter {name!r} in namespace {namespace!r} yet: give it a limit to make it"
+            )
         search = _Search(name, limit, namespace, options)
 
         async def resolve() -> Address:
@@ -302,6 +306,14 @@ def _detach(client: Client) -> Any:
                 del _clients[key]
                 return client.close()
     return None
+
+
+def _exists(name: str, namespace: str) -> bool:
+    try:
+        ray.get_actor(PREFIX + name, namespace)
+    except ValueError:
+        return False
+    return True
 
 
 def _near_the_head() -> Any:

@@ -805,6 +805,7 @@ class LimiterContract:
                     permit.refused()
                 found = await statistics_once(limiter, lambda found: found.refused == 16)
             assert found.effective_limit <= 15
+            await asyncio.sleep(self.settle_seconds)
             crowd.add("late")
             await asyncio.sleep(self.settle_seconds)
             assert "late" not in crowd.started
