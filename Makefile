@@ -50,5 +50,5 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray]'
+	$(PIP) --editable '.[dev,server,ray,mcp]'
 	@touch $@ $(VENV)/.ready-to-run

@@ -2,12 +2,16 @@
 
 `TOOLYARD_SANDBOX_TOKEN`: bearer token of `toolyard sandbox serve` and of `RemoteSandbox`.
 `TOOLYARD_CACHE_DIR`: where precompiled headers and models are kept (default: `$XDG_CACHE_HOME/toolyard`).
+Any that a file of the user's names as `${NAME}`: see `expanded`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}", re.ASCII)
 
 
 def sandbox_token() -> str | None:
@@ -25,3 +29,17 @@ def cache_dir() -> Path:
 def search_path() -> str:
     """Where toolchains are looked for: the caller's PATH, with the usual places as a fallback."""
     return os.environ.get("PATH") or os.defpath
+
+
+def expanded(text: str) -> str:
+    """`${NAME}` and `${NAME:-default}` replaced by what the environment says. Anything else stays as it is.
+
+    Raises:
+        KeyError: a variable that is not set, and has no default.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        return os.environ[name] if default is None else os.environ.get(name) or default
+
+    return _VARIABLE.sub(value, text)

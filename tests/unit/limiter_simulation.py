@@ -105,7 +105,10 @@ class Simulation:
         self.host.start(recovering=False)
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self._events, (self.now + max(0.0, delay), next(self._serial), call, args))
+        self.at(self.now + max(0.0, delay), call, *args)
+
+    def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._serial), call, args))
 
     def run(self, until: float) -> None:
         real = desk.time, borrowing.time
@@ -147,7 +150,7 @@ class Wire:
         self.process = process
         self.borrower: Borrower | None = None
         self._epoch = sim.host.epoch
-        self._last = {True: sim.now + sim.random.random() ** 4 * sim.setup.slow_hello, False: 0.0}
+        self._last = {True: sim.now + sim.random.random() ** 2 * sim.setup.slow_hello, False: 0.0}
         self._cut = False
         self._ended = {True: False, False: False}
 
@@ -158,7 +161,7 @@ class Wire:
             message = json.loads(json.dumps(message))
         arrives = max(self._last[to_lender], self._sim.now + self._sim.latency())
         self._last[to_lender] = arrives
-        self._sim.after(arrives - self._sim.now, self._arrive, message, to_lender)
+        self._sim.at(arrives, self._arrive, message, to_lender)
 
     def close(self, *, by_lender: bool) -> None:
         """In order: what was sent before arrives before."""
@@ -227,7 +230,7 @@ class LenderHost:
         )
         self.lender.audit = self._sim.audit
         if recovering:
-            self._sim.after(self.lender._recovering_until - self._sim.now, self._sim.audit.recovered, self.lender)
+            self._sim.at(self.lender._recovering_until, self._sim.audit.recovered, self.lender)
         self._tick(self._ticks)
 
     def crash(self) -> None:
@@ -240,7 +243,7 @@ class LenderHost:
 
     def stall(self, seconds: float) -> None:
         self._busy_until = max(self._busy_until, self._sim.now + seconds)
-        self._sim.after(self._busy_until - self._sim.now, self._catch_up, self.epoch, self._busy_until)
+        self._sim.at(self._busy_until, self._catch_up, self.epoch, self._busy_until)
 
     def later(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         self._sim.after(delay, self._when_free, self.epoch, call, args)
@@ -562,9 +565,8 @@ class Audit:
         self.beliefs()
 
     def registers(self, process: Process, hello: dict[str, Any]) -> None:
-        process.settling = True
         if process.disowned:
-            process.disowned = False
+            process.disowned, process.settling = False, True
             self.bound += max(hello["in_use"], process.desk.in_use)
             for execution in process.running:
                 execution.uncounted = False
@@ -596,13 +598,11 @@ class Audit:
             return
         for process in self._sim.alive:
             borrower = lender.borrowers.get(process.id)
-            if borrower is not None:
+            if borrower is not None and not process.settling:
                 has = process.desk.in_use
                 if borrower is process.welcomed:
                     has = max(has, process.desk.stock)
-                self._sim.check(
-                    borrower.held >= has, process.id, "has", has, "and the lender believes", borrower.held
-                )
+                self._sim.check(borrower.held >= has, process.id, "has", has, "and the lender believes", borrower.held)
 
 
 @contextlib.contextmanager

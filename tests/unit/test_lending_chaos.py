@@ -27,7 +27,7 @@ class Chaos:
             term=term,
             latency=draw.choice([0.0005, 0.005, 0.03]),
             spikes=draw.random() < 0.5,
-            slow_hello=draw.choice([0.0, 0.1, 0.6]) * term,
+            slow_hello=draw.choice([0.0, 0.1, 1.0]) * term,
             adaptive=draw.random() < 0.2,
             starts_per_second=draw.choice([50.0, 500.0]) if draw.random() < 0.1 else None,
             max_hold=term * draw.uniform(0.5, 2.0) if draw.random() < 0.2 else None,

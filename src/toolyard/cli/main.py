@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard import __version__
-from toolyard.cli import doctor, sandbox
+from toolyard.cli import doctor, sandbox, tools
 from toolyard.cli.console import INTERRUPTED, complain
 from toolyard.errors import ToolyardError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(tools.app, name="tools")
 app.command("doctor")(doctor.doctor)
 
 
@@ -45,6 +46,7 @@ def root(
     toolyard sandbox tour          programs good and bad, and what became of them
     toolyard sandbox run hello.py  one program
     toolyard sandbox serve         SandboxFusion's API on http://127.0.0.1:8080
+    toolyard tools list            what a model can call; then: toolyard tools call --help
     ```
     """
 

@@ -1,0 +1,215 @@
+"""What `toolyard tools` does: load tools, show them, and play a trajectory's calls of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolyard.cli.outcomes import duration
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON, decode_arguments
+from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.function import FunctionTool
+from toolyard.tools.instance import ToolInstance, ToolOutcome, ToolResult, open_instance
+from toolyard.tools.registry import initialize_tools_from_config, own_tools
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_REQUEST_ID = "command-line"
+_COLOURS = {ToolOutcome.OK: "green", ToolOutcome.RAISED: "red", ToolOutcome.FAILED: "red"}
+_WITH_TRACEBACK = {ToolOutcome.RAISED, ToolOutcome.FAILED}
+
+
+def load(file: Path | None) -> list[BaseTool]:
+    """The tools of `file`, or our own two.
+
+    Raises:
+        ConfigError: something is wrong with it.
+        ToolError: an MCP server does not answer.
+    """
+    if file is None:
+        return own_tools()
+    for folder in (os.getcwd(), str(file.absolute().parent)):
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+    return initialize_tools_from_config(file)
+
+
+def find(tools: Sequence[BaseTool], name: str) -> BaseTool:
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    there = ", ".join(tool.name for tool in tools) or "none"
+    raise ConfigError(f"there is no tool {name!r}; there are: {there}")
+
+
+async def close(tools: Sequence[BaseTool]) -> None:
+    """All of them, also if one cannot be."""
+    async with AsyncExitStack() as stack:
+        for tool in tools:
+            stack.push_async_callback(tool.close)
+
+
+def read_object(text: str) -> JSON:
+    found, problem = decode_arguments(text)
+    if problem is not None:
+        raise ValueError(problem.replace("the arguments are", "this is"))
+    return found
+
+
+# Lists ----------------------------------------------------------------------------------------------------------------
+
+
+def print_list(tools: Sequence[BaseTool], console: Console | None) -> None:
+    """As a table, or as JSON where there is no console."""
+    rows = [_fields(tool) for tool in tools]
+    if console is None:
+        _write(_as_json(rows))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("name", "type", "class", "parameters", "description"):
+        table.add_column(title, overflow="fold", style="bold" if title == "name" else None)
+    for row in rows:
+        parameters = [name if name in row["required"] else f"{name}?" for name in row["parameters"]]
+        first = (row["description"].strip().splitlines() or [""])[0]
+        table.add_row(*map(escape, (row["name"], row["type"], row["class"], ", ".join(parameters), first)))
+    console.print(table)
+
+
+def print_schemas(tools: Sequence[BaseTool], *, one: bool) -> None:
+    schemas = [tool.tool_schema.model_dump(mode="json") for tool in tools]
+    _write(_as_json(schemas[0] if one else schemas))
+
+
+def _fields(tool: BaseTool) -> dict[str, Any]:
+    function = tool.tool_schema.function
+    made_of: Any = tool.function if isinstance(tool, FunctionTool) else type(tool)
+    return {
+        "name": tool.name,
+        "type": str(tool.config.get("type", "native")),
+        "class": f"{made_of.__module__}.{made_of.__qualname__}",
+        "parameters": list(function.parameters.properties),
+        "required": function.parameters.required,
+        "description": function.description,
+    }
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A trajectory that consists of calls of one tool."""
+
+    instance: ToolInstance
+    results: Sequence[ToolResult]
+
+    @property
+    def ok(self) -> bool:
+        return not self.instance.problems and all(result.outcome is ToolOutcome.OK for result in self.results)
+
+
+async def call_tool(
+    tools: Sequence[BaseTool], name: str, arguments: str, create_kwargs: Mapping[str, Any], repeat: int
+) -> Played:
+    """Call the tool of that name, then end it and all `tools`.
+
+    Raises:
+        ConfigError: there is no such tool.
+        ToolError: its instance could not be created.
+    """
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(close, tools)
+        async with open_instance(find(tools, name), _REQUEST_ID, {"create_kwargs": dict(create_kwargs)}) as instance:
+            results = [await instance.call(arguments) for _ in range(repeat)]
+        return Played(instance, results)
+
+
+def print_played(played: Played, console: Console | None) -> int:
+    """What the model would see on stdout, the rest on `console`, or all as JSON; returns the exit status."""
+    instance, status = played.instance, 0 if played.ok else 1
+    if console is None:
+        _write(_as_json(_played_fields(played)))
+        return status
+    if not instance.creation.is_empty():
+        _write(instance.creation.text or "")
+        console.print(f"[{' · '.join(['create', *_pictures(instance.creation)])}]", markup=False)
+    for result in played.results:
+        _write(result.response.text or "")
+        if result.outcome in _WITH_TRACEBACK:
+            console.print(result.error, style="dim", markup=False)
+        console.print(_line(result), style=_COLOURS.get(result.outcome, "yellow"), markup=False)
+    for problem in instance.problems:
+        console.print(problem, style="red", markup=False)
+    console.print(f"[calc_reward {'none' if instance.reward is None else instance.reward}]", markup=False)
+    return status
+
+
+def _line(result: ToolResult) -> str:
+    parts = [result.outcome.value, duration(result.seconds)]
+    if result.attempts > 1:
+        parts.append(f"{result.attempts} attempts")
+    parts += _pictures(result.response)
+    if result.truncated:
+        parts.append("cut")
+    parts.append("no step reward" if result.reward is None else f"step reward {result.reward:g}")
+    parts += [f"{name} {_metric(value)}" for name, value in result.metrics.items()]
+    return f"[{' · '.join(parts)}]"
+
+
+def _metric(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _pictures(response: ToolResponse) -> list[str]:
+    return [
+        f"{len(shown)} {kind}{'' if len(shown) == 1 else 's'}"
+        for kind, shown in (("image", response.image), ("video", response.video))
+        if shown
+    ]
+
+
+def _played_fields(played: Played) -> dict[str, Any]:
+    instance = played.instance
+    return {
+        "tool": instance.tool.name,
+        "instance_id": instance.instance_id,
+        "create": instance.creation.model_dump(exclude_none=True),
+        "calls": [
+            {
+                "outcome": result.outcome.value,
+                "response": result.response.model_dump(exclude_none=True),
+                "reward": result.reward,
+                "metrics": dict(result.metrics),
+                "seconds": round(result.seconds, 6),
+                "attempts": result.attempts,
+                "truncated": result.truncated,
+                "error": result.error,
+            }
+            for result in played.results
+        ],
+        "reward": instance.reward,
+        "problems": instance.problems,
+    }
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _write(text: str) -> None:
+    """Whatever is in it: half an emoji must not be our failure."""
+    if text:
+        sys.stdout.buffer.write((text if text.endswith("\n") else text + "\n").encode("utf-8", "backslashreplace"))
+        sys.stdout.flush()

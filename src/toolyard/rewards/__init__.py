@@ -1,0 +1,1 @@
+"""What an answer is worth. Knows of texts and numbers, not of rollouts or tools."""

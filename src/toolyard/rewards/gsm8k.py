@@ -1,0 +1,125 @@
+"""Scores answers to GSM8K, whose solutions end in `#### 18`.
+
+Numbers are read in English notation: `1,234.50`, `$18`, `-$5`, `25%`, `1.5e3`, with ASCII digits. A fraction is not
+evaluated, and the parts of `1/2` are no answers. All of the text is searched, in time linear in its length.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Literal
+
+from toolyard.errors import ConfigError
+
+Method = Literal["strict", "flexible"]
+"""How an answer is found and compared: see `extract_solution` and `compute_score`."""
+
+_MARK = "#### "
+_METHODS: tuple[str, ...] = ("strict", "flexible")
+
+# Every repetition is possessive: a number is read to its end or not at all, so "12/3" never passes for 1, and no input
+# makes the matcher try again.
+_NUMBER = r"""
+    (?= [-−+\\$€£¥₹.0-9] )  # for speed: what a number can begin with
+    # 9-4, x-4 and $9$-$4$ subtract, and -- is a dash: there the number has no sign.
+    (?: (?<! [\w)\]}%−-] ) (?<! [0-9]\$ ) (?P<sign>[-−+]) )?+
+    (?: (?<! [0-9] ) \\?+ [$€£¥₹] (?P<inner_sign>[-−])?+ )?+
+    (?: (?P<whole> [0-9]++ (?:,[0-9]++)*+ ) | (?<! [\w.] ) (?=\.[0-9]) )   # Rs.500 is 500, not .500
+    (?P<rest> (?: \.[0-9]++ )?+ (?: [eE][-+]?+[0-9]{1,3}+ (?!\w) )?+ )
+"""
+_MARKED = re.compile(_NUMBER + r"(?! [.,/][0-9] | [eE][0-9] )", re.VERBOSE)
+_ANYWHERE = re.compile(_NUMBER + r"(?P<divisor> (?: / [0-9]++ (?:\.[0-9]++)?+ )*+ )", re.VERBOSE)
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*+")
+_DIGIT = re.compile(r"[0-9]")
+
+
+def extract_solution(solution_str: str, method: Method = "strict") -> str | None:
+    """The answer as a plain number: a minus if it is negative, no separators, no currency. None if there is none.
+
+    `strict` takes the number right after the last `#### ` that has one, and removes its commas wherever they are, as
+    GSM8K does. `flexible` takes that if there is one, and the last number of the text otherwise; there commas belong
+    to a number only where they part thousands, so that `1,2,3` ends in 3.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if method not in _METHODS:
+        raise ConfigError(f"method {method!r}: expected one of {', '.join(map(repr, _METHODS))}")
+    found = _after_mark(solution_str)
+    return _last(solution_str) if found is None and method == "flexible" else found
+
+
+def compute_score(
+    solution_str: str,
+    ground_truth: str | float,
+    method: Method = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> float:
+    """0.0 without an answer, `format_score` for a wrong one, `score` for the right one.
+
+    `strict` compares the text of the two numbers, as GSM8K does: `18.0` is not `18`. `flexible` compares their values,
+    exactly: `18`, `18.`, `18.0` and `$18.00` are the same. What is right under `strict` is right under `flexible`.
+
+    Raises:
+        ConfigError: the ground truth is no number, or there is no such method.
+    """
+    truth = final_answer(ground_truth)
+    answer = extract_solution(solution_str, method)
+    if answer is None:
+        return 0.0
+    right = answer == truth or (method == "flexible" and Decimal(answer) == Decimal(truth))
+    return score if right else format_score
+
+
+def final_answer(ground_truth: str | float) -> str:
+    """The ground truth as a plain number: of a number, its text (also `1,234` or `$18`) or a solution with `#### 18`.
+
+    Raises:
+        ConfigError: it is none of these. A mistake in the task must not look like a wrong answer.
+    """
+    # A data frame makes 18 a float: that is not the task's way of writing it.
+    text = ground_truth if isinstance(ground_truth, str) else str(ground_truth).removesuffix(".0")
+    number = text[text.rfind(_MARK) + len(_MARK) :] if _MARK in text else text.strip()
+    match = _MARKED.match(number)
+    if match is None or _DIGIT.search(number, match.end()):
+        raise ConfigError(f"ground_truth {_short(text)}: expected a number, or a solution that ends in '#### number'")
+    return _plain(match)
+
+
+def _after_mark(text: str) -> str | None:
+    place = text.rfind(_MARK)
+    while place >= 0:
+        match = _MARKED.match(text, place + len(_MARK))
+        if match is not None:
+            return _plain(match)
+        place = text.rfind(_MARK, 0, place)
+    return None
+
+
+def _last(text: str) -> str | None:
+    last = None
+    for match in _ANYWHERE.finditer(_without_latex_spacing(text)):
+        if not match["divisor"]:
+            last = match
+    if last is None:
+        return None
+    whole: str = last["whole"] or ""
+    if "," not in whole or _GROUPED.fullmatch(whole):
+        return _plain(last)
+    return whole.rpartition(",")[2] + last["rest"]
+
+
+def _plain(match: re.Match[str]) -> str:
+    negative = match["sign"] in ("-", "−") or match["inner_sign"] is not None
+    return ("-" if negative else "") + (match["whole"] or "").replace(",", "") + match["rest"]
+
+
+def _without_latex_spacing(text: str) -> str:
+    """`1{,}234` and `1,\\!234` are LaTeX for 1,234."""
+    return text.replace("{,}", ",").replace("\\!", "")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:40]}…{text[-40:]}")

@@ -1,0 +1,79 @@
+"""What a tool returned, whatever its age: older ones return less, or a plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from .base import ToolResponse
+from .policy import CallPolicy, Measure, truncate
+
+
+def normalise(returned: Any) -> tuple[ToolResponse, float | None, dict[str, Any]]:
+    """What `execute` returned, in full.
+
+    Raises:
+        ValueError: the reward is not a finite number; or of the response.
+    """
+    parts: list[Any] = [*returned] if isinstance(returned, tuple) else [returned]
+    response, reward, metrics = [*parts, None, None, None][:3]
+    # The seeds' own code interpreter returns its text once more in the place of the reward.
+    reward = None if reward is None or isinstance(reward, str) else as_reward(reward)
+    return as_response(response), reward, {**metrics} if isinstance(metrics, Mapping) else {}
+
+
+def as_response(said: Any) -> ToolResponse:
+    """Of a text, a response, another framework's, a dictionary of one's fields, or anything that JSON can say."""
+    if isinstance(said, ToolResponse):
+        return said
+    if isinstance(said, BaseModel):
+        said = said.model_dump()
+    fields: Any = said
+    if isinstance(said, Mapping) and said and said.keys() <= {"text", "image", "video"}:
+        return ToolResponse.model_validate(fields)
+    if said is None or isinstance(said, str):
+        return ToolResponse(text=said)
+    try:
+        return ToolResponse(text=json.dumps(fields, default=str, ensure_ascii=False))
+    except (TypeError, ValueError):  # keys that are no texts, something that contains itself
+        return ToolResponse(text=str(fields))
+
+
+def as_reward(given: Any) -> float:
+    """Also of numpy's and torch's numbers.
+
+    Raises:
+        ValueError: it is not a finite number, and would spoil every average it comes into.
+    """
+    try:
+        reward = float(given)
+    except (TypeError, ValueError):
+        reward = float("nan")
+    if reward - reward != 0 or isinstance(given, str):  # also true of infinity
+        raise ValueError(f"the reward {str(given)[:100]!r} is not a finite number")
+    return reward
+
+
+def created_id(returned: Any, request_id: str) -> str:
+    """The id that `create` chose; older tools return only that, or nothing."""
+    parts: list[Any] = [*returned, None] if isinstance(returned, tuple) else [returned]
+    return str(parts[0] or request_id)
+
+
+def created_response(returned: Any) -> ToolResponse:
+    parts: list[Any] = [*returned, None, None] if isinstance(returned, tuple) else [None, None]
+    return as_response(parts[1])
+
+
+def shortened(response: ToolResponse, policy: CallPolicy, measure: Measure | None) -> tuple[ToolResponse, bool]:
+    """Cut to what the policy allows, and whether it was. `measure` counts tokens."""
+    text, cut = response.text or "", False
+    if policy.max_response_chars is not None:
+        text, cut = truncate(text, policy.max_response_chars, policy.keep)
+    if policy.max_response_tokens is not None and measure is not None:
+        text, more = truncate(text, policy.max_response_tokens, policy.keep, measure)
+        cut = cut or more
+    return (response.model_copy(update={"text": text}) if cut else response), cut

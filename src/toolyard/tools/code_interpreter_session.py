@@ -1,0 +1,79 @@
+"""The interpreter that a trajectory keeps between its calls, and what becomes of it when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError, SessionLostError
+from toolyard.sandbox.protocol import CellResult, Limits, Sandbox, Session
+
+
+class TrajectorySession:
+    """Opened by its first cell, and anew by the next after it was lost. `create_kwargs` say nothing to it."""
+
+    def __init__(self, **create_kwargs: Any) -> None:
+        self.turn = asyncio.Lock()
+        """To be held for a cell, taken before any permit: a call that waits for another of its own trajectory must not
+        keep others from running."""
+        self._session: Session | None = None
+        self._opened: AbstractAsyncContextManager[Session] | None = None
+        self._used = False
+        """A cell of it has ended: there is something to lose."""
+        self._lost = False
+        self._closed = False
+
+    async def run(self, sandbox: Sandbox, limits: Limits, code: str, seconds: float) -> tuple[CellResult, bool]:
+        """Run a cell. Returns also whether what earlier cells left is gone, which the model has not been told.
+
+        Raises:
+            SandboxError: how far the cell came is not known. The session is given up, so another try is safe.
+            SandboxBusyError: it did not begin, and the session is as it was.
+        """
+        cell = await self._run(sandbox, limits, code, seconds)
+        anew, self._lost, self._used = self._lost, False, True
+        if cell.session_lost:  # which the result itself tells
+            await self._leave()
+        return cell, anew
+
+    async def _run(self, sandbox: Sandbox, limits: Limits, code: str, seconds: float) -> CellResult:
+        while True:
+            fresh = self._session is None
+            session = self._session or await self._open(sandbox, limits)
+            try:
+                return await session.run(code, seconds=seconds)
+            except SandboxBusyError:
+                raise
+            except SessionLostError as error:  # expired, or killed between two calls: the cell has not begun
+                await self._lose()
+                if fresh:
+                    raise SandboxError(f"a new session was lost before its first cell: {error}") from error
+            except BaseException:
+                await self._lose()
+                raise
+
+    async def close(self) -> None:
+        """For good."""
+        self._closed = True
+        await self._leave()
+
+    async def _open(self, sandbox: Sandbox, limits: Limits) -> Session:
+        if self._closed:  # nobody would close it again
+            raise SandboxClosedError("the trajectory of this session has ended")
+        opening = sandbox.session(limits)
+        session = await opening.__aenter__()
+        self._session, self._opened, self._used = session, opening, False
+        if self._closed:  # meanwhile
+            await self._leave()
+            raise SandboxClosedError("the trajectory of this session has ended")
+        return session
+
+    async def _lose(self) -> None:
+        self._lost = self._lost or self._used
+        await self._leave()
+
+    async def _leave(self) -> None:
+        opened, self._opened, self._session = self._opened, None, None
+        if opened is not None:
+            await opened.__aexit__(None, None, None)

@@ -1,0 +1,349 @@
+"""`@tool`: a typed, documented function becomes a tool, and can still be called as the function it was.
+
+    @tool
+    def distance(town: str, unit: Literal["km", "miles"] = "km") -> float:
+        \"""How far it is to a town.
+
+        Args:
+            town: Its name, without the country.
+        \"""
+
+The model's schema comes from the annotations and the docstring; arguments have the annotated types when the function
+gets them. What it returns is what the model reads: a text as it is, anything else as JSON. A tuple `(text, reward)` or
+`(text, reward, metrics)` adds a step reward and metrics, as `BaseTool.execute` does. A parameter `instance_id: str` is
+not the model's to give: it receives the trajectory's id.
+
+A plain function runs in a thread, and a thread cannot be stopped: after `call.timeout_seconds` the trajectory goes on
+without its answer, but the function runs to its end. An `async` one is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import re
+import threading
+import typing
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, overload
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON, OpenAIFunctionToolSchema
+
+from .answers import normalise
+from .arguments import ArgumentError
+from .base import BaseTool, ToolResponse
+from .docstring import read_docstring
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_INSTANCE_ID = "instance_id"
+_NAME = re.compile(r"[\w.-]{1,64}")
+_CONFIG_KEYS = ("type", "call")
+
+
+@overload
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, config: JSON | None = None
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    config: JSON | None = None,
+) -> Any:
+    """Make a tool of a function. `config` holds `call`, how calls are made; a YAML file may override it.
+
+    Raises:
+        ConfigError: the function cannot be shown to a model; the message names it and the parameter.
+    """
+    if function is None:
+        return functools.partial(FunctionTool[..., Any], name=name, description=description, config=config)
+    return FunctionTool(function, name=name, description=description, config=config)
+
+
+class FunctionTool(BaseTool, Generic[P, R]):
+    """Made by `@tool`. In YAML, `class_name` is the function's dotted name."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        config: JSON | None = None,
+        tool_schema: OpenAIFunctionToolSchema | None = None,
+    ) -> None:
+        self.function = function
+        label = _label(function)
+        self._parameters = _parameters_of(function, label)
+        self._told_instance = _INSTANCE_ID in inspect.signature(function).parameters
+        unknown = [key for key in config or {} if key not in _CONFIG_KEYS]
+        if unknown:
+            keys = ", ".join(_CONFIG_KEYS)
+            raise ConfigError(f"{label}: config: unknown key {unknown[0]!r}; a function's are {keys}")
+        if tool_schema is None:
+            tool_schema = _schema_of(function, label, self._parameters, name, description)
+        super().__init__(config or {}, tool_schema)
+        self._refuse_a_schema_that_does_not_fit(label)
+        functools.update_wrapper(self, function, updated=())  # its attributes stay its own
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def configured(self, config: JSON, tool_schema: OpenAIFunctionToolSchema | None = None) -> FunctionTool[P, R]:
+        """A tool of the same function. `config` goes before that of the decorator, and `tool_schema` replaces ours."""
+        return FunctionTool(
+            self.function, config={**self.config, **config}, tool_schema=tool_schema or self.tool_schema
+        )
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
+        """Call the function.
+
+        Raises:
+            ArgumentError: an argument is not of the annotated type.
+        """
+        arguments = self._converted(parameters)
+        if self._told_instance:
+            arguments[_INSTANCE_ID] = _trajectory_of(instance_id, kwargs)
+        call: Callable[[], Any] = functools.partial(self.function, **arguments)  # pyright: ignore[reportCallIssue]
+        try:
+            returned = call() if inspect.iscoroutinefunction(self.function) else await _in_a_thread(call)
+            if inspect.isawaitable(returned):
+                returned = await returned
+        except SystemExit as error:  # it would end the whole run
+            raise RuntimeError(f"it asked to exit: {error!r}") from error
+        return normalise(returned if _is_full_answer(returned) else _in_json_terms(returned))
+
+    def _converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        problems: list[str] = []
+        for parameter in self._parameters:
+            try:
+                arguments.update(parameter.converted(given))
+            except ValidationError as error:
+                problems += [_in_words(parameter.name, one) for one in error.errors()]
+            except KeyError:
+                problems.append(f"{parameter.name!r} is missing")
+        if problems:
+            raise ArgumentError(f"Error: {self.name} was not called: {'; '.join(problems)}")
+        return arguments
+
+    def _refuse_a_schema_that_does_not_fit(self, label: str) -> None:
+        """One of the YAML file may describe otherwise, but not other parameters."""
+        shown = self.tool_schema.function.parameters.properties.keys()
+        own = [parameter.name for parameter in self._parameters]
+        for name in shown - set(own):
+            raise ConfigError(f"{label}: its tool_schema has a parameter {name!r}; the function has {own}")
+        for parameter in self._parameters:
+            if parameter.required and parameter.name not in shown:
+                raise ConfigError(f"{label}: its tool_schema lacks {parameter.name!r}, which the function needs")
+
+
+# From the signature ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    adapter: TypeAdapter[Any]
+    default: Any
+    """The function's own, or `inspect.Parameter.empty`. Pydantic's, from a `Field`, is the adapter's."""
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty and self.adapter.get_default_value() is None
+
+    def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing where the function has its own default.
+
+        Raises:
+            KeyError: it is required, and missing.
+            ValidationError: it is not of the annotated type.
+        """
+        if self.name in given:
+            return {self.name: self.adapter.validate_python(given[self.name])}
+        if self.default is not inspect.Parameter.empty:
+            return {}
+        default = self.adapter.get_default_value()
+        if default is None:
+            raise KeyError(self.name)
+        return {self.name: default.value}
+
+    def with_default(self, schema: JSON) -> JSON:
+        if self.default is inspect.Parameter.empty:
+            return schema
+        try:
+            return {**schema, "default": self.adapter.dump_python(self.default, mode="json", warnings=False)}
+        except PydanticSerializationError:  # JSON has no word for it: the model only learns that there is one
+            return schema
+
+
+class _Plain(GenerateJsonSchema):
+    """Without titles that only repeat the names."""
+
+    ignored_warning_kinds: ClassVar[Any] = {"skipped-choice", "non-serializable-default"}
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _label(function: Any) -> str:
+    """How errors name it."""
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        raise ConfigError(f"@tool is for functions, not for {function!r}")
+    label = f"@tool {function.__module__}.{function.__qualname__}"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{label}: a generator has no one answer; return a value")
+    return label
+
+
+def _parameters_of(function: Any, label: str) -> list[_Parameter]:
+    """Those that the model gives."""
+    found: list[_Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        where = f"{label}: parameter {parameter.name!r}"
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+            raise ConfigError(f"{where}: {stars}{parameter.name} has no schema; give each parameter a name and a type")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"{where}: a model gives arguments by name; remove the '/' after it")
+        if parameter.annotation is parameter.empty:
+            raise ConfigError(f"{where} has no annotation; write {parameter.name}: str, or what it is")
+        annotation = _resolved(function, parameter, where)
+        if parameter.name != _INSTANCE_ID:
+            found.append(_parameter(parameter, annotation, where))
+        elif annotation is not str:
+            raise ConfigError(f"{where} receives the trajectory's id; annotate it str, not {annotation!r}")
+    return found
+
+
+def _resolved(function: Any, parameter: inspect.Parameter, where: str) -> Any:
+    """The annotation, which is text under `from __future__ import annotations`."""
+    holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return typing.get_type_hints(holder, inspect.unwrap(function).__globals__, include_extras=True)[parameter.name]
+    except Exception as error:
+        way_out = "; its types must be at the top level of its module" if isinstance(error, NameError) else ""
+        raise ConfigError(
+            f"{where}: its annotation {parameter.annotation!r} cannot be read: {error}{way_out}"
+        ) from error
+
+
+def _parameter(parameter: inspect.Parameter, annotation: Any, where: str) -> _Parameter:
+    default = parameter.default
+    if isinstance(default, FieldInfo):  # x: int = Field(3, description="…")
+        annotation, default = Annotated[annotation, default], parameter.empty
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        adapter.json_schema(schema_generator=_Plain)
+    except PydanticUserError as error:
+        raise ConfigError(f"{where}: {annotation!r} cannot be written as JSON: {error.message}") from error
+    return _Parameter(parameter.name, adapter, default)
+
+
+def _schema_of(
+    function: Any, label: str, parameters: list[_Parameter], name: str | None, description: str | None
+) -> OpenAIFunctionToolSchema:
+    name = name or str(function.__name__)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{label}: {name!r} is no name for a tool: up to 64 letters, digits, '_', '-' and '.'")
+    documented = read_docstring(inspect.getdoc(function) or "")
+    schemas, shared = TypeAdapter.json_schemas(
+        [(parameter.name, "validation", parameter.adapter) for parameter in parameters], schema_generator=_Plain
+    )
+    properties: JSON = {}
+    for parameter in parameters:
+        schema = parameter.with_default(schemas[parameter.name, "validation"])
+        if parameter.name in documented.parameters:
+            schema.setdefault("description", documented.parameters[parameter.name])
+        properties[parameter.name] = schema
+    required = [parameter.name for parameter in parameters if parameter.required]
+    return OpenAIFunctionToolSchema.model_validate(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": documented.description if description is None else description,
+                "parameters": {"type": "object", "properties": properties, "required": required, **shared},
+            },
+        }
+    )
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+async def _in_a_thread(call: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, in a daemon thread of its own.
+
+    The loop has few threads, for everybody: calls that hang would use them up. And the interpreter waits for those at
+    its end, so that Ctrl-C would not end a run whose tool hangs.
+    """
+    finished: Future[T] = Future()
+    finished.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            finished.set_result(call())
+        except StopIteration as error:  # asyncio cannot carry it, and would never wake up
+            problem = RuntimeError("the function raised StopIteration")
+            problem.__cause__ = error
+            finished.set_exception(problem)
+        except BaseException as error:
+            finished.set_exception(error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="toolyard function tool", daemon=True).start()
+    return await asyncio.wrap_future(finished)
+
+
+def _trajectory_of(instance_id: str, kwargs: Mapping[str, Any]) -> str:
+    """verl makes an instance for every call, and tells the trajectory by `agent_data`."""
+    return str(getattr(kwargs.get("agent_data"), "request_id", None) or instance_id)
+
+
+def _is_full_answer(returned: Any) -> bool:
+    """`(text, reward)` or `(text, reward, metrics)`; any other tuple is data."""
+    parts: tuple[Any, ...] = returned if isinstance(returned, tuple) else ()  # pyright: ignore[reportUnknownVariableType]
+    if len(parts) not in (2, 3):
+        return False
+    said, reward, *metrics = parts
+    return (
+        isinstance(said, str | ToolResponse | None)
+        and (reward is None or hasattr(reward, "__float__"))  # numpy's and torch's numbers too
+        and all(isinstance(one, Mapping) for one in metrics)
+    )
+
+
+def _in_json_terms(returned: Any) -> Any:
+    """What JSON has no word for (dates, dataclasses, sets, models) in the words that are nearest."""
+    if returned is None or isinstance(returned, str | ToolResponse):
+        return returned
+    try:
+        return to_jsonable_python(returned, fallback=str, inf_nan_mode="constants", bytes_mode="base64")
+    except ValueError:  # it contains itself, say
+        return returned
+
+
+def _in_words(name: str, error: Any) -> str:
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
+    return f"{name}{where}: {error['msg']}"

@@ -1,0 +1,132 @@
+"""`calc_gsm8k_reward`: tells the model what its answer to a GSM8K problem is worth, so that it can try again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from toolyard.errors import ConfigError
+from toolyard.messages import OpenAIFunctionToolSchema
+from toolyard.rewards import gsm8k
+
+from .base import BaseTool, ToolResponse
+from .trajectories import Trajectories
+
+_MARK = "#### "
+
+SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    {
+        "type": "function",
+        "function": {
+            "name": "calc_gsm8k_reward",
+            "description": "A tool for calculating the reward of gsm8k",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "answer": {"type": "string", "description": "The model's answer to the GSM8K math problem"}
+                },
+                "required": ["answer"],
+            },
+        },
+    }
+)
+"""As the seeds write it."""
+
+
+class Gsm8kConfig(BaseModel):
+    """The tool's `config` in YAML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: gsm8k.Method = "flexible"
+    """How the answer is read and compared. `strict` does not take 18.0 for 18."""
+    format_score: FiniteFloat = 0.0
+    """For an answer that is a number, but not the right one."""
+    score: FiniteFloat = 1.0
+    """For the right answer."""
+    penalty: FiniteFloat = Field(-0.05, le=0)
+    """Step reward of an answer that is no better than the best before it: guessing on costs."""
+    type: str = "native"
+    call: dict[str, Any] = {}
+    """How calls are made: see `CallPolicy`."""
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one trajectory."""
+
+    truth: str
+    best: float = 0.0
+    """What the next answer has to exceed."""
+    last: float = 0.0
+
+
+class Gsm8kTool(BaseTool):
+    """`toolyard.tools.gsm8k.Gsm8kTool` in YAML. Every trajectory needs its `ground_truth` in `create_kwargs`."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        super().__init__(config, tool_schema)
+        try:
+            self.settings = Gsm8kConfig.model_validate(config)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
+        self._trajectories: Trajectories[_State] = Trajectories(self._new_state)
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return getattr(self, "tool_schema", None) or SCHEMA
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Begin a trajectory; `ground_truth` is its problem's answer, in any form that `final_answer` reads.
+
+        Raises:
+            ConfigError: it is missing, or no number.
+        """
+        return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
+        """Score an answer. The step reward is 0.0 if it is better than all before it, the penalty otherwise."""
+        state = self._trajectories.of(instance_id, kwargs)
+        answer = parameters.get("answer", "")
+        if not isinstance(answer, str):  # a model that was asked for a number's text may well give the number
+            answer = str(answer)
+        reward = self._score(answer, state.truth)
+        step = 0.0 if reward > state.best else self.settings.penalty
+        state.best, state.last = max(state.best, reward), reward
+        metrics = {"score": reward, "best_score": state.best}
+        return ToolResponse(text=f"Current parsed {answer=} {reward=}"), step, metrics
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """The score of the last answer, 0.0 if none was given.
+
+        The seeds score the last one too, not the best: what the model ends with is its answer. With the best, trying
+        every number would be worth as much as knowing.
+        """
+        return self._trajectories.of(instance_id, kwargs).last
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self._trajectories.end(instance_id)
+
+    async def close(self) -> None:
+        self._trajectories.drain()
+
+    def _new_state(self, ground_truth: Any = None, **others: Any) -> _State:
+        if ground_truth is None:
+            raise ConfigError(
+                f"tool {self.name!r}: create needs ground_truth: give each row "
+                f"tools_kwargs[{self.name!r}]['create_kwargs']['ground_truth']"
+            )
+        return _State(gsm8k.final_answer(ground_truth))
+
+    def _score(self, answer: str, truth: str) -> float:
+        settings = self.settings
+        # The seeds put the mark before every answer. `flexible` is better off without: it would read
+        # "3 + 15 = 18" as 3, where the seeds' scorer reads 18.
+        if settings.method == "strict" and _MARK not in answer:
+            answer = _MARK + answer.strip()
+        return gsm8k.compute_score(answer, truth, settings.method, settings.format_score, settings.score)

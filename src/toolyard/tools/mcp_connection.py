@@ -1,0 +1,235 @@
+"""One session with one MCP server. The only file that imports the SDK.
+
+Everything here happens on one event loop, that of `toolyard.limits.background`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Self
+
+from toolyard import __version__
+from toolyard.errors import ConfigError, MissingDependencyError
+
+from .mcp_config import HttpServer, MCPConfig, ServerEntry, StdioServer, Transport
+from .mcp_stderr import Stderr
+
+try:
+    from mcp import Client, MCPError, StdioServerParameters, stdio_client, types
+    from mcp.client import streamable_http
+    from mcp.client.sse import sse_client
+except ModuleNotFoundError as error:
+    raise MissingDependencyError("mcp", "mcp", "MCP tools") from error
+except ImportError as error:
+    raise ConfigError("MCP tools need mcp 2 or later, and an older one is installed: pip install -U mcp") from error
+
+__all__ = ["Connection", "MCPError", "says", "types"]
+
+_log = logging.getLogger("toolyard.tools.mcp")
+for _name in ("mcp", "client"):  # the SDK's loggers: without any handler, Python would print their warnings
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+_LARGEST_EVENT = 256 << 20
+"""Bytes in one answer over HTTP. The SDK's own limit, 1 MiB, is less than a photograph."""
+_QUIET_SECONDS = 300.0
+"""How long a stream over HTTP may say nothing, at least. So long an answer that nobody waits for holds a connection."""
+_CLOSE_SECONDS = 10.0
+
+
+class Connection:
+    """Entered and left by a task of its own, as the SDK asks for; used by any other."""
+
+    def __init__(self, name: str, entry: ServerEntry, config: MCPConfig, pause: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.settled = asyncio.Event()
+        """It is connected, or never will be: see `problem`."""
+        self.problem: Exception | None = None
+        self.tools: dict[str, types.Tool] = {}
+        self.client: Client
+        """Once it is connected."""
+        self._name = name
+        self._entry = entry
+        self._config = config
+        self._stderr = Stderr(_log, name)
+        self._status = ""
+        self._noise = ""
+        self._leave = asyncio.Event()
+        self.task = self.loop.create_task(self._live(pause), name=f"MCP server {name}")
+        self.task.add_done_callback(self._ended)
+
+    @property
+    def over(self) -> bool:
+        """It was connected, and is no more; or never was."""
+        return self.settled.is_set() and self._leave.is_set()
+
+    def hang_up(self) -> None:
+        """Nobody gets this connection any more, and it ends; calls in flight fail."""
+        self._leave.set()
+
+    async def close(self) -> None:
+        """Returns when the server's process, if it is ours, is gone: by force, if it takes its time."""
+        self.hang_up()
+        if not self.settled.is_set():
+            self.task.cancel()
+        if not (await asyncio.wait([self.task], timeout=_CLOSE_SECONDS))[0]:
+            self.task.cancel()
+            await asyncio.wait([self.task], timeout=_CLOSE_SECONDS)
+
+    async def list_tools(self) -> dict[str, types.Tool]:
+        tools: dict[str, types.Tool] = {}
+        cursor: str | None = None
+        while True:
+            page = await self.client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                tools.setdefault(tool.name, tool)
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+
+    def explained(self, error: BaseException) -> str:
+        """What went wrong, in one line, with what the server had to say to it."""
+        causes = dict.fromkeys(self._in_words(leaf) for leaf in _leaves(error))
+        return f"{'; '.join(causes)}{self._status}{self._noise}{self._stderr.tail()}"
+
+    def _in_words(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._config.connect_timeout:g} s"
+        if isinstance(error, OSError) and error.strerror:
+            return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
+        if isinstance(error, MCPError):
+            return error.message[:1].lower() + error.message[1:]
+        return f"{type(error).__name__}: {error}"
+
+    # -------------------------------------------------------------------------------------------------------- life
+    async def _live(self, pause: float) -> None:
+        modes = ("auto", "legacy") if isinstance(self._entry, StdioServer) else ("auto",)
+        await asyncio.sleep(pause)
+        for mode in modes:
+            self._leave.clear()
+            try:
+                await self._converse(mode)
+                break
+            except Exception as error:
+                self.problem = error
+                _log.debug("%s: the connection failed", self._name, exc_info=True)
+                # Servers of before 2026 may die of the new protocol's first question, which they expect to be
+                # `initialize`. They are started once more, and asked in the old way.
+                if self.settled.is_set() or not says(error, types.CONNECTION_CLOSED):
+                    break
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before its first step, so that nobody waits for it for ever."""
+        if self.settled.is_set():
+            _log.info("%s: the connection has ended", self._name)
+        elif self.problem is None:
+            self.problem = ConnectionError("closed while it was connecting")
+        self._leave.set()
+        self.settled.set()
+
+    async def _converse(self, mode: str) -> None:
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(self._config.connect_timeout):
+                client = Client(
+                    self._watched(await self._transport(stack)),
+                    mode=mode,
+                    cache=None,
+                    message_handler=self._received,
+                    client_info=types.Implementation(name="toolyard", version=__version__),
+                )
+                self.client = await stack.enter_async_context(client)
+                self.tools = await self.list_tools()
+            self.problem = None
+            self.settled.set()
+            await self._leave.wait()
+
+    async def _transport(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
+        entry = self._entry
+        if isinstance(entry, StdioServer):
+            parameters = StdioServerParameters(
+                command=entry.command,
+                args=list(entry.args),
+                env=entry.env,
+                cwd=entry.cwd,
+                encoding_error_handler="replace",  # or one byte that is no UTF-8 would end the session
+            )
+            return stdio_client(parameters, await stack.enter_async_context(self._stderr))
+        return await self._http(stack, entry)
+
+    async def _http(self, stack: AsyncExitStack, entry: HttpServer) -> AbstractAsyncContextManager[Any]:
+        quiet = max(_QUIET_SECONDS, 2 * self._config.timeout)
+        if entry.transport is Transport.SSE:
+            return sse_client(entry.url, entry.all_headers(), timeout=_CLOSE_SECONDS, sse_read_timeout=quiet)
+        http: Any = streamable_http.httpx2  # pyright: ignore[reportPrivateImportUsage] - whichever the SDK uses
+        client = http.AsyncClient(
+            headers=entry.all_headers(),
+            timeout=http.Timeout(_CLOSE_SECONDS, read=quiet, pool=None),
+            limits=http.Limits(max_connections=None, max_keepalive_connections=20),
+            event_hooks={"response": [self._responded]},
+        )
+        await stack.enter_async_context(client)
+        return streamable_http.streamable_http_client(entry.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
+
+    # ------------------------------------------------------------------------------------------------ what it hears
+    @asynccontextmanager
+    async def _watched(self, transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[tuple[Any, Any]]:
+        async with transport as (read, write):
+            yield _Watched(read, self), write
+
+    async def _received(self, message: Any) -> None:
+        if isinstance(message, Exception) and not self._noise:
+            self._noise = "; it sends what is not MCP"
+            _log.warning("%s sends what is not MCP: %s", self._name, message)
+
+    async def _responded(self, response: Any) -> None:
+        self._status = f" (HTTP {response.status_code})" if response.status_code >= 400 else ""
+        if response.status_code == 404 and "mcp-session-id" in response.request.headers:
+            self.hang_up()  # it was restarted, or forgot us; the codes that servers give for it differ
+
+
+class _Watched:
+    """A transport's incoming messages. Tells when they end, which is how the death of a server shows."""
+
+    def __init__(self, stream: Any, connection: Connection) -> None:
+        self._stream = stream
+        self._connection = connection
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> Any:
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except BaseException:
+            self._connection.hang_up()
+            raise
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self._stream.__aexit__(*error)
+
+
+def says(error: BaseException, code: int) -> bool:
+    """Whether the SDK, or the server, gives this code for the reason."""
+    return any(isinstance(leaf, MCPError) and leaf.code == code for leaf in _leaves(error))
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for one in error.exceptions for leaf in _leaves(one)]  # pyright: ignore
+    return [error]
