@@ -1,0 +1,331 @@
+"""`code_interpreter`: the model's code, run in a sandbox, under the limiter.
+
+`code_interpreter_text` says what the model reads. A failure of the sandbox, of its service or of the limiter is an
+exception, never a text: what was our failure must not look like the model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from toolyard.errors import ConfigError, ProgramError, ToolchainMissingError
+from toolyard.limits.local import LocalLimiter
+from toolyard.limits.protocol import Limiter
+from toolyard.messages import OpenAIFunctionToolSchema
+from toolyard.sandbox.languages import find_language
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Sandbox, Seconds
+from toolyard.sandbox.remote import RemoteSandbox
+
+from .arguments import ArgumentError
+from .base import BaseTool, ToolResponse
+from .code_interpreter_session import TrajectorySession
+from .code_interpreter_text import LOST, cell_text, execution_text
+from .trajectories import Trajectories
+
+_log = logging.getLogger(__name__)
+
+LIMITER = "rate-limiter"
+"""One for all code interpreters of a cluster, as in the seeds."""
+_LONGEST = 300.0
+"""Seconds that a model may ask for, if the default is not longer still."""
+_COMPILE_SECONDS = 30.0
+"""At least; a program that may run for longer may take as long to compile."""
+_SESSION_IDLE_SECONDS = 3600.0
+"""A model may think for long between two calls; at the end of its trajectory the session is closed anyway."""
+_SESSIONS = 1024
+"""Kept under frameworks that do not tell us when a trajectory ends: each is a process."""
+
+Answer = tuple[ToolResponse, float | None, dict[str, Any]]
+
+SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    {
+        "type": "function",
+        "function": {
+            "name": "code_interpreter",
+            "description": "A tool for executing code.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The code to execute.", "enum": None}},
+                "required": ["code"],
+            },
+            "strict": False,
+        },
+    }
+)
+"""As the seeds write it."""
+
+
+class CodeInterpreterConfig(BaseModel):
+    """The tool's `config` in YAML. The first six keys are the seeds'."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_workers: PositiveInt = 10
+    """Executions of this process at once."""
+    rate_limit: PositiveInt = 10
+    """Executions in flight: of the whole Ray cluster where there is one, of this process otherwise. Its tools share it,
+    so two with different limits are an error."""
+    default_timeout: Seconds = 30.0
+    """Seconds for one execution, unless the model asks for another time."""
+    default_language: str = "python"
+    enable_global_rate_limit: bool = True
+    """False: only `num_workers` counts."""
+    sandbox_fusion_url: str = ""
+    """Of `toolyard sandbox serve` or any SandboxFusion service. Empty: the embedded sandbox."""
+    memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
+    stateful: bool = False
+    """One Python interpreter for the whole trajectory: variables, imports and files are kept between calls."""
+    max_output_chars: PositiveInt = 16384
+    """Of stdout and of stderr, each; head and tail are kept."""
+    display_last: bool = False
+    """Show the value of a last line that is an expression, as a notebook does. Python only."""
+    type: str = "native"
+    call: dict[str, Any] = {}
+    """How calls are made: see `CallPolicy`."""
+
+    @field_validator("sandbox_fusion_url", mode="before")
+    @classmethod
+    def _may_be_left_empty(cls, value: Any) -> Any:
+        return "" if value is None else value
+
+    @field_validator("default_language")
+    @classmethod
+    def _in_its_own_words(cls, value: str) -> str:
+        return _language_name(value)
+
+
+class _Place:
+    """The sandbox of one event loop."""
+
+    def __init__(self) -> None:
+        self.sandbox: Sandbox | None = None
+        self.opening = asyncio.Lock()
+
+
+class SandboxFusionTool(BaseTool):
+    """`toolyard.tools.code_interpreter.SandboxFusionTool` in YAML."""
+
+    # The sandbox itself stops every program, and however long a call waits for its turn, that is not the model's
+    # failure. Output is cut here, stream by stream.
+    call_defaults: ClassVar[Mapping[str, Any]] = {"timeout_seconds": None, "max_response_chars": None}
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        super().__init__(config, tool_schema)
+        self.settings = _checked(config)
+        self._limits = self._limits_for(self.settings.default_timeout)
+        self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
+        self._workers = LocalLimiter(self.settings.num_workers)
+        self._limiter: Limiter | None = None
+        self._places: dict[asyncio.AbstractEventLoop, _Place] = {}
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return getattr(self, "tool_schema", None) or SCHEMA
+
+    # ---------------------------------------------------------------------------------------------- life cycle
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
+        """Run `code`. `language` and `timeout`, in seconds, are taken where the model gives them.
+
+        Raises:
+            ArgumentError: it cannot be run as the model asks for it.
+            ToolyardError: our failure.
+        """
+        asked = parameters.get("language")
+        language = _language_name(str(asked or self.settings.default_language))
+        try:
+            seconds = _seconds(parameters.get("timeout"), self.settings.default_timeout)
+            limits = self._limits if seconds == self._limits.run_seconds else self._limits_for(seconds)
+            session = self._trajectories.of(instance_id, kwargs)
+            tenant = self._trajectories.key(instance_id, kwargs)
+            return await self._run(session, tenant, _source(parameters.get("code", "")), language, limits)
+        except ToolchainMissingError as error:  # how to install it is not for the model
+            if not asked:
+                raise ConfigError(f"config.default_language: {error}") from error
+            _log.warning("%s: %s", self.name, error)
+            raise self._refusal(f"language {language!r} is not installed here") from error
+        except ProgramError as error:
+            raise self._refusal(str(error)) from error
+
+    def _refusal(self, why: str) -> ArgumentError:
+        return ArgumentError(f"Error: {self.name} was not called: {why}")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Running code is worth nothing by itself; what it led to is."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        for session in self._trajectories.end(instance_id):
+            await session.close()
+
+    async def close(self) -> None:
+        """End all sessions, and the sandbox of this event loop. A call after that opens another."""
+        for session in self._trajectories.drain():
+            await session.close()
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            await limiter.close()
+        place = self._places.pop(asyncio.get_running_loop(), None)
+        if place is not None:
+            async with place.opening:
+                if place.sandbox is not None:
+                    await place.sandbox.__aexit__(None, None, None)
+
+    # ------------------------------------------------------------------------------------------------- running
+    async def _run(self, session: TrajectorySession, tenant: str, code: str, language: str, limits: Limits) -> Answer:
+        asked = time.monotonic()
+        most = self.settings.max_output_chars
+        python = language == "python"
+        sandbox = await self._sandbox()
+        if python and self.settings.stateful:
+            code = code if self.settings.display_last else f"{code}\nNone"  # a cell shows its last expression
+            async with session.turn, self._permits(tenant):
+                waited = time.monotonic() - asked
+                cell, anew = await session.run(sandbox, self._limits, code, limits.run_seconds)
+            text = (f"{LOST}\n" if anew else "") + cell_text(cell, limits, most, stateful=True)
+            return ToolResponse(text=text), None, _cell_metrics(cell, waited)
+        async with self._permits(tenant):
+            waited = time.monotonic() - asked
+            if python and self.settings.display_last:
+                async with sandbox.session(limits) as interpreter:
+                    cell = await interpreter.run(code, seconds=limits.run_seconds)
+                text = cell_text(cell, limits, most, stateful=False)
+                return ToolResponse(text=text), None, _cell_metrics(cell, waited)
+            execution = await sandbox.run(Program(code, language), limits)
+        text = execution_text(execution, limits, most, python=python)
+        return ToolResponse(text=text), None, _metrics(execution, waited)
+
+    @asynccontextmanager
+    async def _permits(self, tenant: str) -> AsyncGenerator[None]:
+        async with self._workers.permit(tenant):
+            if self._limiter is None:
+                yield
+            else:
+                async with self._limiter.permit(tenant, label=tenant):
+                    yield
+
+    def _limits_for(self, seconds: float) -> Limits:
+        memory = self.settings.memory_limit_mb * MIB
+        return Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS), memory_bytes=memory)
+
+    # ------------------------------------------------------------------------------------------------- opening
+    async def _sandbox(self) -> Sandbox:
+        """That of this event loop. Whoever comes first opens it, with the limiter; the others wait."""
+        loop = asyncio.get_running_loop()
+        place = self._places.get(loop)
+        if place is None:
+            for ended in [other for other in self._places if other.is_closed()]:
+                del self._places[ended]  # without `close()`: its processes end when they notice
+            place = self._places[loop] = _Place()
+        if place.sandbox is None:
+            async with place.opening:
+                if place.sandbox is None:
+                    await self._choose_limiter()
+                    place.sandbox = await self._new_sandbox().__aenter__()
+        return place.sandbox
+
+    def _new_sandbox(self) -> Sandbox:
+        if self.settings.sandbox_fusion_url:
+            return RemoteSandbox(self.settings.sandbox_fusion_url)
+        # As many sessions as there are trajectories: how many those are is decided elsewhere.
+        return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
+
+    async def _choose_limiter(self) -> None:
+        if self._limiter is not None:
+            return
+        rate, workers = self.settings.rate_limit, self.settings.num_workers
+        if not self.settings.enable_global_rate_limit:
+            _log.info("%s: at most %d executions in flight of this tool; no global limit", self.name, workers)
+            return
+        ray: Any = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            from toolyard.limits.ray import RayLimiter
+
+            self._limiter = await asyncio.to_thread(RayLimiter, LIMITER, rate)  # it waits for the cluster
+            _log.info("%s: at most %d executions in flight in the Ray cluster", self.name, rate)
+        else:
+            self._limiter = LocalLimiter(rate, name=LIMITER)
+            _log.info("%s: at most %d executions in flight in this process; Ray is not connected", self.name, rate)
+
+
+def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
+    try:
+        settings = CodeInterpreterConfig.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            expected = ", ".join(CodeInterpreterConfig.model_fields)
+            raise ConfigError(f"config: unknown key {where!r}; expected one of {expected}") from None
+        raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
+    try:
+        if settings.sandbox_fusion_url:
+            RemoteSandbox(settings.sandbox_fusion_url)  # says what is wrong with it
+        else:
+            find_language(settings.default_language)  # a service may have others
+    except ProgramError as error:
+        raise ConfigError(f"config.default_language: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"config.sandbox_fusion_url: {error}") from None
+    return settings
+
+
+def _language_name(name: str) -> str:
+    """The table's own, also of an alias. One that is not in it may yet be known to a service."""
+    try:
+        return find_language(name).name
+    except ProgramError:
+        return name
+
+
+def _seconds(asked: Any, default: float) -> float:
+    """Also of a text: many models write numbers so.
+
+    Raises:
+        ProgramError: it is no time.
+    """
+    if asked is None or asked == "":
+        return default
+    try:
+        seconds = 0.0 if isinstance(asked, bool) else float(asked)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    most = max(default, _LONGEST)
+    if not seconds > 0:
+        raise ProgramError(f"timeout: {str(asked)[:50]!r} is not a number of seconds above 0, and at most {most:g}")
+    return min(seconds, most)
+
+
+def _source(code: Any) -> str:
+    """What the model gave, with half an emoji written as an escape: no file and no wire could carry it."""
+    code = code if isinstance(code, str) else str(code)
+    return code if code.isascii() else code.encode("utf-8", "backslashreplace").decode()
+
+
+def _metrics(execution: Execution, waited: float) -> dict[str, Any]:
+    return {
+        "verdict": execution.verdict.value,
+        "exit_code": execution.exit_code,
+        "run_seconds": execution.wall_seconds,
+        "queue_seconds": waited + execution.queue_seconds,
+        "isolation": str(execution.isolation),
+    }
+
+
+def _cell_metrics(cell: CellResult, waited: float) -> dict[str, Any]:
+    return {
+        "verdict": cell.verdict.value,
+        "run_seconds": cell.wall_seconds,
+        "queue_seconds": waited,
+        "session_lost": cell.session_lost,
+    }
