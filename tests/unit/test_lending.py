@@ -98,7 +98,9 @@ class Cluster:
     def tick(self) -> None:
         self.lender.schedule(self.now)
         for borrower, answer in self.lender.answers(self.now):
-            next(member for member in self.members if member.borrower is borrower).desk.answered(answer)
+            for member in self.members:
+                if member.borrower is borrower:
+                    member.desk.answered(answer)
 
     def restart(self) -> None:
         self.lender = new_lender(self.lender.configured, epoch="2", now=self.now, recovering=True)
@@ -141,8 +143,7 @@ class TestClaims:
         assert (late.running, other.running) == (4, 10)
         other.end(6)
         cluster.settle()
-        assert late.running + other.running == 8
-        assert cluster.lender.outstanding <= 10
+        assert (late.running, other.running) == (6, 4)
 
     def test_a_new_registration_replaces_the_one_before(self, cluster: Cluster):
         member = cluster.join()
@@ -367,11 +368,12 @@ class TestDeath:
         cluster.settle()
         gone.disconnect()
         other.ask(10)
-        cluster.wait(BURIED - 0.001)
+        cluster.wait(BURIED - 0.002)
         other.report()
         again = cluster.lender.schedule(cluster.now)
         assert cluster.lender.outstanding == gone.borrower.held == 10
         assert again == pytest.approx(cluster.now + 0.001)
+        assert again > cluster.now
         cluster.wait(0.002)
         cluster.settle()
         assert other.running == 10
@@ -391,6 +393,7 @@ class TestDeath:
         stalled, other = cluster.join(), cluster.join()
         stalled.ask(6)
         cluster.settle()
+        cluster.members.remove(stalled)
         other.ask(10)
         for _ in range(100):
             cluster.wait(TERM)
@@ -407,12 +410,12 @@ class TestDeath:
         stalled.ask(10)
         cluster.settle()
         other.ask(10)
-        last = cluster.now
-        cluster.wait(30.0 + BURIED - 0.01)  # its last report is part of it
+        cluster.members.remove(stalled)
+        cluster.wait(30.0 + BURIED - 0.01)
         other.report()
         cluster.tick()
         assert other.running == 0
-        assert cluster.lender.schedule(cluster.now) <= last + 30.0 + BURIED + 0.001, "or nobody looks in time"
+        assert cluster.lender.schedule(cluster.now) <= cluster.now + 0.02, "or nobody looks in time"
         cluster.wait(0.02)
         cluster.tick()
         assert other.running == 10

@@ -42,6 +42,7 @@ class BorrowingDesk(Desk):
         self.returned = 0
         """Permits given back since the last hello."""
         self._claimed = 0
+        self._registered = False
         self._seq = 0
         self._sent: dict[int, float] = {}
         self._reported = 0
@@ -55,7 +56,9 @@ class BorrowingDesk(Desk):
     def hello(self, now: float) -> dict[str, Any]:
         """A new registration: everything is counted from here."""
         with self.lock:
-            self._claimed = self._seen = self.stock = max(self.stock, self.in_use)
+            lapsed = now >= self.open_until
+            self._registered = False
+            self._claimed = self._seen = self.stock = self.in_use if lapsed else max(self.stock, self.in_use)
             self.returned = 0
             self._sent = {0: now}
             self._seq = 0
@@ -114,6 +117,7 @@ class BorrowingDesk(Desk):
     def welcomed(self, message: Message) -> None:
         with self.lock:
             # Less than claimed only if we came so late that we had stopped starting: then nothing spare was used since.
+            self._registered = True
             self.stock -= self._claimed - message["granted"]
             self._seen = message["granted"]
             self.epoch = message["epoch"]
@@ -140,7 +144,7 @@ class BorrowingDesk(Desk):
             over = min(self.stock - self._target, self.stock - self.in_use) if self.contended else 0
             if over > 0:
                 self._hand_back(int(over))
-            idle = self.contended and self.stock > self.in_use
+            idle = self._idle()
         self._wake(woken)
         if wanting or over > 0 or idle:
             self._poke()
@@ -163,13 +167,19 @@ class BorrowingDesk(Desk):
 
     # --------------------------------------------------------------------------------------------------- giving back
     def _hand_back(self, count: int) -> None:
-        self.stock -= count
-        self.returned += count
+        """Not while a registration is under way, which has claimed it."""
+        if self._registered:
+            self.stock -= count
+            self.returned += count
 
     @property
     def linger(self) -> float:
         """How long permits may lie unused."""
-        return LINGER_CONTENDED if self.contended and self.stock > self.in_use else LINGER
+        return LINGER_CONTENDED if self._idle() else LINGER
+
+    def _idle(self) -> bool:
+        """Whether others want what lies unused here. Not if waiters of ours only wait for a pause to end."""
+        return self.contended and self.stock > self.in_use and not self.queue
 
     def give_back_idle(self) -> None:
         """What was not used at any time since the last call."""

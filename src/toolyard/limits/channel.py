@@ -32,7 +32,7 @@ async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
         if size > MOST:
             raise ConnectionError(f"a message of {size} bytes")
         message: Any = json.loads(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, OSError, ValueError) as error:
+    except (asyncio.IncompleteReadError, OSError, RecursionError, ValueError) as error:
         raise ConnectionError(f"connection lost: {error}") from error
     if not isinstance(message, dict):
         raise ConnectionError("not a message")

@@ -61,6 +61,8 @@ class Borrower:
     tenants: dict[str, tuple[int, int, float]] = field(default_factory=dict[str, tuple[int, int, float]])
     """In use, waiting and weight, by tenant."""
     seq: int = 0
+    connection: int = 0
+    """Of its connections, the number of the one it registered by."""
     connected: bool = True
     refusals: int = 0
     report: Message = field(default_factory=dict[str, Any])
@@ -82,7 +84,21 @@ class Borrower:
 
     @property
     def demand(self) -> int:
-        return self.in_use + self.waiting
+        """What it could use now: one that cannot be reached gets nothing."""
+        return self.in_use + self.waiting if self.connected else self.held
+
+
+def _whole(value: Any) -> int:
+    """A count, from outside."""
+    if not isinstance(value, int) or not 0 <= value < 1 << 40:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _demand(in_use: Any, waiting: Any, weight: Any) -> tuple[int, int, float]:
+    if not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e12:
+        raise ValueError(f"{weight!r} is not a weight")
+    return _whole(in_use), _whole(waiting), float(weight)
 
 
 class _Counts:
@@ -150,38 +166,48 @@ class Lender:
     # -------------------------------------------------------------------------------------------------------- events
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
         """A process connects, perhaps again: it says what it has in use and what it has to spare."""
-        old = self.borrowers.pop(client, None)
-        grave = self._graves.pop(client, None)
+        old = self.borrowers.get(client)
+        grave = self._graves.get(client)
         if message["version"] > self.version:
-            self._set_limit(message["limit"], message["version"])
-        in_use, spare = int(message["in_use"]), int(message["spare"])
-        if now >= self._recovering_until:
+            self._set_limit(_whole(message["limit"]), _whole(message["version"]))
+        in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
+        # Whoever is known here has not lost its lease, and may be starting what it has to spare.
+        if old is None and now >= self._recovering_until:
             spare = min(spare, max(0, self.capacity - self.outstanding - in_use))
-        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=message["refusals"])
+        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=_whole(message["refusals"]))
         if old is not None:  # its counts go on where they were
             borrower.report, borrower.refusals = old.report, old.refusals
         elif grave is not None:
             borrower.report = grave
+        self._graves.pop(client, None)
         self.borrowers[client] = borrower
         return borrower
 
     def sync(self, now: float, borrower: Borrower, message: Message) -> None:
-        borrower.heard = now
-        borrower.seq = message["seq"]
-        borrower.returned = max(borrower.returned, message["returned"])
-        borrower.tenants = {tenant: (entry[0], entry[1], entry[2]) for tenant, entry in message["tenants"].items()}
-        borrower.in_use, borrower.waiting = message["in_use"], message["waiting"]
+        # All of it is read before any of it counts: nonsense from one process must not reach the books of all.
+        seq, returned, in_use, waiting, refusals = (
+            _whole(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
+        )
+        tenants = {str(tenant): _demand(*entry) for tenant, entry in dict(message["tenants"]).items()}
         if "report" in message:
+            _Counts().add(message["report"])
             borrower.report = message["report"]
-        new = max(0, message["refusals"] - borrower.refusals)
-        borrower.refusals = message["refusals"]
+        borrower.heard = now
+        borrower.seq = seq
+        borrower.returned = max(borrower.returned, min(returned, borrower.granted))
+        borrower.tenants = tenants
+        borrower.in_use, borrower.waiting = in_use, waiting
+        # More runs than we lent: started while a late registration was under way. It runs, so it counts.
+        borrower.granted += max(0, in_use - borrower.held)
+        new = max(0, refusals - borrower.refusals)
+        borrower.refusals = refusals
         self._refusals += new
         if self._adaptive is not None:
             elsewhere = sum(other.in_use for other in self.borrowers.values() if other is not borrower)
-            for here in message["refused_at"]:
+            for here in message["refused_at"][:new]:
                 self._adaptive.refused(
                     now,
-                    elsewhere + here,
+                    elsewhere + _whole(here),
                     retry_after=message["retry_after"],
                     unavailable=message["unavailable"],
                 )
@@ -257,7 +283,7 @@ class Lender:
         shares = fair_shares(
             self.capacity,
             [
-                Claim(borrower.id, tenant, weight, in_use + waiting)
+                Claim(borrower.id, tenant, weight, in_use + (waiting if borrower.connected else 0))
                 for borrower in borrowers
                 for tenant, (in_use, waiting, weight) in borrower.tenants.items()
             ],
@@ -311,6 +337,8 @@ class Lender:
     def _next_event(self, now: float) -> float:
         events = [borrower.turn_ends for borrower in self.borrowers.values()]
         events += [borrower.heard + self.term * DRIFT for borrower in self.borrowers.values() if not borrower.connected]
+        if self.max_hold is not None:
+            events += [borrower.heard + self.max_hold + self.term * DRIFT for borrower in self.borrowers.values()]
         if self._adaptive is not None:
             events.append(self._adaptive.next_change(now))
         return min(events, default=math.inf)

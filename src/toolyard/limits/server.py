@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from typing import Any
 from .channel import PROTOCOL, identity, is_dead, receive, send, watch_peer
 from .lending import Borrower, Lender
 
+_log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
 _DYING_SECONDS = 2.0
 """How long a process whose connection broke is looked at for signs of death: its sockets close a moment before it."""
@@ -27,6 +30,8 @@ class LenderServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
         self.idle_since = time.monotonic()
+        self._numbers = itertools.count(1)
+        self._stopping = False
 
     async def start(self, host: str) -> int:
         """Listen on a free port of `host`, and return it."""
@@ -35,6 +40,7 @@ class LenderServer:
         return self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
+        self._stopping = True
         self._server.close()
         for task in (self._ticking, *self._connections):
             task.cancel()
@@ -68,15 +74,18 @@ class LenderServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        number = next(self._numbers)
         try:
-            await self._converse(reader, writer)
-        except (ConnectionError, TimeoutError, KeyError, TypeError, ValueError):
-            pass  # whoever it was is gone, or spoke nonsense: what it had comes back in time
+            await self._converse(reader, writer, number)
+        except (ConnectionError, TimeoutError):
+            pass  # whoever it was is gone: what it had comes back in time
+        except Exception:
+            _log.warning("limiter %r: a connection was ended that spoke nonsense", self.lender.name, exc_info=True)
         finally:
             self._connections.discard(task)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         lender = self.lender
         async with asyncio.timeout(_HELLO_SECONDS):
             hello = await receive(reader)
@@ -89,8 +98,13 @@ class LenderServer:
         if hello["limit_wanted"] not in (None, lender.limit, lender.configured):
             send(writer, {"conflict": lender.limit})
             return
+        identity_there = dict(hello["identity"])
+        known = lender.borrowers.get(hello["client"])
+        if known is not None and known.connection > number:
+            return  # came late, and has long been overtaken by another of its own
         watch_peer(writer, lender.term)
-        borrower = lender.register(time.monotonic(), hello["client"], hello["process"], hello)
+        borrower = lender.register(time.monotonic(), str(hello["client"]), str(hello["process"]), hello)
+        borrower.connection = number
         self._writers[borrower] = writer
         send(writer, {
             "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
@@ -114,12 +128,12 @@ class LenderServer:
             self.idle_since = time.monotonic()
             lender.lost(borrower)
             self._due.set()
-            await self._bury(borrower, hello["identity"])
+            await self._bury(borrower, identity_there)
 
     async def _bury(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
         """Its connection broke. If it ran on this machine, the kernel knows at once whether it is dead."""
         until = time.monotonic() + _DYING_SECONDS
-        while self.lender.borrowers.get(borrower.id) is borrower and time.monotonic() < until:
+        while not self._stopping and self.lender.borrowers.get(borrower.id) is borrower and time.monotonic() < until:
             if is_dead(who):
                 self.lender.dead(borrower)
                 self._due.set()
