@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_VERL ?= .venv-verl
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -11,16 +12,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-verl check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-to-run ## a tour of the sandbox: good, failing, looping, hungry and hostile programs
 	$(BIN)/toolyard sandbox tour $(ARGS)
 
 test: $(VENV)/.ready-to-develop ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-verl: $(VENV_VERL)/.ready ## run our tools under the released verl, in an environment of its own (Python < 3.13)
+	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -34,8 +38,8 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 bench: $(VENV)/.ready-to-develop ## executions per second and latency, against plain subprocesses
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
 
-clean: ## remove the environment, caches and builds
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+clean: ## remove the environments, caches and builds
+	rm -rf $(VENV) $(VENV_VERL) dist build .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments ---------------------------------------------------------------------------------------------------------
@@ -52,3 +56,11 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev,server,ray,mcp]'
 	@touch $@ $(VENV)/.ready-to-run
+
+# torch first and with what it depends on, which differs from build to build of it.
+$(VENV_VERL)/.ready: PIP_VERL = $(VENV_VERL)/bin/python -m pip --disable-pip-version-check install --quiet
+$(VENV_VERL)/.ready: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VENV_VERL)
+	$(PIP_VERL) --constraint constraints-verl.txt torch
+	$(PIP_VERL) --no-deps --requirement constraints-verl.txt --editable .
+	@touch $@

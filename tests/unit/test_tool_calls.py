@@ -192,7 +192,7 @@ async def test_pauses_between_tries_grow_and_a_busy_service_is_asked_when_it_wis
 
     await once(Tool(act, retries=3, retry_pause_seconds=0.05))
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert [0.05 <= pauses[0] < 0.1, 0.1 <= pauses[1] < 0.3, pauses[2] >= 0.3] == [True] * 3
+    assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.3), strict=True)), pauses
 
 
 # Time -----------------------------------------------------------------------------------------------------------------
@@ -303,14 +303,14 @@ async def test_a_trajectory_with_one_call_is_not_starved_by_one_with_many() -> N
 
 async def test_waiting_for_its_turn_takes_nothing_from_a_calls_time() -> None:
     async def act() -> str:
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(0.05)
         return "found"
 
-    tool = Tool(lambda _: act(), concurrency=1, timeout_seconds=0.2)
+    tool = Tool(lambda _: act(), concurrency=1, timeout_seconds=0.5)
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(once(tool)) for _ in range(10)]
+        calls = [group.create_task(once(tool)) for _ in range(14)]
     assert {call.result().outcome for call in calls} == {ToolOutcome.OK}
-    assert max(call.result().seconds for call in calls) > 0.3
+    assert max(call.result().seconds for call in calls) > 0.6
 
 
 # Policies -------------------------------------------------------------------------------------------------------------

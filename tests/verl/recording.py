@@ -14,24 +14,24 @@ class _Recording:
         self.built_with = (config, tool_schema)
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         """Method, instance and keyword arguments."""
-        super().__init__(config, tool_schema)  # type: ignore[call-arg]
+        super().__init__(config, tool_schema)
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        created, response = await super().create(instance_id, **kwargs)  # type: ignore[misc]
+        created, response = await super().create(instance_id, **kwargs)
         self.calls.append(("create", created, kwargs))
         return created, response
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         self.calls.append(("execute", instance_id, kwargs))
-        return await super().execute(instance_id, parameters, **kwargs)  # type: ignore[misc]
+        return await super().execute(instance_id, parameters, **kwargs)
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         self.calls.append(("calc_reward", instance_id, kwargs))
-        return await super().calc_reward(instance_id, **kwargs)  # type: ignore[misc]
+        return await super().calc_reward(instance_id, **kwargs)
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         self.calls.append(("release", instance_id, kwargs))
-        await super().release(instance_id, **kwargs)  # type: ignore[misc]
+        await super().release(instance_id, **kwargs)
 
 
 class RecordingGsm8kTool(_Recording, Gsm8kTool):

@@ -27,29 +27,26 @@ MakeWorker = Callable[..., AgentLoopWorker]
 LOG_PROB = -0.5
 """Of whatever the engine says."""
 
-CHAT_TEMPLATE = r"""\
-{%- if tools %}<|im_start|>system
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools><|im_end|>
-{% endif %}
+CHAT_TEMPLATE = r"""
+{%- if tools %}
+    {{- "<|im_start|>system\n<tools>" }}
+    {%- for tool in tools %}{{- "\n" + tool | tojson }}{%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- endif %}
 {%- for message in messages %}
-{%- if message.role == "tool" %}
-{%- if loop.first or messages[loop.index0 - 1].role != "tool" %}<|im_start|>user{% endif %}
-{{- "\n<tool_response>\n" + message.content + "\n</tool_response>" }}
-{%- if loop.last or messages[loop.index0 + 1].role != "tool" %}<|im_end|>
-{% endif %}
-{%- else %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{{ call.function | tojson }}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endif %}
+    {%- if message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}{{- "<|im_start|>user" }}{%- endif %}
+        {{- "\n<tool_response>\n" + message.content + "\n</tool_response>" }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{- "<|im_end|>\n" }}{%- endif %}
+    {%- else %}
+        {{- "<|im_start|>" + message.role + "\n" + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- "\n<tool_call>\n" + call.function | tojson + "\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\n" }}
+    {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\n" }}{%- endif %}"""
 """ChatML with Hermes calls, as the Qwen family has it."""
 
 

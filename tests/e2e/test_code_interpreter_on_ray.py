@@ -1,0 +1,94 @@
+"""With Ray connected, the code interpreters of the whole cluster share one limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interpreting import Counting, interpreter, texts, trajectory
+from serving import ScriptedSandbox, service
+
+ray = pytest.importorskip("ray", reason="needs Ray")
+
+from toolyard.limits.ray import RayLimiter  # noqa: E402 - needs Ray
+
+STORM = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+from interpreting import interpreter, trajectory
+
+async def main():
+    async with interpreter({url!r}, rate_limit=3) as tool, asyncio.TaskGroup() as group:
+        for number in range(60):
+            group.create_task(trajectory(tool, "1", "1", request_id=f"other-{{number}}"))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    folder = tempfile.mkdtemp(prefix="ty-")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        _temp_dir=folder,
+        _node_ip_address="127.0.0.1",
+        logging_level="warning",
+    )
+    yield
+    ray.shutdown()
+    deadline = time.monotonic() + 10
+    while os.path.exists(folder) and time.monotonic() < deadline:  # Ray's processes write to it until they are gone
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
+async def test_the_clusters_limiter_is_used_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with service(ScriptedSandbox()) as running, interpreter(running.url, rate_limit=3) as tool:
+        assert await texts(tool, "1") == ["1\n"]
+        assert isinstance(tool._limiter, RayLimiter)
+        assert (tool._limiter.name, tool._limiter.limit) == ("rate-limiter", 3)
+    assert "code_interpreter: at most 3 executions in flight in the Ray cluster" in caplog.text
+
+
+async def test_processes_share_the_limit() -> None:
+    counting = Counting(0.03)
+
+    @ray.remote
+    def storm(program: str) -> None:
+        exec(program, {"__name__": "elsewhere"})
+
+    async with service(ScriptedSandbox(counting, workers=64)) as running:
+        program = STORM.format(folder=str(Path(__file__).parent), url=running.url)
+        elsewhere: Any = storm.remote(program)
+        async with asyncio.timeout(60):
+            while not counting.ended:  # noqa: ASYNC110 - Ray starts a process for it
+                await asyncio.sleep(0.01)
+        async with interpreter(running.url, rate_limit=3) as tool, asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(trajectory(tool, "1", "1", request_id=f"here-{number}"))
+        assert counting.ended < 160, "the other process was still at it"
+        await asyncio.to_thread(ray.get, elsewhere, timeout=60)
+    assert (counting.most, counting.ended) == (3, 160)
+
+
+async def test_the_limit_can_be_left_out() -> None:
+    counting = Counting(0.02)
+    async with (
+        service(ScriptedSandbox(counting, workers=64)) as running,
+        interpreter(running.url, rate_limit=3, num_workers=6, enable_global_rate_limit=False) as tool,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(20):
+            group.create_task(trajectory(tool, "1", request_id=f"r{number}"))
+    assert (counting.most, tool._limiter) == (6, None)
