@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ SYNTAX_ERROR = """\
          ^
 SyntaxError: '(' was never closed
 """
+
+
+def without_marks(text: str) -> str:
+    """The lines of a traceback that underline its source differ between versions of Python."""
+    return re.sub(r"^ +[~^]+\n", "", text, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module", params=["embedded", "service"])

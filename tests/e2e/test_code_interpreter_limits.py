@@ -72,7 +72,7 @@ async def test_two_tools_with_different_limits_are_an_error_that_names_both() ->
 
 
 async def test_trajectories_are_the_tenants_and_none_is_starved() -> None:
-    sandbox = ScriptedSandbox(Counting(0.005), workers=64)
+    sandbox = ScriptedSandbox(Counting(0.02), workers=64)
     async with (
         service(sandbox) as running,
         interpreter(running.url, num_workers=1) as tool,
@@ -82,11 +82,12 @@ async def test_trajectories_are_the_tenants_and_none_is_starved() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(40):
                 group.create_task(greedy.call({"code": "greedy"}))
-            await until(lambda: len(sandbox.programs) == 3)
+            await until(lambda: len(sandbox.programs) >= 3)
+            before = len(sandbox.programs)
             group.create_task(modest.call({"code": "modest"}))
         assert tool._limiter is not None
         granted = {name: one.granted for name, one in (await tool._limiter.statistics()).tenants.items()}
-    assert [program.code for program, _ in sandbox.programs].index("modest") <= 6
+    assert [program.code for program, _ in sandbox.programs].index("modest") <= before + 2
     assert granted == {"greedy": 40, "modest": 1}
 
 

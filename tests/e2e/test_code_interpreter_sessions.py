@@ -232,6 +232,14 @@ async def test_a_cell_whose_fate_is_unknown_is_not_run_again_in_the_same_session
     assert results[1].attempts == 2
 
 
+async def test_a_cell_that_a_busy_service_did_not_begin_is_tried_again_in_its_session() -> None:
+    opened = http(201, {"session_id": "s1", "idle_seconds": 60})
+    cell = http(200, {"verdict": "ok", "stdout": "1\n", "stderr": ""})
+    async with peer(opened, cell, http(503), cell, http(204)) as server, interpreter(server.url, stateful=True) as tool:
+        results = await trajectory(tool, "x = 0", "x += 1")
+    assert [(result.response.text, result.attempts) for result in results] == [("1\n", 1), ("1\n", 2)]
+
+
 # Letting go -----------------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,7 @@ class Simulation:
     audit: Audit = field(init=False)
     _events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
     _serial: Iterator[int] = field(default_factory=itertools.count)
+    wires: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -149,6 +150,7 @@ class Wire:
         self._sim = sim
         self.process = process
         self.borrower: Borrower | None = None
+        self.number = next(sim.wires)
         self._epoch = sim.host.epoch
         self._last = {True: sim.now + sim.random.random() ** 2 * sim.setup.slow_hello, False: 0.0}
         self._cut = False
@@ -272,9 +274,12 @@ class LenderHost:
         borrower = wire.borrower
         if message is None:
             self._lost(wire)
+        elif borrower is None and self._overtaken(wire):
+            wire.close(by_lender=True)
         elif borrower is None:
             self._sim.audit.registers(process, message)
             wire.borrower = borrower = lender.register(now, process.id, process.id, message)
+            borrower.connection = wire.number
             self._wires[borrower] = wire
             wire.send(
                 {
@@ -294,6 +299,10 @@ class LenderHost:
             process.settling = False
             self._wake()
         self._sim.audit.lender_moved()
+
+    def _overtaken(self, wire: Wire) -> bool:
+        known = self.lender.borrowers.get(wire.process.id)
+        return known is not None and known.connection > wire.number
 
     def _lost(self, wire: Wire) -> None:
         if wire.borrower is not None:
@@ -565,7 +574,7 @@ class Audit:
         self.beliefs()
 
     def registers(self, process: Process, hello: dict[str, Any]) -> None:
-        if process.disowned:
+        if process.disowned or not process.alive:  # a hello can also outlive who said it
             process.disowned, process.settling = False, True
             self.bound += max(hello["in_use"], process.desk.in_use)
             for execution in process.running:

@@ -84,3 +84,19 @@ def test_drain_gives_each_state_once() -> None:
     states.of(instance_id, {"agent_data": SimpleNamespace(request_id="a")})
     assert states.drain() == [state]
     assert states.end(instance_id) == []
+
+
+def test_the_same_name_with_another_agent_data_is_another_trajectory():
+    """With `full_determinism` verl begins at det-0 in every step."""
+
+    class AgentData:
+        request_id = "det-0"
+
+    made: Trajectories[list[int]] = Trajectories(list)
+    step, next_step = AgentData(), AgentData()
+    for number, agent_data in enumerate((step, step, next_step)):
+        made.begin(str(number), {})
+        made.of(str(number), {"agent_data": agent_data}).append(number)
+    assert made.of("2", {"agent_data": next_step}) == [2]
+    assert [0, 1] in made.end("2")
+    assert made.drain()

@@ -252,7 +252,6 @@ async def test_two_calls_of_one_turn_reach_the_same_state(make_worker: MakeWorke
     assert trajectory.heard[1] in (heard("7\n", "8\n"), heard("8\n", "7\n"))
 
 
-@pytest.mark.xfail(reason="Trajectories tells trajectories by request_id alone")
 async def test_a_request_id_that_comes_again_in_the_next_step_is_another_trajectory(make_worker: MakeWorker) -> None:
     """With `full_determinism`, verl counts trajectories from det-0 in every step."""
     script = {"How many eggs?": [answer("18"), "It is 18."] * 2}

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from toolyard.errors import ConfigError, ToolError, ToolyardError
 from toolyard.messages import JSON
 
-from .answers import as_reward, created_id, created_response, normalise
+from .answers import as_reward, created_id, created_response
 from .base import BaseTool, ToolResponse
 from .calls import ToolHandle, ToolOutcome, ToolResult, bare, handle_of, in_short, trace
 from .policy import Measure
@@ -32,7 +32,6 @@ __all__ = [
     "ToolOutcome",
     "ToolResult",
     "handle_of",
-    "normalise",
     "open_instance",
     "open_instances",
 ]

@@ -7,6 +7,9 @@ unused of many.
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -25,6 +28,12 @@ class Trajectories(Generic[S]):
         """By trajectory; the longest unused first."""
         self._visits: dict[str, str] = {}
         """Of instances that came for a kept state: whose."""
+        self._owners: dict[str, weakref.ref[Any]] = {}
+        """Of kept states: the `agent_data` they were first reached with."""
+        self._over: deque[tuple[str, weakref.ref[Any]]] = deque()
+        """Trajectories whose `agent_data` is gone, noted by whatever thread collects garbage."""
+        self._left: list[S] = []
+        """States of trajectories that are over, to be closed."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -56,15 +65,33 @@ class Trajectories(Generic[S]):
         key = self.key(instance_id, kwargs)
         if key == instance_id:
             return state
+        self._forget_if_over(key, kwargs["agent_data"])
         state = self._kept[key] = self._kept.pop(key, state)
         self._visits[instance_id] = key
         return state
+
+    def _forget_if_over(self, key: str, agent_data: Any) -> None:
+        """The same name does not make the same trajectory: with `full_determinism` verl begins at det-0 each step."""
+        known = self._owners.get(key)
+        if known is not None and known() is agent_data:
+            return
+        if known is not None and key in self._kept:
+            self._left.append(self._kept.pop(key))
+        with contextlib.suppress(TypeError):  # one that takes no weak reference is told by its name alone
+            self._owners[key] = weakref.ref(agent_data, lambda owner: self._over.append((key, owner)))
 
     def end(self, instance_id: str) -> list[S]:
         """What there is to close now: its own state, unless the trajectory goes on with it, and those kept too long."""
         state = self._states.pop(instance_id, None)
         key = self._visits.pop(instance_id, None)
         closing = [] if state is None or (key is not None and self._kept.get(key) is state) else [state]
+        while self._over:
+            name, owner = self._over.popleft()
+            if self._owners.get(name) is owner:
+                del self._owners[name]
+                closing += [self._kept.pop(name)] if name in self._kept else []
+        closing += self._left
+        self._left.clear()
         if len(self._kept) > self._most:
             in_use = set(self._visits.values())
             unused = [key for key in self._kept if key not in in_use]
@@ -73,7 +100,7 @@ class Trajectories(Generic[S]):
 
     def drain(self) -> list[S]:
         """All, each once."""
-        states = {id(state): state for state in [*self._states.values(), *self._kept.values()]}
-        for known in (self._states, self._kept, self._visits):
+        states = {id(state): state for state in [*self._states.values(), *self._kept.values(), *self._left]}
+        for known in (self._states, self._kept, self._visits, self._owners, self._left):
             known.clear()
         return [*states.values()]
