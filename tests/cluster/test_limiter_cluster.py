@@ -133,7 +133,8 @@ def lender_pid(name: str) -> int:
 # The seeds' own test plan ---------------------------------------------------------------------------------------------
 
 
-def test_processes_that_race_to_make_it_get_one_limiter(start) -> None:
+def test_basic_multi_process_init(start) -> None:
+    """Processes that race to make it get one limiter."""
     runners = [start(7, node) for node in ("first", "second", "third") for _ in range(3)]
     found = ray.get([runner.statistics.remote() for runner in runners])
     assert len({statistics["epoch"] for statistics in found}) == 1
@@ -146,30 +147,32 @@ def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> 
         start(8)
 
 
-def test_one_process_is_limited(start, referee: Referee) -> None:
-    result = ray.get(start(5).flood.remote(2.0, callers=64))
-    assert referee.most == 5
-    assert result["done"] > 100
+class TestSingleNodeRateLimiterCase:
+    def test_one_process_is_limited(self, start, referee: Referee) -> None:
+        result = ray.get(start(5).flood.remote(2.0, callers=64))
+        assert referee.most == 5
+        assert result["done"] > 100
+
+    def test_rotten_execution(self, start, referee: Referee) -> None:
+        """Functions that raise give their permits back."""
+        runners = [start(4) for _ in range(2)]
+        results = ray.get([runner.flood.remote(1.5, fail=True) for runner in runners])
+        assert all(result["started"] > 20 for result in results)
+        assert referee.most == 4
+        flooding = runners[0].flood.remote(2.0)
+        referee.wait_for_most(4, within=5)
+        ray.get(flooding)
 
 
-def test_three_nodes_are_limited_together_and_use_all_of_it(start, referee: Referee) -> None:
-    runners = [start(10, node) for node in ("first", "second", "third")]
-    results = ray.get([runner.flood.remote(4.0, callers=64) for runner in runners])
-    assert referee.most == 10
-    total = sum(result["done"] for result in results)
-    assert total > 0.5 * 10 * 4.0 / 0.02  # of what ten could do, on a machine that others use as well
-    for result in results:
-        assert result["done"] > 0.2 * total
-
-
-def test_functions_that_raise_give_their_permits_back(start, referee: Referee) -> None:
-    runners = [start(4) for _ in range(2)]
-    results = ray.get([runner.flood.remote(1.5, fail=True) for runner in runners])
-    assert all(result["started"] > 20 for result in results)
-    assert referee.most == 4
-    flooding = runners[0].flood.remote(2.0)
-    referee.wait_for_most(4, within=5)
-    ray.get(flooding)
+class TestMultiNodeRateLimiterCase:
+    def test_three_nodes_are_limited_together_and_use_all_of_it(self, start, referee: Referee) -> None:
+        runners = [start(10, node) for node in ("first", "second", "third")]
+        results = ray.get([runner.flood.remote(4.0, callers=64) for runner in runners])
+        assert referee.most == 10
+        total = sum(result["done"] for result in results)
+        assert total > 0.5 * 10 * 4.0 / 0.02  # of what ten could do, on a machine that others use as well
+        for result in results:
+            assert result["done"] > 0.2 * total
 
 
 # Death ----------------------------------------------------------------------------------------------------------------

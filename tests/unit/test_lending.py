@@ -221,6 +221,26 @@ class TestClaims:
         assert late.borrower.held == 5
         assert cluster.lender.outstanding == 15
 
+    def test_two_hellos_that_come_too_late_claim_no_more_than_one(self, cluster: Cluster):
+        """The lender hung for longer than a term; meanwhile the process has tried twice, with its lease still open."""
+        late, other = cluster.join(), cluster.join()
+        late.ask(8)
+        cluster.settle()
+        late.end(8)
+        late.disconnect()
+        cluster.wait(TERM * SAFETY - 0.1)
+        hellos = [late.desk.hello(cluster.now) for _ in range(2)]
+        cluster.wait(TERM)
+        other.ask(10)
+        cluster.settle()
+        assert other.running == 10
+        cluster.lender.lost(cluster.lender.register(cluster.now, late.name, late.name, hellos[0]))
+        late.connect(hellos[1])
+        assert cluster.lender.outstanding == 10
+        late.ask(8)
+        cluster.settle()
+        assert late.running + other.running == 10
+
     def test_who_leaves_while_its_hello_is_under_way_returns_nothing_twice(self, cluster: Cluster):
         late, other = cluster.join(), cluster.join()
         late.ask(6)

@@ -29,12 +29,14 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.random = draw = random.Random(f"chaos {seed}")
         term = draw.choice([0.5, 1.0, 1.0, 4.0])
+        storm = draw.random() < 0.5
+        """Faults upon faults, and a network so slow that leases end while hellos are under way."""
         self.setup = Setup(
             limit=draw.choice([1, 2, 3, 5, 10, 20, 40]),
             term=term,
-            latency=draw.choice([0.0005, 0.005, 0.03]),
-            spikes=draw.random() < 0.5,
-            slow_hello=draw.choice([0.0, 0.1, 1.0]) * term,
+            latency=draw.choice([0.005, 0.03] if storm else [0.0005, 0.005, 0.03]),
+            spikes=storm or draw.random() < 0.5,
+            slow_hello=draw.choice([0.3, 1.0, 1.5] if storm else [0.0, 0.1, 1.0]) * term,
             adaptive=draw.random() < 0.2,
             starts_per_second=draw.choice([50.0, 500.0]) if draw.random() < 0.1 else None,
             max_hold=term * draw.uniform(0.5, 2.0) if draw.random() < 0.2 else None,
@@ -45,13 +47,13 @@ class Chaos:
         self.ends = term * draw.uniform(4.0, 8.0)
         self.tenants = {f"tenant {number}": draw.choice([1.0, 1.0, 2.0, 5.0]) for number in range(draw.randint(1, 4))}
         self.left = 40 + 7 * self.setup.limit
-        self.pause = draw.uniform(0.1, 2.0) * term
+        self.pause = (draw.uniform(0.05, 0.3) if storm else draw.uniform(0.1, 2.0)) * term
         """Between two faults, on average."""
         everything = [
-            self.cut, self.blip, self.cut_off, self.kill, self.stall, self.crash, self.lender_stalls, self.resize,
-            self.leave, self.join,
+            self.cut, self.blip, self.late, self.cut_off, self.kill, self.stall, self.crash, self.lender_stalls,
+            self.resize, self.leave, self.join,
         ]  # fmt: skip
-        self.faults = draw.sample(everything, draw.randint(1, len(everything)))
+        self.faults = everything if storm else draw.sample(everything, draw.randint(1, len(everything)))
         for _ in range(draw.randint(1, 12)):
             self.join()
 
@@ -111,6 +113,12 @@ class Chaos:
                 process.wire.cut(self.terms(0.1), self.terms(0.1))
         if self.random.random() < 0.5:
             self.resize()
+
+    def late(self) -> None:
+        """One comes back in the last moment of its lease."""
+        process = self.anyone()
+        if process is not None and process.wire is not None:
+            process.wire.cut(0.0, self.setup.term * self.random.uniform(0.6, 0.95))
 
     def cut_off(self) -> None:
         process = self.anyone()
@@ -415,6 +423,31 @@ class TestLowering:
             first = bisect.bisect_right(changed, now - longest - HAND_OVER) - 1
             in_force = [limit for when, limit in limits[max(0, first) :] if when <= now]
             sim.check(running <= max(in_force), running, "run at", now, "under", in_force)
+
+
+class TestRate:
+    @pytest.mark.parametrize("processes", [1, 2, 5, 12])
+    def test_starts_stay_below_the_rate_over_any_time_and_use_it_while_many_wait(self, processes: int):
+        rate = 20.0
+        draw, sim = random.Random(processes), Simulation(Setup(50, starts_per_second=rate), processes)
+        members = [sim.process() for _ in range(processes)]
+
+        def batch() -> None:
+            process = draw.choice(members)
+            for _ in range(draw.choice([1, 5, 60])):
+                process.ask(Execution(process, "", draw.choice([0.0, 0.05, 0.5])))
+            sim.after(draw.expovariate(rate / 25), batch)
+
+        batch()
+        for second in range(1, 31):
+            waiting, before = sum(len(process.waiting) for process in members), len(sim.executions)
+            sim.run(float(second))
+            assert waiting < 50 * processes or len(sim.executions) - before > 0.5 * rate
+        ahead, least = 0.0, math.inf
+        for number, execution in enumerate(sim.executions):
+            least = min(least, number - rate * execution.started)
+            ahead = max(ahead, number + 1 - rate * execution.started - least)
+        assert ahead <= rate + processes, "a burst is what comes in a second"
 
 
 class TestQuiet:

@@ -310,6 +310,8 @@ class TestServer:
             assert await quick.closed()
 
     async def test_it_stops_within_a_second_though_processes_are_connected(self):
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         server = LenderServer(Lender("test", 10, epoch="1", now=0.0, term=TERM), "right")
         port = await server.start("127.0.0.1")
         async with contextlib.AsyncExitStack() as stack:
@@ -320,3 +322,4 @@ class TestServer:
             began = time.monotonic()
             await server.stop()
             assert time.monotonic() - began < 1.0
+        assert not complaints

@@ -171,9 +171,10 @@ class Lender:
         if message["version"] > self.version:
             self._set_limit(_whole(message["limit"]), _whole(message["version"]))
         in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
-        # Whoever is known here has not lost its lease, and may be starting what it has to spare.
-        if old is None and now >= self._recovering_until:
-            spare = min(spare, max(0, self.capacity - self.outstanding - in_use))
+        if now >= self._recovering_until:
+            # What it had when it was last known here it may be starting now: its lease has not lapsed.
+            had = old.held if old is not None else 0
+            spare = min(spare, max(had - in_use, self.capacity - (self.outstanding - had) - in_use, 0))
         borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=_whole(message["refusals"]))
         if old is not None:  # its counts go on where they were
             borrower.report, borrower.refusals = old.report, old.refusals

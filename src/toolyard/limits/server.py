@@ -77,6 +77,9 @@ class LenderServer:
         number = next(self._numbers)
         try:
             await self._converse(reader, writer, number)
+        except asyncio.CancelledError:
+            if not self._stopping:  # asyncio complains about connections whose task was cancelled
+                raise
         except (ConnectionError, TimeoutError):
             pass  # whoever it was is gone: what it had comes back in time
         except Exception:
