@@ -149,6 +149,11 @@ class BorrowingDesk(Desk):
         if wanting or over > 0 or idle:
             self._poke()
 
+    def adopt(self, message: Message) -> None:
+        """A new limit, with its version."""
+        with self.lock:
+            self._adopt(message)
+
     def _adopt(self, message: Message) -> None:
         if message["version"] >= self.version:
             self.limit, self.version = message["limit"], message["version"]

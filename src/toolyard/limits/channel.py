@@ -64,7 +64,21 @@ def identity() -> dict[str, Any]:
 
 def is_dead(who: Mapping[str, Any]) -> bool:
     """Known to be dead. False also if that cannot be known from here."""
-    return bool(who["machine"]) and who["machine"] == _machine() and _started(who["pid"]) != who["started"]
+    if not who["machine"] or who["machine"] != _machine():
+        return False
+    found = _started(who["pid"])
+    return _is_gone(who["pid"]) if found is None else found != who["started"]
+
+
+def _is_gone(pid: int) -> bool:
+    """Of a process that /proc does not show: it may be hidden from us (`hidepid`), and alive."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _machine() -> str:
@@ -76,11 +90,11 @@ def _machine() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
-    """When the process of that number started, in the kernel's words; empty if there is none, or only its remains."""
+def _started(pid: int) -> str | None:
+    """When the process of that number started, in the kernel's words; empty if only its remains are left."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return None
     return "" if fields[0] in "ZX" else fields[19]

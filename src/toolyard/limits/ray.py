@@ -172,7 +172,8 @@ class RayLimiter:
 
     async def resize(self, limit: int) -> None:
         check_limit(limit, self.name)
-        await self._client.ask("resize", limit=limit)
+        # Taken up here at once: a lender that dies before it has told anybody learns it from us.
+        self._client.desk.adopt(await self._client.ask("resize", limit=limit))
 
     async def statistics(self) -> LimiterStatistics:
         """Of the whole cluster. What runs in other processes is as old as their last report, at most a second."""

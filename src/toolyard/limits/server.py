@@ -18,6 +18,7 @@ from .lending import Borrower, Lender
 
 _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
+_FAILED_SECONDS = 0.1
 _DYING_SECONDS = 2.0
 """How long a process whose connection broke is looked at for signs of death: its sockets close a moment before it."""
 
@@ -57,18 +58,26 @@ class LenderServer:
         """Everything that happened since the last round is answered in one."""
         while True:
             self._due.clear()
-            now = time.monotonic()
-            until = self.lender.schedule(now)
-            for borrower in [known for known in self._writers if self.lender.borrowers.get(known.id) is not known]:
-                self._writers.pop(borrower).close()
-            for borrower, answer in self.lender.answers(now):
-                writer = self._writers.get(borrower)
-                if writer is not None and not writer.is_closing():
-                    send(writer, answer)
-            wait = None if until == math.inf else max(0.001, until - time.monotonic())
+            try:
+                wait = self._round()
+            except Exception:  # the clock of all must not stop for the sake of one
+                _log.exception("limiter %r: a round failed and is tried again", self.lender.name)
+                wait = _FAILED_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._due.wait()
+
+    def _round(self) -> float | None:
+        """Schedule, and tell everybody. Returns the seconds until time alone calls for another; None: it does not."""
+        now = time.monotonic()
+        until = self.lender.schedule(now)
+        for borrower in [known for known in self._writers if self.lender.borrowers.get(known.id) is not known]:
+            self._writers.pop(borrower).close()
+        for borrower, answer in self.lender.answers(now):
+            writer = self._writers.get(borrower)
+            if writer is not None and not writer.is_closing():
+                send(writer, answer)
+        return None if until == math.inf else max(0.001, until - time.monotonic())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
