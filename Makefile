@@ -54,7 +54,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray,mcp]'
+	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet]'
 	@touch $@ $(VENV)/.ready-to-run
 
 # torch first and with what it depends on, which differs from build to build of it.

@@ -5,8 +5,8 @@ Three parties can fail, and training must tell them apart:
 * the *model*: its program crashed, looped or asked for too much. That is data, never an exception: it comes back as
   an `Execution` with a `Verdict`.
 * the *task* or its author: a bad request, a bad file, a bad configuration. `ConfigError`, `ProgramError`.
-* *us*: a worker died, the service is away, the kernel refused. `SandboxError` and its children. A failure of ours must
-  never be turned into a score of 0; `retryable` says whether trying again can help.
+* *us*: a worker died, the service is away, the kernel refused. `SandboxError`, `LimiterError`, `EngineError` and their
+  children. A failure of ours must never be turned into a score of 0; `retryable` says whether trying again can help.
 """
 
 from __future__ import annotations
@@ -105,3 +105,35 @@ class ExecutionWorkerDiedError(LimiterError):
 
 class ToolError(ToolyardError):
     """A tool's instance could not be created for a trajectory, which therefore cannot begin."""
+
+
+class EngineError(ToolyardError):
+    """The engine did not sample: it is away, overloaded or broken. Nothing was added to the conversation."""
+
+    retryable = True
+
+
+class EngineRequestError(EngineError):
+    """The engine refused the request (too long, a parameter it does not know): the same one is refused again."""
+
+    retryable = False
+
+
+class ChatError(ToolyardError):
+    """A conversation cannot be put into tokens, or not so that it extends the tokens that were sampled."""
+
+
+class TaskError(ToolyardError):
+    """A row of a task file is not what it should be. The message names the file and the line."""
+
+
+class RecordError(ToolyardError):
+    """A dump or a tape cannot be read or written."""
+
+
+class DivergenceError(ToolyardError):
+    """A replay did something else than its tape. The message shows the first difference."""
+
+
+class RewardError(ToolyardError):
+    """A reward could not be computed. There is none then: never 0."""

@@ -7,7 +7,9 @@ Schemas keep the whole of JSON Schema: what a field here does not know by name s
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -83,6 +85,96 @@ class OpenAIFunctionToolCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
     function: OpenAIFunctionCallSchema
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call in a conversation. The arguments are text, as the model wrote them: they may be no JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    """Of a tool's message: which tool it was."""
+
+    def as_openai(self, *, decoded: bool = False) -> JSON:
+        """OpenAI's JSON. `decoded`: arguments as objects where they are objects, as most chat templates want them."""
+        said: JSON = {"role": self.role, "content": self.content}
+        if self.reasoning_content is not None:
+            said["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            said["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _told(call, decoded)}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            said["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            said["name"] = self.name
+        return said
+
+    @classmethod
+    def from_openai(cls, said: Mapping[str, Any]) -> Message:
+        """Of OpenAI's JSON; content in parts is joined.
+
+        Raises:
+            ValueError: it is no message, or has parts that are not text.
+        """
+        role, content = said.get("role"), said.get("content")
+        if not isinstance(role, str) or not role:
+            raise ValueError(f"a message needs a role: {str(said)[:80]}")
+        if isinstance(content, list):
+            content = "".join(map(_text_of_part, cast("list[Any]", content)))
+        if content is not None and not isinstance(content, str):
+            raise ValueError(f"the content of a message is text, or a list of parts, not {_kind(content)}")
+        return cls(
+            role=role,
+            content=content or "",
+            reasoning_content=said.get("reasoning_content"),
+            tool_calls=tuple(_call_of(index, call) for index, call in enumerate(said.get("tool_calls") or ())),
+            tool_call_id=said.get("tool_call_id"),
+            name=said.get("name"),
+        )
+
+
+def _call_of(index: int, said: Any) -> ToolCall:
+    call = _object(said)
+    function = _object(call.get("function", said))
+    name, given = function.get("name"), function.get("arguments", "{}")
+    if not isinstance(name, str):
+        raise ValueError(f"tool_calls[{index}] is no call of a function: {str(said)[:80]}")
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return ToolCall(str(call.get("id") or f"call_{index}"), name, arguments)
+
+
+def _object(value: Any) -> JSON:
+    return cast("JSON", value) if isinstance(value, dict) else {}
+
+
+def _told(call: ToolCall, decoded: bool) -> Any:
+    if not decoded:
+        return call.arguments
+    arguments, problem = decode_arguments(call.arguments)
+    return call.arguments if problem else arguments
+
+
+def _text_of_part(part: Any) -> str:
+    text = part if isinstance(part, str) else _object(part).get("text")
+    if not isinstance(text, str):
+        raise ValueError(f"a part of a message that is not text: {str(part)[:80]}")
+    return text
 
 
 def decode_arguments(text: str) -> tuple[JSON, str | None]:

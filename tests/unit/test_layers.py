@@ -19,7 +19,7 @@ LAYERS = (
     {"errors", "settings", "messages"},
     {"sandbox", "limits"},
     {"rewards"},
-    {"tools", "chat", "engines", "records"},
+    {"tools", "chat", "engines", "records", "tasks"},
     {"rollout"},
     {"train", "viewer", "testing"},
     {"cli"},

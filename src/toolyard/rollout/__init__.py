@@ -1,0 +1,1 @@
+"""Rollouts: from a task to a scored, token-exact trajectory."""

@@ -1,0 +1,1 @@
+"""Tasks: what a rollout begins with, from files of several shapes."""
