@@ -29,10 +29,10 @@ class Sampling(BaseModel):
     temperature: NonNegativeFloat = 1.0
     """0 takes the most likely token. Log-probabilities are always those of the model's own distribution (temperature 1,
     nothing cut off) with the embedded engine; servers have their own rules."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
     """-1 and 0 consider all tokens."""
-    min_p: float = Field(0.0, ge=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: PositiveFloat = 1.0
     seed: int | None = None
     """None: the engine's own chance. A run gives every turn one of its own."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
 
 Measure = Callable[[str], int]
 """The length of a text: its characters, or its tokens."""
@@ -21,6 +21,14 @@ class Keep(StrEnum):
     HEAD = "head"
     TAIL = "tail"
     BOTH = "both"
+
+
+def _in_new_words(value: Any) -> Any:
+    return _OLD_WORDS.get(value, value) if isinstance(value, str) else value
+
+
+KeepOrOldWord = Annotated[Keep, BeforeValidator(_in_new_words)]
+"""For settings: also accepts left, right and middle."""
 
 
 class CallPolicy(BaseModel):
@@ -39,14 +47,9 @@ class CallPolicy(BaseModel):
     max_response_chars: PositiveInt | None = 32768
     max_response_tokens: PositiveInt | None = None
     """Counted by whoever runs the trajectory, with its model's tokenizer."""
-    keep: Keep = Keep.BOTH
+    keep: KeepOrOldWord = Keep.BOTH
     finish_seconds: PositiveFloat = 60.0
     """For `create`, `calc_reward` and `release`, each."""
-
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _in_new_words(cls, value: Any) -> Any:
-        return _OLD_WORDS.get(value, value) if isinstance(value, str) else value
 
 
 def truncate(text: str, limit: int, keep: Keep = Keep.BOTH, measure: Measure = len) -> tuple[str, bool]:

@@ -1,0 +1,192 @@
+"""The settings of a run: a YAML file, every key of which the command line can override."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from toolyard import settings
+from toolyard.chat.formats import TOOL_WRAPPER
+from toolyard.engines.protocol import Sampling
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON
+from toolyard.rewards.combination import Weights
+
+from .limits import RolloutLimits
+
+EMBEDDED = Path(__file__).with_name("embedded.yaml")
+"""The settings of `toolyard rollout` without any: a small model on the CPU and the bundled problems."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineConfig(_Part):
+    kind: Literal["transformers", "sglang", "vllm", "openai", "scripted", "replay"] = "transformers"
+    """transformers: embedded, in this process. scripted: says what a file says. replay: what a tape recorded."""
+    model: str | None = None
+    """The embedded model: `smollm2-135m`, a folder, a .gguf file or a hub id. For servers: whose tokenizer and chat
+    template are used; openai: the name that the server knows."""
+    urls: tuple[str, ...] = ()
+    """Of servers. A request stays with one of them, whose cache knows its beginning."""
+    api_key: str | None = Field(default=None, repr=False)
+    """`${NAME}` takes it from the environment."""
+    request_timeout_seconds: PositiveFloat = 600.0
+    """Of one request to a server."""
+    script: str | None = None
+    """scripted: a JSON file: a list of what the assistant says turn by turn, or an object of such lists by task id."""
+    tape: str | None = None
+    """replay: whose samples are played, while tools and rewards are real."""
+    device: str = "auto"
+    dtype: str = "auto"
+    max_batch_size: PositiveInt = 16
+    """transformers: requests that are sampled at the same time."""
+
+
+class ChatConfig(_Part):
+    format: str = "auto"
+    """auto, code_block, hermes, …: `toolyard chat check --help` lists them."""
+    chat_template: str | None = None
+    """A Jinja file, in place of the tokenizer's own."""
+    tool_role: Literal["auto", "tool", "user"] = "auto"
+    """Who tells the model what its tools answered: user, for models that know no other role. auto asks the template."""
+    tool_wrapper: str = TOOL_WRAPPER
+    """The text around it where that is a user, with `{}` for it."""
+    template_kwargs: JSON = Field(default_factory=dict[str, Any])
+    """What the template takes besides messages: enable_thinking, say."""
+
+
+class PromptConfig(_Part):
+    system: str | None = None
+    """In place of the task's system message. None: as the task has it."""
+    examples: tuple[JSON, ...] = ()
+    """Messages between the system message and the task's own: a worked example."""
+    instruction: str | None = None
+    """Appended to the task's last message."""
+
+
+class TaskConfig(_Part):
+    path: str = "word-problems"
+    """A .jsonl or .parquet file, or `word-problems`, which is bundled."""
+    limit: PositiveInt | None = None
+    """The first so many."""
+    skip_bad_rows: bool = False
+
+
+class RewardConfig(_Part):
+    final: str = "gsm8k"
+    """gsm8k, gsm8k:strict, none, or `module:function` with verl's signature compute_score(data_source, solution_str,
+    ground_truth, extra_info)."""
+    weights: Weights = Field(default_factory=Weights)
+
+
+class InteractionConfig(_Part):
+    class_name: str
+    """Of a class that inherits from toolyard.rollout.interaction.BaseInteraction."""
+    config: JSON = Field(default_factory=dict[str, Any])
+
+
+class RolloutConfig(_Part):
+    """Everything about a run. Paths are relative to the working directory."""
+
+    tasks: TaskConfig = Field(default_factory=TaskConfig)
+    prompt: PromptConfig = Field(default_factory=PromptConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    chat: ChatConfig = Field(default_factory=ChatConfig)
+    sampling: Sampling = Field(default_factory=Sampling)
+    tools: str | None = None
+    """A YAML file of tools. None: Toolyard's own `code_interpreter` alone."""
+    limits: RolloutLimits = Field(default_factory=RolloutLimits)
+    rewards: RewardConfig = Field(default_factory=RewardConfig)
+    interaction: InteractionConfig | None = None
+    n: PositiveInt = 1
+    """Samples of each task: a group."""
+    concurrency: PositiveInt = 256
+    """Requests at once."""
+    seed: int | None = 0
+    """Of everything that is sampled here. None: engines choose."""
+    step: NonNegativeInt = 0
+    """The training step: names the file of the dump, and is part of every request's id."""
+    rollout_data_dir: str | None = None
+    """Where trajectories are dumped, as `<step>.jsonl`. None: nowhere."""
+    record: str | None = None
+    """A tape to write."""
+    replay: str | None = None
+    """A tape to play: no model, no tools."""
+
+
+def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> RolloutConfig:
+    """The settings of a YAML file (None: the embedded ones), with `overrides`: a nested mapping, or texts `a.b=value`,
+    where the value is read as YAML.
+
+    Raises:
+        ConfigError: the file or a key is wrong; the message names it.
+    """
+    place = Path(path) if path is not None else EMBEDDED
+    given = _read(place)
+    for override in [overrides] if isinstance(overrides, Mapping) else [_parsed(text) for text in overrides]:
+        given = _merged(given, override)
+    try:
+        return RolloutConfig.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        known = _keys_beside(first["loc"]) if first["type"] == "extra_forbidden" else ""
+        shown = "" if first["type"] == "missing" else f"; given: {str(first['input'])[:80]!r}"
+        raise ConfigError(f"{place}: {where}: {first['msg']}{shown}{known}") from None
+
+
+def _keys_beside(place: tuple[int | str, ...]) -> str:
+    model: Any = RolloutConfig
+    for key in place[:-1]:
+        field = model.model_fields.get(str(key)) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        model = None if field is None else field.annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return ""
+    return f"; known here: {', '.join(model.model_fields)}"
+
+
+def _read(path: Path) -> JSON:
+    try:
+        text = settings.expanded(path.read_text(encoding="utf-8"))
+        found: Any = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except KeyError as error:
+        raise ConfigError(f"{path}: the environment variable {error} is not set") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, not {type(found).__name__}")
+    return cast("JSON", found)
+
+
+def _parsed(override: str) -> JSON:
+    key, equals, value = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"override {override!r}: expected key=value, as in limits.response_length=2048")
+    try:
+        parsed: Any = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from None
+    for part in reversed(key.split(".")):
+        parsed = {part: parsed}
+    return parsed
+
+
+def _merged(under: JSON, over: Mapping[str, Any]) -> JSON:
+    merged = dict(under)
+    for key, value in over.items():
+        below: Any = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = _merged(cast("JSON", below), cast("JSON", value))
+        else:
+            merged[key] = value
+    return merged

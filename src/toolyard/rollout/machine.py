@@ -1,0 +1,206 @@
+"""A request as a state machine: (progress, event) → (progress, effects), without any I/O.
+
+    PENDING ──Prepared──▶ GENERATING ──Sampled──▶ TOOL_CALLING ──ToolsAnswered──▶ GENERATING …
+                              │  ▲                                     │
+                      Sampled │  │ UserSaid                            │
+                              ▼  │                                     ▼
+                          INTERACTING ──────────▶ COMPLETED or FAILED ◀┘
+
+Every decision about a request is made here: what comes next, how much may be sampled, and why it ends. Each live state
+has exactly one effect under way; whoever performs it reports what became of it as the next event. `Broke` may come in
+its place at any time. Events that come too late, after the end, change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from toolyard.engines.protocol import Finish
+
+from .finish import FinishReason, RolloutState
+from .limits import RolloutLimits
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The tool instances are there, and the prompt has this many tokens."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The assistant has spoken."""
+
+    tokens: int
+    finish: Finish
+    calls: int = 0
+    malformed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsAnswered:
+    """All calls have ended; their results would add this many tokens."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserSaid:
+    """The user simulator has spoken, or said that it is done; its message would add this many tokens."""
+
+    tokens: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """What was under way did not come to its end."""
+
+    reason: FinishReason
+
+
+Event: TypeAlias = Prepared | Sampled | ToolsAnswered | UserSaid | Broke
+
+
+# Effects --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Create the tool instances and render the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Ask the engine for at most this many tokens."""
+
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """Execute the calls of the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interact:
+    """Ask the user simulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Put what was answered into the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Compute the rewards, release the tools, write the record. Comes once, last."""
+
+
+Effect: TypeAlias = Prepare | Sample | CallTools | Interact | Append | Conclude
+BEGIN: tuple[Effect, ...] = (Prepare(),)
+"""What the first state, `Progress()`, has under way."""
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    state: RolloutState = RolloutState.PENDING
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    assistant_turns: int = 0
+    user_turns: int = 0
+    malformed_turns: int = 0
+    finish_reason: FinishReason | None = None
+
+    def room(self, limits: RolloutLimits) -> int:
+        """Tokens that may still be added."""
+        room = limits.response_length - self.response_tokens
+        if limits.max_model_len is not None:
+            room = min(room, limits.max_model_len - self.prompt_tokens - self.response_tokens)
+        return room
+
+
+class Machine:
+    """The rules of one run: its limits, and whether there is a user simulator."""
+
+    def __init__(self, limits: RolloutLimits, *, interactive: bool = False) -> None:
+        self.limits = limits
+        self.interactive = interactive
+
+    def step(self, now: Progress, event: Event) -> tuple[Progress, tuple[Effect, ...]]:
+        """What follows from `event`.
+
+        Raises:
+            ValueError: the event does not belong to the state: a defect of whoever performs the effects.
+        """
+        if now.state.ended:
+            return now, ()
+        match now.state, event:
+            case _, Broke(reason):
+                return _ended(now, reason)
+            case RolloutState.PENDING, Prepared(tokens):
+                return self._prepared(replace(now, prompt_tokens=tokens))
+            case RolloutState.GENERATING, Sampled():
+                return self._sampled(now, event)
+            case RolloutState.TOOL_CALLING, ToolsAnswered(tokens):
+                return self._answered(now, tokens, FinishReason.TOOL_RESPONSE_TOO_LONG)
+            case RolloutState.INTERACTING, UserSaid(tokens, done):
+                after = replace(now, user_turns=now.user_turns + 1)
+                if done:
+                    return _ended(after, FinishReason.INTERACTION_ENDED)
+                return self._answered(after, tokens, FinishReason.LENGTH_BEFORE_GENERATION)
+            case _:
+                raise ValueError(f"{type(event).__name__} does not belong to {now.state}")
+
+    def _prepared(self, now: Progress) -> tuple[Progress, tuple[Effect, ...]]:
+        room = now.room(self.limits)
+        if now.prompt_tokens > self.limits.prompt_length or room <= 0:
+            return _ended(now, FinishReason.PROMPT_TOO_LONG)
+        return replace(now, state=RolloutState.GENERATING), (Sample(room),)
+
+    def _sampled(self, now: Progress, event: Sampled) -> tuple[Progress, tuple[Effect, ...]]:
+        unreadable = event.malformed > 0 and event.calls == 0
+        now = replace(
+            now,
+            response_tokens=now.response_tokens + event.tokens,
+            assistant_turns=now.assistant_turns + 1,
+            malformed_turns=now.malformed_turns + unreadable,
+        )
+        if event.finish is Finish.ABORT:
+            return _ended(now, FinishReason.ABORTED)
+        if event.finish is Finish.LENGTH:
+            return _ended(now, FinishReason.LENGTH)
+        if event.calls or event.malformed:
+            if now.malformed_turns >= self.limits.max_malformed_turns:
+                return _ended(now, FinishReason.MALFORMED_CALLS)
+            if now.assistant_turns >= self.limits.max_assistant_turns:
+                return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
+            return replace(now, state=RolloutState.TOOL_CALLING), (CallTools(),)
+        if not self.interactive:
+            return _ended(now, FinishReason.STOP)
+        if now.assistant_turns >= self.limits.max_assistant_turns:
+            return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
+        if now.user_turns >= self.limits.max_user_turns:
+            return _ended(now, FinishReason.MAX_USER_TURNS)
+        return replace(now, state=RolloutState.INTERACTING), (Interact(),)
+
+    def _answered(self, now: Progress, tokens: int, too_long: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:
+        room = now.room(self.limits) - tokens
+        if room < 0:
+            return _ended(now, too_long)
+        now = replace(now, response_tokens=now.response_tokens + tokens)
+        if room == 0:
+            now, effects = _ended(now, FinishReason.LENGTH_BEFORE_GENERATION)
+            return now, (Append(), *effects)
+        return replace(now, state=RolloutState.GENERATING), (Append(), Sample(room))
+
+
+def _ended(now: Progress, reason: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:
+    return replace(now, state=reason.state, finish_reason=reason), (Conclude(),)

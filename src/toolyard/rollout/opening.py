@@ -1,0 +1,257 @@
+"""From settings to what a run is made of: engine, chat format, tools, rewards, tasks. Heavy parts are imported here,
+and only those that are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from toolyard.chat.formats import open_format
+from toolyard.chat.protocol import ChatFormat, Tokenizer
+from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.engines.models import resolve_model
+from toolyard.engines.protocol import ChatEngine, Engine
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
+from toolyard.records.tape import Tape
+from toolyard.rewards.final import load_reward
+from toolyard.tasks.protocol import Task
+from toolyard.tasks.reading import BadRow, open_tasks
+from toolyard.tools.base import BaseTool
+from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.registry import initialize_tools_from_config
+
+from .config import RolloutConfig
+from .interaction import load_interaction
+from .request import AsyncRolloutRequest, create_request
+from .run_one import Setting
+from .speaking import MessageSpeaker, Speaker, TokenSpeaker
+
+Note = Callable[[str], None]
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRollout:
+    """Everything a run needs, open."""
+
+    setting: Setting
+    tool_schemas: tuple[OpenAIFunctionToolSchema, ...]
+
+
+@asynccontextmanager
+async def open_rollout(
+    config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None
+) -> AsyncGenerator[OpenedRollout]:
+    """Open what `config` asks for, and close it in the end. With a `tape` to play, neither engine nor tools are opened.
+
+    Raises:
+        ConfigError, ToolError, EngineError: something is wrong with it, or cannot be opened.
+    """
+    _find_users_modules(config)
+    reward = load_reward(config.rewards.final)
+    interaction = None
+    if config.interaction is not None:
+        interaction = load_interaction(config.interaction.class_name, config.interaction.config)
+    async with AsyncExitStack() as stack:
+        tools: Mapping[str, BaseTool] = {}
+        if tape is None:
+            tools = {tool.name: tool for tool in _open_tools(config)}
+            for tool in tools.values():
+                stack.push_async_callback(tool.close)
+            schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
+        else:
+            schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
+        speaker = await _open_speaker(config, stack, tape, note)
+        setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction)
+        yield OpenedRollout(setting, schemas)
+
+
+def count_tasks(config: RolloutConfig, note: Note = lambda _: None) -> int:
+    """Read all of them once: what is wrong with the last row is better known before the first is played."""
+    return sum(1 for _ in _tasks(config, lambda bad: note(f"skipped: {bad}")))
+
+
+def requests_of(
+    config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], *, without: frozenset[str] = frozenset()
+) -> Iterator[AsyncRolloutRequest]:
+    """All requests of a run but those that are done, as they are asked for; groups stay together."""
+    for task in _tasks(config):
+        for offset in range(config.n):
+            request = create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
+            if request.request_id not in without:
+                yield request
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+def _tasks(config: RolloutConfig, report: Callable[[BadRow], object] | None = None) -> Iterator[Task]:
+    prompt = config.prompt
+    examples = tuple(_example(index, said) for index, said in enumerate(prompt.examples))
+    reader = open_tasks(
+        config.tasks.path,
+        limit=config.tasks.limit,
+        on_bad_row="skip" if config.tasks.skip_bad_rows else "raise",
+        report=report,
+        system=prompt.system,
+        instruction=prompt.instruction,
+    )
+    for task in reader:
+        if not examples:
+            yield task
+            continue
+        first = 1 if task.messages[0].role == "system" else 0
+        yield replace(task, messages=(*task.messages[:first], *examples, *task.messages[first:]))
+
+
+def _example(index: int, said: Mapping[str, Any]) -> Message:
+    try:
+        return Message.from_openai(said)
+    except ValueError as error:
+        raise ConfigError(f"prompt.examples[{index}]: {error}") from None
+
+
+# Tools ----------------------------------------------------------------------------------------------------------------
+
+
+def _open_tools(config: RolloutConfig) -> list[BaseTool]:
+    if config.tools is None:
+        return [SandboxFusionTool({"type": "native"}, None)]
+    return initialize_tools_from_config(config.tools)
+
+
+def _find_users_modules(config: RolloutConfig) -> None:
+    folders = [os.getcwd()]
+    if config.tools is not None:
+        folders.append(str(Path(config.tools).absolute().parent))
+    for folder in folders:
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+
+
+# Engines --------------------------------------------------------------------------------------------------------------
+
+
+async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape | None, note: Note) -> Speaker:
+    engine = config.engine
+    if engine.kind == "openai":
+        if tape is not None:
+            return MessageSpeaker(cast("ChatEngine", None), config.sampling, config.limits)
+        from toolyard.engines.openai import OpenaiEngine
+
+        opened: ChatEngine = OpenaiEngine(
+            _urls(config), model=engine.model, api_key=engine.api_key, request_timeout=engine.request_timeout_seconds
+        )
+        return MessageSpeaker(await stack.enter_async_context(opened), config.sampling, config.limits)
+    model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
+    tokenizer = load_tokenizer(model)
+    chat = open_format(
+        tokenizer,
+        format=config.chat.format,
+        chat_template=config.chat.chat_template,
+        tool_role=config.chat.tool_role,
+        tool_wrapper=config.chat.tool_wrapper,
+        template_kwargs=config.chat.template_kwargs,
+    )
+    if tape is not None:
+        return TokenSpeaker(cast("Engine", None), chat, config.sampling, config.limits)
+    made = _token_engine(config, model, tokenizer, chat)
+    return TokenSpeaker(await stack.enter_async_context(made), chat, config.sampling, config.limits)
+
+
+def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:
+    engine = config.engine
+    match engine.kind:
+        case "transformers":
+            from toolyard.engines.transformers import TransformersEngine
+
+            return TransformersEngine(
+                model, device=engine.device, dtype=engine.dtype, max_batch_size=engine.max_batch_size
+            )
+        case "sglang":
+            from toolyard.engines.sglang import SglangEngine
+
+            return SglangEngine(_urls(config), api_key=engine.api_key, request_timeout=engine.request_timeout_seconds)
+        case "vllm":
+            from toolyard.engines.vllm import VllmEngine
+
+            return VllmEngine(_urls(config), api_key=engine.api_key, request_timeout=engine.request_timeout_seconds)
+        case "scripted":
+            return _scripted(config, tokenizer, chat)
+        case "replay":
+            return _replaying(engine.tape)
+        case "openai":
+            raise AssertionError(engine.kind)
+
+
+def _urls(config: RolloutConfig) -> tuple[str, ...]:
+    if not config.engine.urls:
+        raise ConfigError(
+            f"engine.urls: {config.engine.kind} is a server; say where it is: --url http://127.0.0.1:30000"
+        )
+    return config.engine.urls
+
+
+def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:
+    from toolyard.engines.scripted import Line, ScriptedEngine
+
+    place = config.engine.script
+    if place is None:
+        raise ConfigError("engine.script: the scripted engine says what a JSON file says; name it")
+    try:
+        found: Any = json.loads(Path(place).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine.script {place!r}: {error}") from None
+    if not _is_script(found):
+        raise ConfigError(f"engine.script {place!r}: expected a list of texts, or an object of such lists by task id")
+    by_task = cast("dict[str, list[str]]", found) if isinstance(found, dict) else {}
+    every = cast("list[str]", [] if by_task else found)
+    ids = {
+        create_request(task, offset, step=config.step).request_id: task.id
+        for task in (_tasks(config) if by_task else ())
+        for offset in range(config.n)
+    }
+    stop = list(chat.stop_token_ids[:1])
+
+    def say(request_id: str, turn: int, _: Sequence[int]) -> Line:
+        turns = every or by_task.get(ids.get(request_id, ""), [])
+        if turn >= len(turns):
+            return ConfigError(f"engine.script {place!r} has no turn {turn + 1} for task {ids.get(request_id, '?')!r}")
+        return [*tokenizer.encode(turns[turn]), *stop]
+
+    return ScriptedEngine(say, decode=tokenizer.decode)
+
+
+def _is_script(found: Any) -> bool:
+    def is_turns(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(text, str) for text in cast("list[Any]", value))
+
+    return is_turns(found) or (isinstance(found, dict) and all(map(is_turns, cast("JSON", found).values())))
+
+
+def _replaying(place: str | None) -> Engine:
+    from toolyard.engines.replay import RecordedGeneration, ReplayEngine
+
+    from .run_one import ANSWER
+
+    if place is None:
+        raise ConfigError("engine.tape: the replay engine says what a tape recorded; name it")
+    tape = Tape.read(place)
+    recorded: dict[str, list[RecordedGeneration]] = {}
+    for request_id in tape.request_ids:
+        for entry in tape.entries(request_id):
+            answer = ANSWER.validate_python(entry.got["answer"]) if entry.kind == "sampled" else None
+            generation = getattr(answer, "generation", None)
+            if generation is not None:
+                asked = entry.asked
+                recorded.setdefault(request_id, []).append(
+                    RecordedGeneration(asked["prompt_crc"], asked["prompt_tokens"], generation)
+                )
+    return ReplayEngine(recorded)

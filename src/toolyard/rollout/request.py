@@ -1,0 +1,136 @@
+"""The running conversation of one sample, and the tokens it is made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from toolyard.engines.protocol import Generation
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
+from toolyard.records.trajectory import Turn
+from toolyard.tasks.protocol import Task
+from toolyard.tokens import ids_crc
+
+from .finish import FinishReason, RolloutState
+
+
+@dataclass(slots=True, eq=False)
+class AsyncRolloutRequest:
+    """One sample of a task while it runs. Ends as a `Trajectory`.
+
+    Tokens only ever grow at the end of `input_ids`: nothing that was sampled or seen is rendered again.
+    """
+
+    request_id: str
+    """Of one length in all requests: SGLang aborts by prefix."""
+    batch_data_id: str
+    """The id of its task."""
+    rollout_offset: int
+    """Which of the task's samples it is."""
+    task: Task
+    messages: list[Message]
+    tool_schemas: Sequence[OpenAIFunctionToolSchema] = ()
+    tools_kwargs: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict[str, Mapping[str, JSON]])
+    seed: int | None = None
+    """Of this request; each turn has its own, made of it."""
+    step: int = 0
+
+    state: RolloutState = RolloutState.PENDING
+    finish_reason: FinishReason | None = None
+    input_ids: list[int] = field(default_factory=list[int])
+    """The prompt, then the response."""
+    prompt_tokens: int = 0
+    response_mask: list[int] = field(default_factory=list[int])
+    """1 = sampled by the model."""
+    response_logprobs: list[float] | None = field(default_factory=list[float])
+    """0.0 where the mask is 0. None if the engine gives none."""
+    reward_scores: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    token_exact: bool = True
+    stage_since: float = field(default_factory=time.monotonic)
+    """When it came into its state, for the watchdog."""
+    waits_for: str = ""
+    """What it is waiting for there: tools, say."""
+    stuck: list[str] = field(default_factory=list[str])
+    """Stages in which the watchdog had to name it."""
+    abort_requested: bool = False
+    crc: int = 0
+    """Of `input_ids`, kept as they grow."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.input_ids[: self.prompt_tokens]
+
+    @property
+    def response_ids(self) -> list[int]:
+        return self.input_ids[self.prompt_tokens :]
+
+    @property
+    def response_tokens(self) -> int:
+        return len(self.input_ids) - self.prompt_tokens
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        self.input_ids = list(prompt_ids)
+        self.prompt_tokens = len(self.input_ids)
+        self.crc = ids_crc(self.input_ids)
+
+    def append_sampled(self, generation: Generation) -> None:
+        """What the model said."""
+        ids = generation.token_ids
+        self._append(ids, 1)
+        if generation.logprobs is None:
+            self.response_logprobs = None
+        elif self.response_logprobs is not None:
+            self.response_logprobs += generation.logprobs
+
+    def append_given(self, ids: Sequence[int]) -> None:
+        """What the model was told."""
+        self._append(ids, 0)
+        if self.response_logprobs is not None:
+            self.response_logprobs += [0.0] * len(ids)
+
+    def _append(self, ids: Sequence[int], mask: int) -> None:
+        self.input_ids += ids
+        self.response_mask += [mask] * len(ids)
+        self.crc = ids_crc(ids, self.crc)
+
+
+def create_request(
+    task: Task,
+    rollout_offset: int = 0,
+    *,
+    tool_schemas: Sequence[OpenAIFunctionToolSchema] = (),
+    step: int = 0,
+    seed: int | None = 0,
+) -> AsyncRolloutRequest:
+    """The request for one sample of `task`; the same arguments always make the same one.
+
+    `tools_kwargs` of tools that the run does not have are left out: data sets carry them for every tool they know.
+    """
+    there = {schema.function.name for schema in tool_schemas}
+    name = f"{step}\0{task.id}\0{rollout_offset}"
+    return AsyncRolloutRequest(
+        request_id=blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+        batch_data_id=task.id,
+        rollout_offset=rollout_offset,
+        task=task,
+        messages=list(task.messages),
+        tool_schemas=tool_schemas,
+        tools_kwargs={tool: kwargs for tool, kwargs in task.tools_kwargs.items() if tool in there},
+        seed=None if seed is None else _seed_of(seed, name),
+        step=step,
+    )
+
+
+def turn_seed(request: AsyncRolloutRequest) -> int | None:
+    return None if request.seed is None else _seed_of(request.seed, str(len(request.turns)))
+
+
+def _seed_of(seed: int, name: str) -> int:
+    """31 bits: what every engine takes."""
+    digest = blake2b(f"{seed}\0{name}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFF

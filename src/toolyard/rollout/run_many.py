@@ -1,0 +1,185 @@
+"""Many requests at once: bounded, watched, streamed in the order in which they end.
+
+    async with RolloutRun(setting, requests, concurrency=256) as run:
+        async for trajectory in run:
+            ...
+
+A slow reader slows the run down: no more than `concurrency` trajectories wait to be read. Leaving the block early
+cancels what still runs, and releases its tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from toolyard.errors import ConfigError
+from toolyard.records.trajectory import Trajectory
+
+from .chance import Chance
+from .finish import RolloutState
+from .request import AsyncRolloutRequest
+from .run_one import Play, Setting
+
+_WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A request that has been in one stage for long."""
+
+    request_id: str
+    task: str
+    rollout_offset: int
+    state: RolloutState
+    seconds: float
+    waits_for: str
+
+    def __str__(self) -> str:
+        waits = f", waiting for {self.waits_for}" if self.waits_for else ""
+        return (
+            f"request {self.request_id} (task {self.task}, sample {self.rollout_offset}) has been in {self.state} "
+            f"for {self.seconds:.0f} s{waits}"
+        )
+
+
+class RolloutRun:
+    """A run over `requests`, which are taken one by one as there is room for them."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        requests: Iterable[AsyncRolloutRequest],
+        *,
+        concurrency: int = 256,
+        chance_of: Callable[[AsyncRolloutRequest], Chance] | None = None,
+        on_stuck: Callable[[Stuck], None] | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError(f"concurrency: expected at least 1, not {concurrency}")
+        self._setting = setting
+        self._requests: Iterator[AsyncRolloutRequest] = iter(requests)
+        self._concurrency = concurrency
+        self._chance_of = chance_of
+        self._on_stuck = on_stuck
+        self._plays: dict[str, Play] = {}
+        self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue(concurrency)
+        self._owner: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # ------------------------------------------------------------------------------------------------------- outside
+    @property
+    def states(self) -> Counter[RolloutState]:
+        """Of the requests that run."""
+        return Counter(play.request.state for play in self._plays.values())
+
+    @property
+    def running(self) -> list[AsyncRolloutRequest]:
+        return [play.request for play in self._plays.values()]
+
+    def abort(self, request_id: str) -> None:
+        """End one request soon, as ABORTED. Of one that does not run, nothing happens."""
+        play = self._plays.get(request_id)
+        if play is not None:
+            play.abort()
+
+    def stop(self) -> None:
+        """Begin no more, and abort what runs: the iteration comes to its end soon."""
+        self._stopping = True
+        for play in list(self._plays.values()):
+            play.abort()
+
+    async def __aenter__(self) -> Self:
+        self._owner = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._owner is not None
+        self._owner.cancel()
+        await asyncio.wait([self._owner])
+        if not self._owner.cancelled() and error is None:
+            self._owner.result()
+
+    def __aiter__(self) -> AsyncIterator[Trajectory]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Trajectory]:
+        assert self._owner is not None, "use `async with`"
+        while (trajectory := await self._ended.get()) is not None:
+            yield trajectory
+        try:
+            await self._owner
+        except BaseExceptionGroup as group:  # of workers: the first says why the others were stopped
+            raise group.exceptions[0] from None
+
+    # -------------------------------------------------------------------------------------------------------- inside
+    async def _run(self) -> None:
+        watchdog = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._concurrency):
+                    first = self._next()
+                    if first is None:
+                        break
+                    group.create_task(self._work(first))
+        except BaseException:
+            if self._ended.full():  # nobody will miss it: the run has failed
+                self._ended.get_nowait()
+            self._ended.put_nowait(None)
+            raise
+        finally:
+            watchdog.cancel()
+            await asyncio.wait([watchdog])
+        await self._ended.put(None)
+
+    async def _work(self, request: AsyncRolloutRequest | None) -> None:
+        while request is not None:
+            play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
+            self._plays[request.request_id] = play
+            try:
+                trajectory = await play.run()
+            finally:
+                del self._plays[request.request_id]
+            await self._ended.put(trajectory)
+            request = self._next()
+
+    def _next(self) -> AsyncRolloutRequest | None:
+        """The next that may begin."""
+        request = None if self._stopping else next(self._requests, None)
+        if request is not None and request.request_id in self._plays:
+            raise ConfigError(f"two requests have the id {request.request_id}: task {request.batch_data_id!r} twice?")
+        return request
+
+    async def _watch(self) -> None:
+        """Name those that are stuck, once for each stage they are stuck in."""
+        named: dict[str, float] = {}
+        limit = self._setting.limits.stuck_after_seconds
+        while True:
+            await asyncio.sleep(min(_WATCH_SECONDS, limit))
+            now = time.monotonic()
+            named = {request_id: since for request_id, since in named.items() if request_id in self._plays}
+            for request in self.running:
+                seconds = now - request.stage_since
+                if seconds < limit or named.get(request.request_id) == request.stage_since:
+                    continue
+                named[request.request_id] = request.stage_since
+                stuck = Stuck(
+                    request.request_id,
+                    request.batch_data_id,
+                    request.rollout_offset,
+                    request.state,
+                    seconds,
+                    request.waits_for,
+                )
+                request.metrics.setdefault("stuck", []).append(
+                    {"state": request.state.value, "waits_for": stuck.waits_for}
+                )
+                if self._on_stuck is not None:
+                    self._on_stuck(stuck)

@@ -1,0 +1,366 @@
+"""One request, from PENDING to its trajectory.
+
+The machine decides, this performs. One boundary, one capture point: whatever goes wrong in a stage becomes a `Broke`
+with its `Failure`, never an exception of the run. Tool instances are released whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from toolyard.chat.protocol import MalformedCall, ParsedCall
+from toolyard.errors import DivergenceError
+from toolyard.messages import JSON, Message, ToolCall
+from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
+from toolyard.rewards.combination import Weights
+from toolyard.rewards.final import FinalReward
+from toolyard.tools.base import BaseTool
+from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
+from toolyard.tools.policy import truncate
+
+from .blame import OURS, Broken, broken, late
+from .chance import Chance
+from .conclusion import conclude
+from .finish import FinishReason, RolloutState
+from .interaction import BaseInteraction
+from .limits import RolloutLimits
+from .machine import (
+    BEGIN,
+    Append,
+    Broke,
+    CallTools,
+    Conclude,
+    Effect,
+    Event,
+    Interact,
+    Machine,
+    Prepare,
+    Prepared,
+    Progress,
+    Sample,
+    Sampled,
+    ToolsAnswered,
+    UserSaid,
+)
+from .request import AsyncRolloutRequest, turn_seed
+from .speaking import Answer, Speaker, Spoken
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What the tools said when they were created, by name."""
+
+    said: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class UserAnswer:
+    done: bool
+    text: str
+    reward: float | None
+    metrics: dict[str, Any]
+
+
+_BEGUN = TypeAdapter[Begun | Broken](Begun | Broken)
+ANSWER = TypeAdapter[Answer | Broken](Answer | Broken)
+_RESULTS = TypeAdapter[list[ToolResult] | Broken](list[ToolResult] | Broken)
+_USER = TypeAdapter[UserAnswer | Broken](UserAnswer | Broken)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all requests of a run have in common."""
+
+    speaker: Speaker
+    tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    final_reward: FinalReward | None = None
+    weights: Weights = field(default_factory=Weights)
+    interaction: BaseInteraction | None = None
+
+
+class Play:
+    """One request being played. `run` once; `abort` at any time."""
+
+    def __init__(self, request: AsyncRolloutRequest, setting: Setting, chance: Chance | None = None) -> None:
+        self.request = request
+        self.setting = setting
+        self.chance = chance or Chance()
+        self.failure: Failure | None = None
+        self.interaction_rewards: list[float] = []
+        self.stages: dict[str, float] = {}
+        """Seconds by state."""
+        self._machine = Machine(setting.limits, interactive=setting.interaction is not None)
+        self._progress = Progress()
+        self._stack = AsyncExitStack()
+        self._instances: ToolInstances | None = None
+        self._spoken: Spoken | None = None
+        """The turn that is under way."""
+        self._calls: list[CallRecord] = []
+        self._timings: dict[str, float] = {}
+        self._proposed: tuple[list[Message], list[int]] = ([], [])
+        self._deadline = 0.0
+        self._scope: asyncio.Timeout | None = None
+
+    async def run(self) -> Trajectory:
+        """To the end, whatever it is. Cancelled, it releases what it holds, and is no trajectory.
+
+        Raises:
+            DivergenceError: a replay that differs from its tape.
+        """
+        self._deadline = asyncio.get_running_loop().time() + self.setting.limits.request_seconds
+        async with self._stack:
+            effects: deque[Effect] = deque(BEGIN)
+            while not isinstance(effect := effects.popleft(), Conclude):
+                if isinstance(effect, Append):
+                    self._append()
+                else:
+                    effects += self._advance(await self._performed(effect))
+            self._end_turn()
+            return await conclude(self, self._stack, self._instances)
+
+    def abort(self) -> None:
+        """End it soon, as ABORTED."""
+        self.request.abort_requested = True
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    # ---------------------------------------------------------------------------------------------------- the stages
+    def _advance(self, event: Event) -> Sequence[Effect]:
+        self._progress, effects = self._machine.step(self._progress, event)
+        request = self.request
+        if request.state is not self._progress.state:
+            request.state, request.waits_for = self._progress.state, ""
+            request.stage_since = time.monotonic()
+        request.finish_reason = self._progress.finish_reason
+        return effects
+
+    async def _performed(self, effect: Effect) -> Event:
+        """Perform it, and tell what became of it. Raises nothing but cancellation and divergence."""
+        stage, began = self._progress.state, self.chance.now()
+        try:
+            event = await self._perform(effect, began)
+        except DivergenceError:
+            raise
+        except Exception as error:  # of what we do with the answers: deterministic, and so not on the tape
+            event = broken(error, stage)
+        seconds = self.chance.now() - began
+        key = stage.value.lower()
+        self.stages[key] = self.stages.get(key, 0.0) + seconds
+        if self._spoken is not None:
+            self._timings[key] = seconds
+        if isinstance(event, Broken):
+            self.failure = event.failure
+            return Broke(event.reason)
+        return event
+
+    async def _perform(self, effect: Effect, began: float) -> Event | Broken:
+        match effect:
+            case Prepare():
+                return await self._prepare()
+            case Sample(max_tokens):
+                self._end_turn()
+                self._timings = {"started": began}
+                return await self._sample(max_tokens)
+            case CallTools():
+                return await self._call_tools()
+            case Interact():
+                return await self._interact()
+            case _:
+                raise AssertionError(effect)
+
+    async def _prepare(self) -> Event | Broken:
+        request, setting = self.request, self.setting
+
+        async def begin() -> Begun:
+            request.waits_for = ", ".join(setting.tools)
+            opened = open_instances(setting.tools, request.request_id, request.tools_kwargs)
+            self._instances = await self._stack.enter_async_context(opened)
+            if setting.interaction is not None:
+                kwargs = request.task.interaction_kwargs or {}
+                self._stack.push_async_callback(setting.interaction.finalize, request.request_id, **kwargs)
+                await setting.interaction.start(request.request_id, **kwargs)
+            said = {name: instance.creation.text for name, instance in self._instances.items()}
+            return Begun({name: text for name, text in said.items() if text})
+
+        asked: JSON = {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
+        begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.request_seconds)
+        if isinstance(begun, Broken):
+            return begun
+        for text in begun.said.values():
+            last = request.messages[-1]
+            request.messages[-1] = Message(last.role, f"{last.content}\n\n{text}")
+        return Prepared(self.setting.speaker.begin(request))
+
+    async def _sample(self, max_tokens: int) -> Event | Broken:
+        request, speaker = self.request, self.setting.speaker
+        asked: JSON = {
+            "prompt_tokens": len(request.input_ids),
+            "prompt_crc": request.crc,
+            "max_tokens": max_tokens,
+            "seed": turn_seed(request),
+        }
+        answer = await self._asked(
+            "sampled",
+            asked,
+            ANSWER,
+            lambda: speaker.ask(request, max_tokens),
+            self.setting.limits.generate_seconds,
+        )
+        if isinstance(answer, Broken):
+            return answer
+        self._spoken = spoken = speaker.take(request, answer)
+        parsed = spoken.parsed
+        calls = tuple(
+            ToolCall(self._call_id(i, call.id), call.name, call.arguments) for i, call in enumerate(parsed.calls)
+        )
+        request.messages.append(Message("assistant", parsed.text, parsed.reasoning, calls))
+        return Sampled(spoken.tokens, answer.generation.finish, len(parsed.calls), len(parsed.malformed))
+
+    def _call_id(self, index: int, given: str | None) -> str:
+        return given or f"call_{len(self.request.turns)}_{index}"
+
+    async def _call_tools(self) -> Event | Broken:
+        assert self._spoken is not None
+        request, limits, parsed = self.request, self.setting.limits, self._spoken.parsed
+        made, refused = parsed.calls[: limits.max_parallel_calls], parsed.calls[limits.max_parallel_calls :]
+        request.waits_for = ", ".join(call.name for call in made)
+        asked: JSON = {"calls": [[call.name, call.arguments] for call in made]}
+        results = await self._asked("tools", asked, _RESULTS, lambda: self._executed(made), limits.tool_seconds)
+        if isinstance(results, Broken):
+            return results
+        records = [
+            self._record(index, call, result) for index, (call, result) in enumerate(zip(made, results, strict=True))
+        ]
+        said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
+        for call in refused:
+            record = CallRecord(self._call_id(len(records), call.id), call.name, call.arguments, "too_many_calls", said)
+            records.append(record)
+        records += [self._malformed(len(records) + index, call) for index, call in enumerate(parsed.malformed)]
+        self._calls = records
+        failed = next((result for result in results if result.outcome is ToolOutcome.FAILED), None)
+        if failed is not None:
+            failure = Failure(OURS, RolloutState.TOOL_CALLING.value, f"tool {failed.tool!r}: {failed.error}")
+            return Broken(FinishReason.TOOL_FAILURE, failure)
+        messages = [
+            Message("tool", record.response, tool_call_id=record.id, name=record.name or None) for record in records
+        ]
+        return ToolsAnswered(self._propose(messages))
+
+    async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
+        assert self._instances is not None
+        if len(calls) == 1:  # most often; a task of its own would cost as much as the call
+            return [await self._instances.call(calls[0].name, calls[0].arguments)]
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(self._instances.call(call.name, call.arguments)) for call in calls]
+        return [task.result() for task in running]
+
+    def _record(self, index: int, call: ParsedCall, result: ToolResult) -> CallRecord:
+        text, cut = self._shortened(result.response.text or "")
+        return CallRecord(
+            id=self._call_id(index, call.id),
+            name=call.name,
+            arguments=call.arguments,
+            outcome=result.outcome.value,
+            response=text,
+            reward=result.reward,
+            metrics=result.metrics,
+            seconds=result.seconds,
+            attempts=result.attempts,
+            truncated=result.truncated or cut,
+            error=result.error,
+        )
+
+    def _shortened(self, text: str) -> tuple[str, bool]:
+        limit = self.setting.limits.max_tool_response_length
+        if len(text) <= limit and text.isascii():  # a token is a byte at least
+            return text, False
+        return truncate(text, limit, self.setting.limits.tool_response_truncate_side, self.setting.speaker.count)
+
+    def _malformed(self, index: int, call: MalformedCall) -> CallRecord:
+        text, _ = self._shortened(f"Error: this call could not be read: {call.why}")
+        return CallRecord(self._call_id(index, None), "", call.text, "malformed", text, error=call.why)
+
+    async def _interact(self) -> Event | Broken:
+        request, interaction = self.request, self.setting.interaction
+        assert interaction is not None
+
+        async def respond() -> UserAnswer:
+            said = [message.as_openai() for message in request.messages]
+            kwargs = request.task.interaction_kwargs or {}
+            done, text, reward, metrics = await interaction.generate_response(request.request_id, said, **kwargs)
+            return UserAnswer(bool(done), text, None if reward is None else float(reward), dict(metrics))
+
+        asked: JSON = {"messages": len(request.messages), "last": request.messages[-1].content}
+        limits = self.setting.limits
+        answer = await self._asked("user", asked, _USER, respond, limits.interaction_seconds)
+        if isinstance(answer, Broken):
+            return answer
+        if answer.reward is not None:
+            self.interaction_rewards.append(answer.reward)
+        return UserSaid(0 if answer.done else self._propose([Message("user", answer.text)]), answer.done)
+
+    # ------------------------------------------------------------------------------------------------------- its parts
+    def _propose(self, messages: list[Message]) -> int:
+        assert self._spoken is not None
+        ids = self.setting.speaker.propose(self.request, self._spoken.sampled, messages)
+        self._proposed = messages, ids
+        return len(ids)
+
+    def _append(self) -> None:
+        messages, ids = self._proposed
+        self.request.messages += messages
+        self.request.append_given(ids)
+
+    def _end_turn(self) -> None:
+        if self._spoken is not None:
+            self.request.turns.append(Turn(self._spoken.sampled, tuple(self._calls), self._timings))
+        self._spoken, self._calls = None, []
+
+    async def _asked(
+        self,
+        kind: str,
+        asked: JSON,
+        made_of: TypeAdapter[T | Broken],
+        ask: Callable[[], Awaitable[T]],
+        seconds: float,
+    ) -> T | Broken:
+        """What the world answers within `seconds`, and within what the request has left."""
+        return await self.chance.got(kind, lambda: asked, made_of, lambda: self._bounded(ask, seconds))
+
+    async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | Broken:
+        stage, task = self.request.state, asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
+        left = self._deadline - asyncio.get_running_loop().time()
+        self._scope = scope = asyncio.timeout(min(seconds, left))
+        if self.request.abort_requested:
+            return late(FinishReason.ABORTED, stage, "aborted")
+        try:
+            async with scope:
+                return await ask()
+        except (Exception, asyncio.CancelledError) as error:
+            if task.cancelling() > cancellations:
+                raise
+            if not scope.expired():
+                # A cancellation that nobody sent to this request comes out of what it waited for.
+                return broken(error, stage)
+        finally:
+            self._scope = None
+        where = f"in {stage}" + (f", waiting for {self.request.waits_for}" if self.request.waits_for else "")
+        if self.request.abort_requested:
+            return late(FinishReason.ABORTED, stage, f"aborted {where}")
+        if left <= seconds:
+            whole = self.setting.limits.request_seconds
+            return late(FinishReason.REQUEST_DEADLINE, stage, f"the request took more than {whole:g} s; it was {where}")
+        return late(FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}")

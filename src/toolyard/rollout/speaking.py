@@ -1,0 +1,259 @@
+"""How a request speaks with its engine: by tokens, or by messages where a server knows no tokens.
+
+`ask` is all that is not decided by the request itself; everything else here is a plain function of what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
+from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling
+from toolyard.errors import ChatError, EngineError
+from toolyard.messages import Message
+from toolyard.records.audit import check_extension
+from toolyard.records.trajectory import Sampled
+
+from .limits import RolloutLimits
+from .request import AsyncRolloutRequest, turn_seed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine said to one turn, in however many attempts."""
+
+    generation: Generation
+    attempts: int = 1
+    weight_versions: tuple[str, ...] = ()
+    message: Message | None = None
+    """Of a server that speaks of messages."""
+    prompt_ids: list[int] | None = None
+    """What such a server made of the conversation, if it says."""
+    tokens: int = 0
+    """Sampled; also where the ids are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One turn of the assistant, taken into the conversation."""
+
+    parsed: ParsedTurn
+    sampled: Sampled
+    tokens: int
+
+
+class Speaker(ABC):
+    """What an engine and its way of speaking are to a request."""
+
+    def __init__(self, sampling: Sampling, limits: RolloutLimits) -> None:
+        self._sampling = sampling
+        self._limits = limits
+
+    @abstractmethod
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        """Render the prompt; how many tokens it has, 0 if nobody knows. Raises ChatError."""
+
+    @abstractmethod
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        """Have the engine sample the next turn. Raises EngineError when every retry is spent."""
+
+    @abstractmethod
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        """Put the answer's tokens into the request, and read them."""
+
+    @abstractmethod
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        """The tokens by which `messages` would continue the conversation after its last turn. Raises ChatError."""
+
+    @abstractmethod
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        """Prompt and response, for people."""
+
+    @abstractmethod
+    def count(self, text: str) -> int:
+        """Tokens of a text, or its characters where nobody knows."""
+
+    def _sampling_of(self, request: AsyncRolloutRequest, max_tokens: int) -> Sampling:
+        return self._sampling.model_copy(
+            update={"max_tokens": min(max_tokens, self._sampling.max_tokens), "seed": turn_seed(request)}
+        )
+
+    async def _retried(self, attempts: int, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """`ask`, until it answers; and how many attempts that makes. Nothing is kept of a failed one, so asking again
+        is safe."""
+        pause = self._limits.engine_retry_pause_seconds
+        while True:
+            attempts += 1
+            try:
+                return await ask(), attempts
+            except EngineError as error:
+                if not error.retryable or attempts > self._limits.engine_retries:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+
+
+class TokenSpeaker(Speaker):
+    """Tokens in, tokens out: what is trained on is what was sampled."""
+
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, limits: RolloutLimits) -> None:
+        stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
+        texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
+        super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits)
+        self._engine = engine
+        self._chat = chat
+
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        request.begin(self._chat.render(request.messages, request.tool_schemas))
+        return request.prompt_tokens
+
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        sampling = self._sampling_of(request, max_tokens)
+        budget = sampling.max_tokens
+        ids: list[int] = []
+        logprobs: list[float] | None = []
+        versions: list[str] = []
+        attempts, cached = 0, None
+        while True:
+            prompt = [*request.input_ids, *ids] if ids else request.input_ids
+            asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
+            generate = partial(self._engine.generate, prompt, asked, request_id=request.request_id)
+            got, attempts = await self._retried(attempts, generate)
+            ids += got.token_ids
+            logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
+            cached = got.cached_tokens if cached is None else cached
+            if got.weight_version is not None and got.weight_version not in versions:
+                versions.append(got.weight_version)
+            # Aborted, but not by us: for new weights, say. The request goes on from exactly where it was.
+            if got.finish is not Finish.ABORT or attempts > self._limits.engine_retries:
+                break
+            if len(ids) >= budget:
+                break
+        finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
+        whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
+        return Answer(whole, attempts, tuple(versions), tokens=len(ids))
+
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        generation = answer.generation
+        if generation.logprobs is not None and len(generation.logprobs) != len(generation.token_ids):
+            raise ChatError(
+                f"the engine returned {len(generation.token_ids)} tokens and {len(generation.logprobs)} logprobs"
+            )
+        start, crc = request.response_tokens, request.crc
+        request.append_sampled(generation)
+        text = self._chat.decode(generation.token_ids)
+        return Spoken(
+            self._chat.parse(generation.token_ids, request.tool_schemas),
+            _sampled(answer, start, request.response_tokens, text, crc),
+            len(generation.token_ids),
+        )
+
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        start = request.prompt_tokens + sampled.start
+        prompt, turn = request.input_ids[:start], request.input_ids[start:]
+        return self._chat.extension(prompt, turn, messages, request.tool_schemas)
+
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        return self._chat.decode(request.prompt_ids), self._chat.decode(request.response_ids)
+
+    def count(self, text: str) -> int:
+        return self._chat.count(text)
+
+
+class MessageSpeaker(Speaker):
+    """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
+
+    def __init__(self, engine: ChatEngine, sampling: Sampling, limits: RolloutLimits) -> None:
+        super().__init__(sampling, limits)
+        self._engine = engine
+
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        request.begin([])
+        return 0
+
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        sampling = self._sampling_of(request, max_tokens)
+        got, attempts = await self._retried(
+            0,
+            lambda: self._engine.chat(request.messages, request.tool_schemas, sampling, request_id=request.request_id),
+        )
+        versions = () if got.weight_version is None else (got.weight_version,)
+        ids = got.token_ids or []
+        generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
+        tokens = got.completion_tokens if got.completion_tokens is not None else len(ids)
+        return Answer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
+
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        assert answer.message is not None
+        start, crc = self._take_tokens(request, answer)
+        message = answer.message
+        calls = tuple(ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls)
+        return Spoken(
+            ParsedTurn(message.content, message.reasoning_content, calls),
+            _sampled(answer, start, request.response_tokens, message.content, crc),
+            answer.tokens,
+        )
+
+    def _take_tokens(self, request: AsyncRolloutRequest, answer: Answer) -> tuple[int, int]:
+        """Where the sampled tokens begin, and the crc of all that is before them."""
+        if not request.token_exact:
+            return 0, 0
+        prompt = answer.prompt_ids
+        if prompt is None:
+            return self._is_not_exact(request)
+        if not request.input_ids:
+            request.begin(prompt)
+        else:
+            difference = check_extension(request.input_ids, prompt)
+            if difference is not None:
+                request.metrics["token_drift"] = str(difference)
+                return self._is_not_exact(request)
+            request.append_given(prompt[len(request.input_ids) :])
+        start, crc = request.response_tokens, request.crc
+        request.append_sampled(answer.generation)
+        return start, crc
+
+    def _is_not_exact(self, request: AsyncRolloutRequest) -> tuple[int, int]:
+        """Half of the tokens would look like all of them: none are kept."""
+        request.token_exact = False
+        request.begin([])
+        request.response_mask, request.response_logprobs = [], None
+        return 0, 0
+
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        return []
+
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        given = len(request.task.messages)
+        return _as_text(request.messages[:given]), _as_text(request.messages[given:])
+
+    def count(self, text: str) -> int:
+        return len(text)
+
+
+def _prompt_of(got: ChatGeneration) -> list[int] | None:
+    return None if got.prompt_ids is None or got.token_ids is None else got.prompt_ids
+
+
+def _sampled(answer: Answer, start: int, end: int, text: str, crc: int) -> Sampled:
+    return Sampled(
+        start=start,
+        end=end,
+        text=text,
+        finish=answer.generation.finish.value,
+        prompt_crc=crc,
+        weight_versions=answer.weight_versions,
+        cached_tokens=answer.generation.cached_tokens,
+        attempts=answer.attempts,
+    )
+
+
+def _as_text(messages: Sequence[Message]) -> str:
+    return "".join(f"{message.role}\n{message.content}\n" for message in messages)

@@ -1,0 +1,106 @@
+"""What became of a run, in numbers that grow with each trajectory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from toolyard.messages import JSON
+from toolyard.records.trajectory import Trajectory
+
+from .finish import RolloutState
+
+
+@dataclass(slots=True)
+class Spread:
+    """Mean and standard deviation of numbers that come one by one."""
+
+    count: int = 0
+    mean: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        off = value - self.mean
+        self.mean += off / self.count
+        self._squares += off * (value - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """Of all trajectories that ended in this run."""
+
+    trajectories: int = 0
+    completed: int = 0
+    token_exact: int = 0
+    turns: int = 0
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    with_calls: int = 0
+    """Trajectories in which a tool answered at least once without an error."""
+    score: Spread = field(default_factory=Spread)
+    rewards: dict[str, Spread] = field(default_factory=dict[str, Spread])
+    finish_reasons: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Of tool calls, by tool and outcome; for programs, the sandbox's verdict."""
+    seconds: Counter[str] = field(default_factory=Counter[str])
+    """By stage, of all requests together."""
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    """One example for each reason: the request, and what went wrong."""
+    stuck: int = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.trajectories += 1
+        self.completed += trajectory.state == RolloutState.COMPLETED
+        self.token_exact += trajectory.token_exact
+        self.turns += len(trajectory.turns)
+        self.prompt_tokens += len(trajectory.tokens.prompt_ids)
+        self.response_tokens += len(trajectory.tokens.response_ids)
+        self.sampled_tokens += sum(trajectory.tokens.response_mask)
+        self.finish_reasons[trajectory.finish_reason] += 1
+        self.stuck += bool(trajectory.metrics.get("stuck"))
+        if trajectory.score is not None:
+            self.score.add(trajectory.score)
+        for name, reward in trajectory.rewards.items():
+            if reward is not None:
+                self.rewards.setdefault(name, Spread()).add(reward)
+        for stage, seconds in trajectory.metrics.get("seconds", {}).items():
+            self.seconds[stage] += seconds
+        calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+        self.with_calls += any(call.outcome == "ok" for call in calls)
+        for call in calls:
+            self.outcomes[call.name or "?", str(call.metrics.get("verdict") or call.outcome)] += 1
+        if trajectory.failure is not None:
+            last = trajectory.failure.error.strip().splitlines()[-1:] or [""]
+            self.failures.setdefault(
+                trajectory.finish_reason, f"{trajectory.request_id} ({trajectory.failure.whose}): {last[0]}"
+            )
+
+    def as_json(self) -> JSON:
+        return {
+            "trajectories": self.trajectories,
+            "completed": self.completed,
+            "failed": self.trajectories - self.completed,
+            "token_exact": self.token_exact,
+            "turns": self.turns,
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+            "sampled_tokens": self.sampled_tokens,
+            "trajectories_with_calls": self.with_calls,
+            "score": {"count": self.score.count, "mean": self.score.mean, "deviation": self.score.deviation},
+            "rewards": {name: {"count": spread.count, "mean": spread.mean} for name, spread in self.rewards.items()},
+            "finish_reasons": dict(self.finish_reasons.most_common()),
+            "tool_calls": [
+                {"tool": tool, "outcome": outcome, "count": count}
+                for (tool, outcome), count in self.outcomes.most_common()
+            ],
+            "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.most_common()},
+            "failures": self.failures,
+            "stuck": self.stuck,
+        }
