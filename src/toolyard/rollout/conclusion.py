@@ -104,7 +104,7 @@ async def _release(play: Play, stack: AsyncExitStack, instances: ToolInstances |
 
 async def _rewarded(play: Play, released: Released) -> Combined:
     request, setting = play.request, play.setting
-    final: float | None | Missing = MISSING
+    final: float | Missing | None = MISSING
     reasons: dict[str, str] = {}
     if setting.final_reward is not None:
         # Only what the model said: what tools answered is not its solution.
@@ -132,7 +132,7 @@ async def _rewarded(play: Play, released: Released) -> Combined:
             for name, reward in released.tools.items()
             if reward is not None or name in released.problems  # it gave none, and not because it failed
         },
-        interaction=sum(spoken) if spoken else None if "interaction" in released.problems else MISSING,
+        interaction=None if "interaction" in released.problems else sum(spoken) if spoken else MISSING,
         reasons=reasons | {f"tool/{name}": problems[0] for name, problems in released.problems.items()},
     )
 

@@ -26,7 +26,7 @@ from toolyard.tools.base import BaseTool
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
 from toolyard.tools.policy import truncate
 
-from .blame import OURS, Broken, broken, late
+from .blame import OURS, TASK, Broken, broken, late
 from .chance import Chance
 from .conclusion import conclude
 from .finish import FinishReason, RolloutState
@@ -142,8 +142,20 @@ class Play:
         if request.state is not self._progress.state:
             request.state, request.waits_for = self._progress.state, ""
             request.stage_since = time.monotonic()
-        request.finish_reason = self._progress.finish_reason
+        request.finish_reason = reason = self._progress.finish_reason
+        if self.failure is None and reason is not None and reason.state is RolloutState.FAILED:
+            self.failure = self._failure_of(reason)
         return effects
+
+    def _failure_of(self, reason: FinishReason) -> Failure:
+        """Of those that the machine decided itself."""
+        if reason is FinishReason.PROMPT_TOO_LONG:
+            limits = self.setting.limits
+            room = f"prompt_length is {limits.prompt_length}, max_model_len {limits.max_model_len}"
+            return Failure(
+                TASK, RolloutState.PENDING.value, f"the prompt has {self._progress.prompt_tokens} tokens; {room}"
+            )
+        return Failure(OURS, RolloutState.GENERATING.value, "the engine aborted the answer again and again")
 
     async def _performed(self, effect: Effect) -> Event:
         """Perform it, and tell what became of it. Raises nothing but cancellation and divergence."""

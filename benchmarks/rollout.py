@@ -1,0 +1,188 @@
+"""The runner alone: turns per second, CPU per turn and memory per request, with an engine that costs nothing.
+
+    python benchmarks/rollout.py            three minutes or so
+    python benchmarks/rollout.py --quick
+
+Every request plays 8 turns: the model calls a tool, reads its answer, and so on. The engine is scripted, the tool does
+nothing, the tokenizer is a byte-level one or, if it is cached, SmolLM2's own; everything between them is real: machine,
+chat format, tool instances, rewards, audit. The table says what one core does; nothing else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import resource
+import statistics
+import time
+import tracemalloc
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from toolyard.chat.formats import open_format
+from toolyard.chat.protocol import Tokenizer
+from toolyard.engines.models import EMBEDDED, embedded_folder
+from toolyard.engines.protocol import Sampling
+from toolyard.engines.scripted import ScriptedEngine
+from toolyard.messages import Message
+from toolyard.rewards.final import load_reward
+from toolyard.rollout.limits import RolloutLimits
+from toolyard.rollout.request import create_request
+from toolyard.rollout.run_many import RolloutRun
+from toolyard.rollout.run_one import Play, Setting
+from toolyard.rollout.speaking import TokenSpeaker
+from toolyard.tasks.protocol import Task
+from toolyard.testing.byte_tokenizer import ByteTokenizer
+from toolyard.tools.base import BaseTool, ToolResponse
+
+TURNS = 8
+GOAL = 2000
+CALL = '<tool_call>\n{"name": "add", "arguments": {"numbers": [1, 2, 3]}}\n</tool_call>'
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"numbers": {"type": "array", "items": {"type": "number"}}},
+            "required": ["numbers"],
+        },
+    },
+}
+TASK = Task(
+    id="a",
+    messages=(Message("system", "You are a calculator. " * 20), Message("user", "How much are 1, 2 and 3?")),
+    ground_truth="6",
+)
+
+
+class Add(BaseTool):
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=str(sum(parameters["numbers"]))), None, {}
+
+
+def tokenizer() -> tuple[Tokenizer, str]:
+    folder = embedded_folder(EMBEDDED["smollm2-135m"])
+    if folder.fault() is None:
+        from toolyard.chat.tokenizer import load_tokenizer
+
+        return load_tokenizer(folder.path), "SmolLM2's"
+    return ByteTokenizer(), "bytes"
+
+
+class Bench:
+    def __init__(self, turns: int = TURNS) -> None:
+        self.tokenizer, self.tokens_are = tokenizer()
+        self.chat = open_format(self.tokenizer, format="hermes")
+        stop = self.chat.stop_token_ids[0]
+        self.call_ids = [*self.tokenizer.encode(f"Let me add them.\n{CALL}"), stop]
+        self.answer_ids = [*self.tokenizer.encode("They add up.\n#### 6"), stop]
+        self.tool = Add({"type": "native"}, SCHEMA)
+        self.limits = RolloutLimits(max_assistant_turns=100_000, response_length=10_000_000)
+        self.reward = load_reward("gsm8k")
+        self.turns = turns
+
+    def engine(self, turns: int) -> ScriptedEngine:
+        return ScriptedEngine(lambda request_id, turn, prompt: self.answer_ids if turn >= turns - 1 else self.call_ids)
+
+    def setting(self, engine: ScriptedEngine) -> Setting:
+        speaker = TokenSpeaker(engine, self.chat, Sampling(max_tokens=4096), self.limits)
+        return Setting(speaker, {"add": self.tool}, self.limits, self.reward)
+
+    async def run(self, requests: int, concurrency: int) -> tuple[float, float]:
+        """Turns per second, and CPU seconds per turn."""
+        async with self.engine(TURNS) as engine:
+            place = self.setting(engine)
+            schemas = (self.tool.tool_schema,)
+            made = [create_request(TASK, offset, tool_schemas=schemas) for offset in range(requests)]
+            wall, cpu, turns = time.perf_counter(), time.process_time(), 0
+            async with RolloutRun(place, made, concurrency=concurrency) as run:
+                async for trajectory in run:
+                    assert trajectory.score == 1.0, trajectory
+                    turns += len(trajectory.turns)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        assert turns == requests * TURNS
+        return turns / wall, cpu / turns
+
+    async def turn_costs(self, turns: int) -> list[float]:
+        """Seconds of each turn of one long request."""
+        async with self.engine(turns) as engine:
+            place = self.setting(engine)
+            request = create_request(TASK, tool_schemas=(self.tool.tool_schema,))
+            stamps: list[float] = []
+            generate = engine.generate
+
+            async def stamped(*args, **kwargs):
+                stamps.append(time.process_time())
+                return await generate(*args, **kwargs)
+
+            engine.generate = stamped
+            await Play(request, place).run()
+        return [after - before for before, after in itertools.pairwise(stamps)]
+
+    async def memory(self, requests: int) -> float:
+        """Bytes of one request in its last turn."""
+        gate, all_there, waiting = asyncio.Event(), asyncio.Event(), 0
+        async with self.engine(TURNS) as engine:
+            place = self.setting(engine)
+            generate = engine.generate
+
+            async def held(prompt, sampling, *, request_id):
+                nonlocal waiting
+                got = await generate(prompt, sampling, request_id=request_id)
+                if got.token_ids == self.answer_ids:
+                    waiting += 1
+                    if waiting == requests:
+                        all_there.set()
+                    await gate.wait()
+                return got
+
+            engine.generate = held
+            gc.collect()
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+            schemas = (self.tool.tool_schema,)
+            made = [create_request(TASK, offset, tool_schemas=schemas) for offset in range(requests)]
+            async with RolloutRun(place, made, concurrency=requests) as run:
+                await all_there.wait()
+                after = tracemalloc.get_traced_memory()[0]
+                gate.set()
+                async for _ in run:
+                    pass
+            tracemalloc.stop()
+        return (after - before) / requests
+
+
+async def main(quick: bool) -> None:
+    console, bench = Console(), Bench()
+    table = Table(box=SIMPLE_HEAD, title=f"8 turns a request, tokenizer: {bench.tokens_are}", title_justify="left")
+    for title in ("at once", "requests", "requests/s", "turns/s", "CPU per turn", "goal"):
+        table.add_column(title, justify="right")
+    await bench.run(64, 64)  # warm
+    for concurrency in (64, 512, 4096):
+        requests = max(concurrency, 256) if quick else max(2 * concurrency, 1024)
+        rate, cpu = await bench.run(requests, concurrency)
+        met = "met" if rate >= GOAL else f"missed (≥ {GOAL})"
+        table.add_row(str(concurrency), str(requests), f"{rate / TURNS:.0f}", f"{rate:.0f}", f"{cpu * 1e6:.0f} µs", met)
+    console.print(table)
+    turns = 200 if quick else 800
+    costs = await bench.turn_costs(turns)
+    early, late = statistics.median(costs[10:60]), statistics.median(costs[-50:])
+    console.print(
+        f"One request of {turns} turns: a turn costs {early * 1e6:.0f} µs at the beginning, {late * 1e6:.0f} µs at the "
+        f"end ({late / early:.2f}×)."
+    )
+    each = await bench.memory(256)
+    console.print(f"Memory of a request in its 8th turn: {each / 1024:.0f} KiB.")
+    console.print(f"Largest size of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer requests")
+    asyncio.run(main(parser.parse_args().quick))

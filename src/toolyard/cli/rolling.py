@@ -1,0 +1,219 @@
+"""What `toolyard rollout` shows: progress while it runs, a summary in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from toolyard.cli.outcomes import duration
+from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.finish import FinishReason, RolloutState
+from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
+from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.summary import Summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_REFRESH_SECONDS = 0.25
+_LINE_SECONDS = 10.0
+"""Where there is no terminal to redraw: one line so often."""
+_RATE_SECONDS = 10.0
+_LIVE = (RolloutState.PENDING, RolloutState.GENERATING, RolloutState.TOOL_CALLING, RolloutState.INTERACTING)
+
+
+def default_folder() -> str:
+    return f"rollouts/{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, bool, float]:
+    """The result, whether Ctrl-C ended it, and the seconds it took."""
+    board = _Board(console)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        if board.interrupt():
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    began = time.monotonic()
+    drawing = asyncio.create_task(board.draw())
+    try:
+        result = await run_rollouts(config, board)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        drawing.cancel()
+        await asyncio.wait([drawing])
+    return result, board.interrupted, time.monotonic() - began
+
+
+class _Board(Observer):
+    """Draws what it observes."""
+
+    def __init__(self, console: Console) -> None:
+        self.interrupted = False
+        self._console = console
+        self._run: RolloutRun | None = None
+        self._summary = Summary()
+        self._total = self._done = 0
+        self._doing = "reading the tasks"
+        self._counts: deque[tuple[float, int, int]] = deque()
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task: TaskID | None = None
+
+    def interrupt(self) -> bool:
+        """Whether to give up on a clean end: the second time."""
+        again, self.interrupted = self.interrupted, True
+        if self._run is None or again:
+            return True
+        self._console.print("stopping: what runs is aborted, what has ended is kept (again: at once)", style="yellow")
+        self._run.stop()
+        return False
+
+    def note(self, text: str) -> None:
+        self._doing = text
+        self._console.print(escape(text), style="dim")
+
+    def opened(self, total: int, done: int) -> None:
+        self._total, self._done, self._doing = total, done, "opening the engine"
+        if done:
+            self._console.print(f"{done} of {total} are in the dump already", style="dim")
+        self._task = self._bar.add_task("rollouts", total=total, completed=done)
+
+    def began(self, run: RolloutRun) -> None:
+        self._run = run
+
+    def ended(self, trajectory: Trajectory, summary: Summary) -> None:
+        self._summary = summary
+        if self._task is not None:
+            self._bar.advance(self._task)
+
+    def stuck(self, stuck: Stuck) -> None:
+        self._console.print(f"stuck: {stuck}", style="bold yellow", markup=False)
+
+    # ------------------------------------------------------------------------------------------------------- drawing
+    async def draw(self) -> None:
+        if not self._console.is_terminal:
+            while True:
+                await asyncio.sleep(_LINE_SECONDS)
+                self._console.print(self._line())
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(Group(self._bar, Text.from_markup(self._line())), refresh=True)
+                await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _line(self) -> str:
+        if self._run is None:
+            return escape(self._doing)
+        states = self._run.states
+        shown = "  ".join(f"{state.value.lower()} {states[state]}" for state in _LIVE if states[state])
+        tokens, calls = self._rates()
+        score = f"reward {self._summary.score.mean:.3f}" if self._summary.score.count else "no reward yet"
+        failed = self._summary.trajectories - self._summary.completed
+        ended = f"{self._done + self._summary.trajectories}/{self._total} ended" + (
+            f", {failed} failed" if failed else ""
+        )
+        turns = self._summary.turns + sum(len(request.turns) for request in self._run.running)
+        return f"{ended}  {shown}  turns {turns}  {tokens:.0f} tokens/s  {calls:.1f} tool calls/s  {score}"
+
+    def _rates(self) -> tuple[float, float]:
+        """Of the last seconds: sampled tokens and tool calls, also of requests that still run."""
+        assert self._run is not None
+        turns = [turn for request in self._run.running for turn in request.turns]
+        tokens = self._summary.sampled_tokens + sum(turn.sampled.end - turn.sampled.start for turn in turns)
+        calls = sum(self._summary.outcomes.values()) + sum(len(turn.tool_calls) for turn in turns)
+        now = time.monotonic()
+        self._counts.append((now, tokens, calls))
+        while now - self._counts[0][0] > _RATE_SECONDS and len(self._counts) > 2:
+            self._counts.popleft()
+        then, tokens_then, calls_then = self._counts[0]
+        seconds = max(now - then, 1e-9)
+        return (0.0, 0.0) if now == then else ((tokens - tokens_then) / seconds, (calls - calls_then) / seconds)
+
+
+# The summary ----------------------------------------------------------------------------------------------------------
+
+
+def print_result(result: RolloutResult, seconds: float, console: Console | None) -> None:
+    """As tables, or as JSON where there is no console."""
+    if console is None:
+        print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
+        return
+    summary = result.summary
+    if summary.trajectories:
+        for table in (_rewards(summary), _endings(summary), _calls(summary), _times(summary, seconds)):
+            if table.row_count:
+                console.print(table)
+    for reason, example in summary.failures.items():
+        console.print(f"[red]{escape(reason)}[/], for one: {escape(example)}")
+    failed = summary.trajectories - summary.completed
+    text = f"{summary.trajectories} trajectories in {duration(seconds)}: {summary.completed} completed"
+    text += f", {failed} failed" if failed else ""
+    text += f"; {result.done_before} were there before" if result.done_before else ""
+    text += f"; {result.missing} were not played: run it again" if result.missing else ""
+    good = summary.completed or result.done_before
+    console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
+    if result.dump is not None:
+        console.print(
+            f"dump: [bold]{escape(str(result.dump))}[/]   check it: toolyard audit {escape(str(result.dump))}"
+        )
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def _rewards(summary: Summary) -> Table:
+    table = _table("reward", "mean", "deviation", "trajectories")
+    spreads = {"score": summary.score, **summary.rewards}
+    for name, spread in spreads.items():
+        mean = (f"{spread.mean:.3f}", f"{spread.deviation:.3f}") if spread.count else ("–", "–")
+        table.add_row(escape(name), *mean, str(spread.count))
+    return table
+
+
+def _endings(summary: Summary) -> Table:
+    table = _table("finish reason", "trajectories", "state")
+    for reason, count in summary.finish_reasons.most_common():
+        state = FinishReason(reason).state.value
+        table.add_row(reason, str(count), state if state == RolloutState.COMPLETED else f"[red]{state}[/]")
+    return table
+
+
+def _calls(summary: Summary) -> Table:
+    table = _table("tool", "verdict", "calls")
+    for (tool, outcome), count in summary.outcomes.most_common():
+        table.add_row(escape(tool), escape(outcome), str(count))
+    if table.row_count:
+        table.add_row("[dim]trajectories with a call that went well[/]", "", str(summary.with_calls))
+    return table
+
+
+def _times(summary: Summary, seconds: float) -> Table:
+    table = _table("stage", "time", "share")
+    whole = sum(summary.seconds.values()) or 1.0
+    for stage, spent in summary.seconds.most_common():
+        table.add_row(stage, duration(spent), f"{100 * spent / whole:.0f} %")
+    rate = summary.sampled_tokens / max(seconds, 1e-9)
+    table.add_row("[dim]sampled tokens[/]", str(summary.sampled_tokens), f"{rate:.0f}/s")
+    return table
