@@ -3,9 +3,9 @@
     python benchmarks/rollout.py            three minutes or so
     python benchmarks/rollout.py --quick
 
-Every request plays 8 turns: the model calls a tool, reads its answer, and so on. The engine is scripted, the tool does
-nothing, the tokenizer is a byte-level one or, if it is cached, SmolLM2's own; everything between them is real: machine,
-chat format, tool instances, rewards, audit. The table says what one core does; nothing else runs.
+Every request plays 8 turns, and 8 requests are the group of one task: the model calls a tool, reads its answer, and so
+on. The engine is scripted, the tool adds numbers, the tokenizer is a byte-level one or, if it is cached, SmolLM2's own;
+everything between them is real: machine, chat format, tool instances, rewards, audit.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ SCHEMA = {
         },
     },
 }
-TASK = Task(
-    id="a",
-    messages=(Message("system", "You are a calculator. " * 20), Message("user", "How much are 1, 2 and 3?")),
-    ground_truth="6",
-)
+GROUP = 8
+"""Samples of one task."""
+
+
+def task(number: int) -> Task:
+    question = f"Exercise {number}: how much are 1, 2 and 3?"
+    return Task(f"task-{number}", (Message("system", "You are a calculator. " * 20), Message("user", question)), "6")
 
 
 class Add(BaseTool):
@@ -99,7 +101,7 @@ class Bench:
         async with self.engine(TURNS) as engine:
             place = self.setting(engine)
             schemas = (self.tool.tool_schema,)
-            made = [create_request(TASK, offset, tool_schemas=schemas) for offset in range(requests)]
+            made = [create_request(task(i // GROUP), i % GROUP, tool_schemas=schemas) for i in range(requests)]
             wall, cpu, turns = time.perf_counter(), time.process_time(), 0
             async with RolloutRun(place, made, concurrency=concurrency) as run:
                 async for trajectory in run:
@@ -113,7 +115,7 @@ class Bench:
         """Seconds of each turn of one long request."""
         async with self.engine(turns) as engine:
             place = self.setting(engine)
-            request = create_request(TASK, tool_schemas=(self.tool.tool_schema,))
+            request = create_request(task(0), tool_schemas=(self.tool.tool_schema,))
             stamps: list[float] = []
             generate = engine.generate
 
@@ -147,7 +149,7 @@ class Bench:
             tracemalloc.start()
             before = tracemalloc.get_traced_memory()[0]
             schemas = (self.tool.tool_schema,)
-            made = [create_request(TASK, offset, tool_schemas=schemas) for offset in range(requests)]
+            made = [create_request(task(i // GROUP), i % GROUP, tool_schemas=schemas) for i in range(requests)]
             async with RolloutRun(place, made, concurrency=requests) as run:
                 await all_there.wait()
                 after = tracemalloc.get_traced_memory()[0]

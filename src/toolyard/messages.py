@@ -180,7 +180,7 @@ def _text_of_part(part: Any) -> str:
 def decode_arguments(text: str) -> tuple[JSON, str | None]:
     """A call's arguments, and what is wrong with them if they are not a JSON object, in words a model can act on."""
     try:
-        found: Any = json.loads(text, parse_constant=_not_json)
+        found: Any = _STRICT.decode(text)
     except json.JSONDecodeError as error:
         near = text[max(0, error.pos - 20) : error.pos + 20]
         return {}, f"the arguments are not valid JSON: {error.msg} (character {error.pos}, near {near!r})"
@@ -193,6 +193,9 @@ def decode_arguments(text: str) -> tuple[JSON, str | None]:
 
 def _not_json(word: str) -> float:
     raise ValueError(f"{word} is not a number of JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_not_json)
 
 
 def _kind(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard import __version__
-from toolyard.cli import doctor, sandbox, tools
+from toolyard.cli import audit, chat, doctor, models, rollout, sandbox, tasks, tools
 from toolyard.cli.console import INTERRUPTED, complain
 from toolyard.errors import ToolyardError
 
@@ -20,8 +20,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(sandbox.app, name="sandbox")
+app.command("rollout")(rollout.rollout)
+app.command("audit")(audit.audit)
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(tools.app, name="tools")
+app.add_typer(chat.app, name="chat")
+app.add_typer(models.app, name="models")
+app.add_typer(sandbox.app, name="sandbox")
 app.command("doctor")(doctor.doctor)
 
 
@@ -42,6 +47,7 @@ def root(
     First steps:
 
     ```
+    toolyard rollout               the main job: a small model plays word problems, with a sandbox for its code
     toolyard doctor                what this machine offers, and what to do
     toolyard sandbox tour          programs good and bad, and what became of them
     toolyard sandbox run hello.py  one program

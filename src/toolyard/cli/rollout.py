@@ -73,7 +73,7 @@ def rollout(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Where to dump trajectories, as DIR/<step>.jsonl. Run again with the same DIR, and only those that "
+            help="Where to dump trajectories, as DIR/STEP.jsonl. Run again with the same DIR, and only those that "
             "are missing are played. Default: a new folder below rollouts/.",
             rich_help_panel=_RUN,
         ),
@@ -111,16 +111,24 @@ def rollout(
     Examples:
 
     ```
-    toolyard rollout                                            a small model on this CPU, 8 problems, 2 samples each
-    toolyard rollout --engine sglang --url http://127.0.0.1:30000 --model Qwen/Qwen2.5-3B-Instruct \\
-        --tasks gsm8k.parquet --tools tools.yaml --n 8 --out runs/a
-    toolyard rollout rollout.yaml --set sampling.top_p=0.95     settings of a file, one of them changed
-    toolyard rollout --record a.tape --out runs/a               record, then play it again without model and sandbox:
-    toolyard rollout --replay a.tape --out runs/b               runs/a/0.jsonl and runs/b/0.jsonl are the same
+    # a small model on this CPU, 8 problems, 2 samples each
+    toolyard rollout
+
+    # a server, GSM8K, groups of 8
+    toolyard rollout --engine sglang --url http://127.0.0.1:30000 \\
+        --model Qwen/Qwen2.5-3B-Instruct --tasks gsm8k.parquet \\
+        --tools tools.yaml --n 8 --out runs/a
+
+    # settings of a file, one of them changed
+    toolyard rollout rollout.yaml --set sampling.top_p=0.95
+
+    # record, and play it again without model and sandbox
+    toolyard rollout --record a.tape --out runs/a
+    toolyard rollout --replay a.tape --out runs/b
     ```
     """
     from toolyard.cli.rolling import default_folder, print_result, run
-    from toolyard.rollout.config import load_config
+    from toolyard.rollout.config import EMBEDDED, load_config
 
     given: dict[str, Any] = {
         "tasks.path": tasks,
@@ -142,7 +150,9 @@ def rollout(
         "record": record,
         "replay": replay,
     }
-    loaded = load_config(config, [*settings_of(given), *(settings or ())])
+    embedded = config is None and engine is None and model is None
+    changed = ["tasks.limit=null"] if tasks is not None else []  # the embedded one is for the bundled problems
+    loaded = load_config(EMBEDDED if embedded else config, [*changed, *settings_of(given), *(settings or ())])
     if print_config:
         import yaml
 

@@ -19,7 +19,7 @@ from toolyard.rewards.combination import Weights
 from .limits import RolloutLimits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
-"""The settings of `toolyard rollout` without any: a small model on the CPU and the bundled problems."""
+"""What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""
 
 
 class _Part(BaseModel):
@@ -121,14 +121,14 @@ class RolloutConfig(_Part):
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> RolloutConfig:
-    """The settings of a YAML file (None: the embedded ones), with `overrides`: a nested mapping, or texts `a.b=value`,
-    where the value is read as YAML.
+    """The settings of a YAML file (None: the defaults), with `overrides`: a nested mapping, or texts `a.b=value`, where
+    the value is read as YAML.
 
     Raises:
         ConfigError: the file or a key is wrong; the message names it.
     """
-    place = Path(path) if path is not None else EMBEDDED
-    given = _read(place)
+    place = "settings" if path is None else str(path)
+    given = {} if path is None else _read(Path(path))
     for override in [overrides] if isinstance(overrides, Mapping) else [_parsed(text) for text in overrides]:
         given = _merged(given, override)
     try:

@@ -43,6 +43,7 @@ class AsyncRolloutRequest:
     input_ids: list[int] = field(default_factory=list[int])
     """The prompt, then the response."""
     prompt_tokens: int = 0
+    prompt_text: str = ""
     response_mask: list[int] = field(default_factory=list[int])
     """1 = sampled by the model."""
     response_logprobs: list[float] | None = field(default_factory=list[float])

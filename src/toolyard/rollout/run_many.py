@@ -68,6 +68,7 @@ class RolloutRun:
         self._chance_of = chance_of
         self._on_stuck = on_stuck
         self._plays: dict[str, Play] = {}
+        self._begun: set[str] = set()
         self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue(concurrency)
         self._owner: asyncio.Task[None] | None = None
         self._stopping = False
@@ -153,8 +154,12 @@ class RolloutRun:
     def _next(self) -> AsyncRolloutRequest | None:
         """The next that may begin."""
         request = None if self._stopping else next(self._requests, None)
-        if request is not None and request.request_id in self._plays:
-            raise ConfigError(f"two requests have the id {request.request_id}: task {request.batch_data_id!r} twice?")
+        if request is not None:
+            if request.request_id in self._begun:
+                raise ConfigError(
+                    f"two requests have the id {request.request_id}: is {request.batch_data_id!r} there twice?"
+                )
+            self._begun.add(request.request_id)
         return request
 
     async def _watch(self) -> None:
@@ -178,8 +183,6 @@ class RolloutRun:
                     seconds,
                     request.waits_for,
                 )
-                request.metrics.setdefault("stuck", []).append(
-                    {"state": request.state.value, "waits_for": stuck.waits_for}
-                )
+                request.stuck.append(f"{stuck.state}: {stuck.waits_for}" if stuck.waits_for else stuck.state.value)
                 if self._on_stuck is not None:
                     self._on_stuck(stuck)

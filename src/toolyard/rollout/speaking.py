@@ -15,7 +15,7 @@ from typing import TypeVar
 from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
 from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling
 from toolyard.errors import ChatError, EngineError
-from toolyard.messages import Message
+from toolyard.messages import Message, OpenAIFunctionToolSchema
 from toolyard.records.audit import check_extension
 from toolyard.records.trajectory import Sampled
 
@@ -23,6 +23,7 @@ from .limits import RolloutLimits
 from .request import AsyncRolloutRequest, turn_seed
 
 T = TypeVar("T")
+_PROMPTS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,19 @@ class TokenSpeaker(Speaker):
         super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits)
         self._engine = engine
         self._chat = chat
+        self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
+        """Prompts of late: the samples of a task have the same one, and begin one after the other."""
 
     def begin(self, request: AsyncRolloutRequest) -> int:
-        request.begin(self._chat.render(request.messages, request.tool_schemas))
+        key = tuple(request.messages)
+        found = self._rendered.get(key)
+        if found is None or found[0] is not request.tool_schemas:
+            ids = self._chat.render(request.messages, request.tool_schemas)
+            if len(self._rendered) >= _PROMPTS_KEPT:
+                del self._rendered[next(iter(self._rendered))]
+            self._rendered[key] = found = request.tool_schemas, ids, self._chat.decode(ids)
+        _, ids, request.prompt_text = found
+        request.begin(ids)
         return request.prompt_tokens
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
@@ -161,7 +172,7 @@ class TokenSpeaker(Speaker):
         return self._chat.extension(prompt, turn, messages, request.tool_schemas)
 
     def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
-        return self._chat.decode(request.prompt_ids), self._chat.decode(request.response_ids)
+        return request.prompt_text, self._chat.decode(request.response_ids)
 
     def count(self, text: str) -> int:
         return self._chat.count(text)
