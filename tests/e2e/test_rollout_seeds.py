@@ -182,7 +182,10 @@ async def test_johns_bonus_from_the_prompt_to_the_dump(tools, tmp_path):
     assert audit(again, TOKENIZER.decode) == []
 
 
-async def test_a_task_that_brings_kwargs_for_absent_tools_is_played(tools):
-    given = task(tools_kwargs={"search": {"create_kwargs": {"index": "wiki"}}})
-    trajectory = await played(["#### 42"], tools[1:], given)
+async def test_kwargs_of_our_own_tools_that_are_absent_are_left_out_and_misspelt_ones_are_told(tools):
+    trajectory = await played(["#### 220000"], tools[1:], JOHN)
     assert trajectory.score == 1.0
+    misspelt = task(tools_kwargs={"code_interpeter": {"create_kwargs": {"ground_truth": "1"}}})
+    trajectory = await played(["#### 42"], tools[1:], misspelt)
+    assert trajectory.finish_reason == FinishReason.BAD_TASK
+    assert "code_interpeter" in trajectory.failure.error

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from toolyard.errors import ConfigError
 from toolyard.records.trajectory import Trajectory
@@ -72,6 +72,7 @@ class RolloutRun:
         self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue(concurrency)
         self._owner: asyncio.Task[None] | None = None
         self._stopping = False
+        self._told = False
 
     # ------------------------------------------------------------------------------------------------------- outside
     @property
@@ -105,8 +106,8 @@ class RolloutRun:
         assert self._owner is not None
         self._owner.cancel()
         await asyncio.wait([self._owner])
-        if not self._owner.cancelled() and error is None:
-            self._owner.result()
+        if error is None:
+            self._tell_failure()
 
     def __aiter__(self) -> AsyncIterator[Trajectory]:
         return self._iterate()
@@ -115,10 +116,18 @@ class RolloutRun:
         assert self._owner is not None, "use `async with`"
         while (trajectory := await self._ended.get()) is not None:
             yield trajectory
-        try:
-            await self._owner
-        except BaseExceptionGroup as group:  # of workers: the first says why the others were stopped
-            raise group.exceptions[0] from None
+        await asyncio.wait([self._owner])
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Raise what ended the run, once."""
+        assert self._owner is not None
+        failure: BaseException | None = None if self._told or self._owner.cancelled() else self._owner.exception()
+        self._told = True
+        while isinstance(failure, BaseExceptionGroup):  # of workers: the first is why the others were stopped
+            failure = cast("BaseException", failure.exceptions[0])  # pyright: ignore[reportUnknownMemberType]
+        if failure is not None:
+            raise failure
 
     # -------------------------------------------------------------------------------------------------------- inside
     async def _run(self) -> None:
