@@ -12,7 +12,7 @@ from toolyard.engines.protocol import Generation
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.trajectory import Turn
 from toolyard.tasks.protocol import Task
-from toolyard.tasks.rows import tools_kwargs_for
+from toolyard.tasks.rows import GSM8K_TOOLS
 from toolyard.tokens import ids_crc
 
 from .finish import FinishReason, RolloutState
@@ -114,6 +114,7 @@ def create_request(
     `tools_kwargs` of our own GSM8K tools are left out where the run does not have them: every row has them. Others are
     kept, so that a name that was misspelt is found.
     """
+    absent = {*GSM8K_TOOLS} - {schema.function.name for schema in tool_schemas}
     name = f"{step}\0{task.id}\0{rollout_offset}"
     return AsyncRolloutRequest(
         request_id=blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
@@ -122,7 +123,7 @@ def create_request(
         task=task,
         messages=list(task.messages),
         tool_schemas=tool_schemas,
-        tools_kwargs=tools_kwargs_for(task, {schema.function.name for schema in tool_schemas}),
+        tools_kwargs={tool: kwargs for tool, kwargs in task.tools_kwargs.items() if tool not in absent},
         seed=None if seed is None else _seed_of(seed, name),
         step=step,
     )
