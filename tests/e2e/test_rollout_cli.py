@@ -1,0 +1,194 @@
+"""`toolyard rollout` as a user runs it: real processes, killed, interrupted, resumed, recorded and replayed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolyard.cli.main import app
+from toolyard.errors import ToolyardError
+from toolyard.records.dump import read_dump
+
+TOOLS = """
+import asyncio
+
+from toolyard.tools import tool
+
+
+@tool
+async def look_up(word: str) -> str:
+    \"\"\"Looks a word up, slowly.
+
+    Args:
+        word: What to look up.
+    \"\"\"
+    await asyncio.sleep(0.3)
+    return f"{word}: 42"
+"""
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "answer"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A tokenizer folder, as models have them: every byte is a token, and ChatML's special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("model")
+    alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, model) -> Path:
+    (tmp_path / "my_tools.py").write_text(TOOLS)
+    (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: my_tools.look_up\n")
+    rows = [{"id": f"t{number}", "prompt": f"What is the answer, {number}?", "answer": "42"} for number in range(12)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "script.json").write_text(json.dumps([CALL, "#### 42"]))
+    settings = {
+        "tasks": {"path": "tasks.jsonl"},
+        "engine": {"kind": "scripted", "model": str(model), "script": "script.json"},
+        "tools": "tools.yaml",
+        "n": 2,
+    }
+    (tmp_path / "rollout.yaml").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("toolyard")), *arguments]
+
+
+def toolyard(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=place, capture_output=True, text=True, timeout=100, check=False)
+
+
+def rolled(place: Path, *arguments: str) -> dict:
+    done = toolyard(place, "rollout", "rollout.yaml", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def ids(folder: Path) -> list[str]:
+    return [line.trajectory.request_id for line in read_dump(folder)]
+
+
+def test_tasks_are_played_dumped_summed_up_and_not_played_again(place):
+    done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a")
+    assert done.returncode == 0, done.stderr
+    assert "24 trajectories in" in done.stdout
+    assert "dump: runs/a/0.jsonl" in done.stdout
+    assert "look_up" in done.stdout
+    lines = [line.trajectory for line in read_dump(place / "runs/a")]
+    assert len(lines) == 24
+    assert {(line.score, line.finish_reason, line.messages[-2].content) for line in lines} == {
+        (1.0, "stop", "answer: 42")
+    }
+    assert sorted({line.rollout_offset for line in lines}) == [0, 1]
+
+    again = rolled(place, "--out", "runs/a")
+    assert (again["trajectories"], again["done_before"]) == (0, 24)
+    more = rolled(place, "--out", "runs/a", "--n", "3")
+    assert (more["trajectories"], more["done_before"], more["score"]["mean"]) == (12, 24, 1.0)
+    assert len(set(ids(place / "runs/a"))) == 36
+
+    checked = toolyard(place, "audit", "runs/a")
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_ended_in_the_middle_it_goes_on_where_it_was(place, how):
+    run = ["rollout", "rollout.yaml", "--out", "runs/a", "--concurrency", "2", "--json"]
+    process = subprocess.Popen(command(*run), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    dump = place / "runs/a/0.jsonl"
+    deadline = time.monotonic() + 30
+    while (not dump.exists() or dump.read_bytes().count(b"\n") < 3) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, how)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130), said
+    before = ids(place / "runs/a")
+    assert 3 <= len(before) < 24
+    again = rolled(place, "--out", "runs/a")
+    assert again["done_before"] == len(before)
+    after = ids(place / "runs/a")
+    assert len(after) == len(set(after)) == 24, "none twice, none lost"
+
+
+def test_a_tape_is_replayed_without_engine_and_tools_to_the_bit(place):
+    rolled(place, "--out", "runs/live", "--record", "run.tape")
+    (place / "my_tools.py").write_text("raise SystemExit('the tools must not be needed')")
+    (place / "script.json").unlink()
+    summary = rolled(place, "--out", "runs/again", "--replay", "run.tape")
+    assert summary["trajectories"] == 24
+    assert (place / "runs/live/0.jsonl").read_bytes() == (place / "runs/again/0.jsonl").read_bytes()
+
+    other = ["rollout", "rollout.yaml", "--replay", "run.tape", "--out", "runs/other"]
+    done = toolyard(place, *other, "--set", "limits.response_length=300")
+    assert done.returncode == 1
+    assert "asked.max_tokens is 300; the tape has 4096" in done.stderr
+
+
+def test_the_replay_engine_samples_as_the_tape_did_while_tools_are_real(place):
+    rolled(place, "--out", "runs/live", "--record", "run.tape")
+    summary = rolled(place, "--engine", "replay", "--set", "engine.tape=run.tape", "--out", "runs/again")
+    assert (summary["trajectories"], summary["completed"]) == (24, 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--set", "limits.response_lenght=5"], "limits.response_lenght: Extra inputs are not permitted"),
+        (["--set", "n=none"], "n: Input should be a valid integer"),
+        (["--engine", "sglang"], "engine.urls: sglang is a server; say where it is"),
+        (["--record", "a", "--replay", "b"], "record and replay: one at a time"),
+        (["--replay", "nowhere.tape"], "nowhere.tape"),
+        (["--reward", "nowhere:score"], "nowhere"),
+        (["--format", "morse"], "morse"),
+        (["--tools", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_is_wrong_is_told(place, arguments, complaint, monkeypatch):
+    monkeypatch.chdir(place)
+    done = CliRunner().invoke(app, ["rollout", "rollout.yaml", "--out", "runs/a", *arguments])
+    assert isinstance(done.exception, ToolyardError), "told in one line by the command"
+    assert complaint in str(done.exception)
+
+
+def test_a_bad_row_is_told_by_its_line_before_anything_runs_or_skipped_on_request(place):
+    with (place / "tasks.jsonl").open("a") as file:
+        file.write('{"prompt": 5}\n')
+    done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a")
+    assert (done.returncode, "line 13" in done.stderr) == (1, True), done.stderr
+    assert not (place / "runs").exists()
+    assert rolled(place, "--out", "runs/a", "--skip-bad-rows")["trajectories"] == 24
+
+
+def test_nothing_completed_is_a_failure_and_says_why(place):
+    (place / "script.json").write_text(json.dumps({"t1": ["#### 42"]}))
+    done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a", "--limit", "1")
+    assert done.returncode == 1
+    assert "has no turn 1 for task 't0'" in " ".join(done.stdout.split())
+
+
+def test_settings_are_printed_as_they_would_be_used(place):
+    done = toolyard(place, "rollout", "rollout.yaml", "--n", "7", "--set", "sampling.top_p=0.9", "--print-config")
+    assert "n: 7" in done.stdout
+    assert "top_p: 0.9" in done.stdout
