@@ -17,8 +17,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.ready-to-run ## a tour of the sandbox: good, failing, looping, hungry and hostile programs
-	$(BIN)/toolyard sandbox tour $(ARGS)
+demo: $(VENV)/.ready-to-run ## the main job: a small model plays word problems, and its code runs in the sandbox
+	$(BIN)/toolyard rollout $(ARGS)
 
 test: $(VENV)/.ready-to-develop ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -50,11 +50,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[hf]'
+	$(BIN)/toolyard models fetch
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet]'
+	$(BIN)/toolyard models fetch
 	@touch $@ $(VENV)/.ready-to-run
 
 # torch first and with what it depends on, which differs from build to build of it.
