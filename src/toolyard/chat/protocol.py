@@ -88,8 +88,9 @@ class CallSyntax(Protocol):
         """Texts at which a turn ends besides its stop tokens, because a call is complete there."""
         ...
 
-    def parse(self, text: str) -> ParsedTurn:
-        """Of a whole turn, without its stop token. Total: it never raises, and takes time linear in the text."""
+    def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
+        """Of a whole turn, without its stop token. Total: it never raises, and takes time linear in the text. `tools`
+        tell values apart where the syntax writes all of them as text."""
         ...
 
     def introduce(self, tools: Tools) -> str:
@@ -97,7 +98,11 @@ class CallSyntax(Protocol):
         ...
 
     def write(self, calls: Sequence[ParsedCall]) -> str:
-        """Calls as the model would write them, such that `parse` finds them again."""
+        """Calls as the model would write them, such that `parse` finds them again.
+
+        Raises:
+            ChatError: the syntax cannot express them.
+        """
         ...
 
 

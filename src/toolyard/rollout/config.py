@@ -57,6 +57,8 @@ class ChatConfig(_Part):
     """Who tells the model what its tools answered: user, for models that know no other role. auto asks the template."""
     tool_wrapper: str = TOOL_WRAPPER
     """The text around it where that is a user, with `{}` for it."""
+    syntax_options: JSON = Field(default_factory=dict[str, Any])
+    """Of the syntax of calls: `{tool: python, argument: code}` for code_block, say."""
     template_kwargs: JSON = Field(default_factory=dict[str, Any])
     """What the template takes besides messages: enable_thinking, say."""
 

@@ -159,6 +159,7 @@ async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape
         tool_role=config.chat.tool_role,
         tool_wrapper=config.chat.tool_wrapper,
         template_kwargs=config.chat.template_kwargs,
+        syntax_options=config.chat.syntax_options,
     )
     if tape is not None:
         return TokenSpeaker(cast("Engine", None), chat, config.sampling, config.limits)

@@ -1,0 +1,197 @@
+"""Reading JSON and tags out of text that a model wrote, in one pass and without trusting any of it.
+
+The standard decoder is not used to find out where a JSON value ends: it recurses, and each of its errors counts the
+lines of the whole text, so that a text full of broken calls would take quadratic time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+_TOKEN = re.compile(
+    r"[ \t\n\r]*+(?:"
+    r'("[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*")'
+    r"|(-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?|true|false|null)"
+    r"|([][{}:,]))"
+)
+_STRING, _SCALAR = 1, 2
+_INSIDE = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*')
+"""A string up to what is wrong with it."""
+_SPACE = re.compile(r"[ \t\n\r]*+")
+_WORD = re.compile(r"[A-Za-z]{1,20}")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_NEAR = 20
+
+_VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _COLON, _NEXT = range(6)
+_EXPECTED = {
+    _VALUE: "a value",
+    _FIRST_VALUE: "a value or ]",
+    _KEY: "a key in double quotes",
+    _FIRST_KEY: "a key in double quotes or }",
+    _COLON: "a colon",
+}
+
+
+class BrokenError(ValueError):
+    """What a model wrote cannot be read. Stays within `toolyard.chat`: syntaxes turn it into a malformed call."""
+
+    def __init__(self, why: str, resume: int) -> None:
+        super().__init__(why)
+        self.resume = resume
+        """Where to look for the end of the broken call: tags before it are in strings. It is the beginning of the last
+        token, as a string that lacks its closing quote goes on to the next one, and swallows tags on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Where an object and its members are in a text."""
+
+    start: int
+    end: int
+    members: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """The values by their keys; of a repeated key the last, as decoders do it."""
+
+
+def scan_object(text: str, start: int) -> JsonObject:
+    """The object that begins at `start`, after white space. Takes time linear in its length, however it is nested.
+
+    Raises:
+        BrokenError: there is none, or it is not JSON: in words that the model can act on.
+    """
+    start = skip_space(text, start)
+    if not text.startswith("{", start):
+        raise BrokenError(f"expected a JSON object{near(text, start)}", start)
+    closers, state = ["}"], _FIRST_KEY
+    members: dict[str, tuple[int, int]] = {}
+    key, value = "", start
+    last, at = start, start + 1
+    while True:
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise _fault(text, at, last, state, closers)
+        kind = token.lastindex or 0
+        begin = token.start(kind)
+        mark = text[begin] if kind > _SCALAR else ""
+        opening = mark in ("{", "[")
+        if state in (_VALUE, _FIRST_VALUE) and (opening or kind <= _SCALAR):
+            if len(closers) == 1:
+                value = begin
+            if opening:
+                closers.append("}" if mark == "{" else "]")
+            state = _NEXT if not opening else _FIRST_KEY if mark == "{" else _FIRST_VALUE
+        elif state in (_NEXT, _FIRST_KEY, _FIRST_VALUE) and mark == closers[-1]:
+            closers.pop()
+            state = _NEXT
+        elif state == _NEXT and mark == ",":
+            state = _KEY if closers[-1] == "}" else _VALUE
+        elif state == _COLON and mark == ":":
+            state = _VALUE
+        elif state in (_KEY, _FIRST_KEY) and kind == _STRING:
+            if len(closers) == 1:
+                key = json.loads(token[kind])
+            state = _COLON
+        else:
+            raise _fault(text, at, last, state, closers)
+        last, at = begin, token.end()
+        if not closers:
+            return JsonObject(start, at, members)
+        if state == _NEXT and len(closers) == 1 and mark != ",":
+            members[key] = (value, at)
+
+
+def skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def quote(text: str) -> str:
+    """`text` as a JSON string that any encoding can carry."""
+    return json.dumps(text, ensure_ascii=not _is_unicode(text))
+
+
+def near(text: str, at: int) -> str:
+    """For messages: what stands there."""
+    if at >= len(text):
+        return ", but the text ends"
+    return f" (near {text[max(0, at - _NEAR) : at + _NEAR]!r})"
+
+
+def decode_value(text: str) -> tuple[Any, bool]:
+    """A whole JSON value, and whether `text` is one at all. NaN and Infinity are none."""
+    try:
+        return json.loads(text, parse_constant=_refuse), True
+    except (ValueError, RecursionError):
+        return None, False
+
+
+class Finder:
+    """Searches one text from left to right; a search that found nothing, or something far away, is not repeated."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._seen: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+
+    def find(self, pattern: re.Pattern[str], at: int) -> re.Match[str] | None:
+        """The first match that begins at `at` or later."""
+        since, found = self._seen.get(pattern, (-1, None))
+        if 0 <= since <= at and (found is None or found.start() >= at):
+            return found
+        found = pattern.search(self.text, at)
+        self._seen[pattern] = (at, found)
+        return found
+
+    def start(self, pattern: re.Pattern[str], at: int) -> int:
+        """Where the first match begins; at the end of the text if there is none."""
+        found = self.find(pattern, at)
+        return len(self.text) if found is None else found.start()
+
+
+def _fault(text: str, at: int, last: int, state: int, closers: list[str]) -> BrokenError:
+    """What is wrong with the token at `at`; the one before it begins at `last`."""
+    at = skip_space(text, at)
+    if at >= len(text):
+        return BrokenError("the JSON is not complete: the text ends within it", last)
+    token = _TOKEN.match(text, at)
+    if token is None and text[at] == '"':
+        inside = _INSIDE.match(text, at + 1)
+        assert inside is not None
+        return BrokenError(f"the JSON is not valid: {_string_fault(text, inside.end())}", at)
+    word = _WORD.match(text, at)
+    said = "" if word is None else word[0]
+    if said in _WORDS:
+        why = f"{said} is written {_WORDS[said]}"
+    elif said in ("NaN", "Infinity"):
+        why = f"{said} is not a number of JSON"
+    elif text[at] == "'":
+        why = "strings are written in double quotes"
+    else:
+        why = f"expected {_EXPECTED.get(state) or f'a comma or {closers[-1]}'}"
+        if state in (_NEXT, _COLON) and text[last] == '"':
+            why += ' after the string; a double quote within a string is written \\"'
+    return BrokenError(f"the JSON is not valid: {why}{near(text, at)}", last)
+
+
+def _string_fault(text: str, at: int) -> str:
+    if at >= len(text):
+        return "a string in it is not closed"
+    here = text[at]
+    if here == "\\":
+        return f"a backslash within a string is written \\\\{near(text, at)}"
+    name = {"\n": "line break", "\t": "tab", "\r": "line break"}.get(here, "control character")
+    return f"a {name} within a string is written {json.dumps(here)[1:-1]}{near(text, at)}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is not a number of JSON")

@@ -1,0 +1,217 @@
+"""What the syntaxes share: where reasoning ends, what is text and what is a call, how a call in JSON is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
+from toolyard.chat.scanning import BrokenError, Finder, JsonObject, quote
+from toolyard.errors import ChatError
+from toolyard.messages import decode_arguments
+
+Found = ParsedCall | MalformedCall
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the text that is not prose."""
+
+    start: int
+    end: int
+    found: tuple[Found, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return bool(self.found) and all(isinstance(call, ParsedCall) for call in self.found)
+
+
+class TextSyntax(ABC):
+    """A `CallSyntax`. Without state that changes, so shared."""
+
+    name: str
+    stop: tuple[str, ...] = ()
+
+    @abstractmethod
+    def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
+        """Of a whole turn, without its stop token. Never raises; takes time linear in the text.
+
+        `tools` tell which values are strings where a syntax does not: `5` can be a number or a text.
+        """
+
+    @abstractmethod
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        """Calls as the model would write them, or as near to that as the syntax can come."""
+
+    def write(self, calls: Sequence[ParsedCall]) -> str:
+        """Calls as the model would write them, such that `parse` finds them again.
+
+        Raises:
+            ChatError: the syntax cannot express them.
+        """
+        written = self.spell(calls) if calls else ""
+        if calls and not self.says(written, calls):
+            names = ", ".join(repr(call.name) for call in calls)
+            raise ChatError(
+                f"{self.name} cannot express these calls of {names}: arguments must be a JSON object, "
+                "and neither names nor texts may look like the tags of the syntax"
+            )
+        return written
+
+    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+        """Whether `written` is read as `calls`, and nothing else."""
+        turn = self.parse(written)
+        read = [(call.name, call.arguments) for call in turn.calls]
+        meant = [(call.name, call.arguments.strip()) for call in calls]
+        return read == meant and not turn.malformed and not turn.text
+
+    def introduce(self, tools: Tools) -> str:
+        """For the system message, where the tokenizer's template says nothing about tools; "" if there are none."""
+        if not tools:
+            return ""
+        example = self.spell([ParsedCall("function_name", '{"argument_name": "value"}')])
+        return (
+            f"# Tools\n\nYou may call these functions:\n\n{list_tools(tools)}\n\n"
+            f"To call one, write its name and its arguments in exactly this form:\n\n{example}\n\n"
+            "Then stop: the result is shown to you, and you go on from there."
+        )
+
+
+class ProseSyntax(TextSyntax):
+    """Calls are in the midst of prose, and reasoning comes before it.
+
+    Reasoning is `<think>…</think>` at the beginning of the turn; tags of calls within it are no tags. Where prompts
+    usually open the reasoning, a turn with only `</think>` began in it. Reasoning that does not end is all there is,
+    but for whole calls that end the turn: see `calls_end_thinking`.
+    """
+
+    thinking: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    """Pairs of tags."""
+    opened_by_prompt: bool = True
+    """Whether the closing tag of the first pair may stand alone."""
+
+    def __init__(self, *, calls_end_thinking: bool = True) -> None:
+        """`calls_end_thinking`: a turn that ends with whole calls within reasoning that was not closed has made them, as
+        there are models that call without closing it first, the seeds' own among them. Without, it has made none."""
+        self.calls_end_thinking = calls_end_thinking
+
+    @abstractmethod
+    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
+        """The calls from `start` on, and whatever else is not prose; in order."""
+
+    def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
+        begin = len(text) - len(text.lstrip())
+        for opening, closing in self.thinking:
+            if text.startswith(opening, begin):
+                inside = begin + len(opening)
+                end = text.find(closing, inside)
+                if end < 0:
+                    return self._unfinished(text, inside, tools)
+                after = end + len(closing)
+                return turn_of(text, after, self.regions(text, after, tools), text[inside:end])
+        regions = self.regions(text, 0, tools)
+        closing = self.thinking[0][1]
+        end = _outside(text, closing, regions) if self.opened_by_prompt else -1
+        if end < 0:
+            return turn_of(text, 0, regions, None)
+        after = end + len(closing)
+        return turn_of(text, after, self.regions(text, after, tools), text[:end])
+
+    def _unfinished(self, text: str, inside: int, tools: Tools) -> ParsedTurn:
+        last: list[Region] = []
+        end = len(text.rstrip())
+        if self.calls_end_thinking:
+            for region in reversed(self.regions(text, inside, tools)):
+                if (region.found and not region.good) or text[region.end : end].strip():
+                    break
+                last.append(region)
+                end = region.start
+        return ParsedTurn("", text[inside:end].strip(), _calls(reversed(last)))
+
+
+def list_tools(tools: Tools) -> str:
+    """Their schemas, one on a line."""
+    return "\n".join(json.dumps(tool.model_dump(), ensure_ascii=False) for tool in tools)
+
+
+def read_call(text: str, found: JsonObject) -> ParsedCall:
+    """The call that an object with `name` and `arguments` (or `parameters`) describes.
+
+    Raises:
+        BrokenError: it describes none.
+    """
+    if "name" not in found.members:
+        raise BrokenError('the JSON object has no "name"', found.end)
+    name = _string(text, found, "name")
+    if name is None:
+        raise BrokenError('"name" is not a string', found.end)
+    span = found.members.get("arguments") or found.members.get("parameters")
+    given = "{}" if span is None else text[span[0] : span[1]]
+    if given[0] == '"':  # JSON within JSON, as the OpenAI API has it
+        given = json.loads(given).strip() or "{}"
+    return make_call(name, "{}" if given == "null" else given, found.end, _string(text, found, "id"))
+
+
+def make_call(name: str, arguments: str, end: int, identity: str | None = None) -> ParsedCall:
+    """The call that ends at `end`.
+
+    Raises:
+        BrokenError: it has no name, or its arguments are not a JSON object.
+    """
+    if not name.strip():
+        raise BrokenError("the call has no name", end)
+    _, problem = decode_arguments(arguments)
+    if problem is not None:
+        raise BrokenError(problem, end)
+    return ParsedCall(name, arguments, identity or None)
+
+
+def spell_object(call: ParsedCall, arguments: str, *, with_id: bool = False) -> str:
+    """The object that `read_call` reads; `arguments` is what it calls them."""
+    identity = f', "id": {quote(call.id)}' if with_id and call.id else ""
+    return f'{{"name": {quote(call.name)}, "{arguments}": {call.arguments.strip()}{identity}}}'
+
+
+def cut(finder: Finder, start: int, inside: int, error: BrokenError, ends: re.Pattern[str]) -> Region:
+    """The malformed call from `start` on. It ends where `ends` is found, behind `inside` and where the error says:
+    behind the match if a group matched (the closing tag), else before it (something new begins)."""
+    found = finder.find(ends, max(inside, error.resume))
+    end = len(finder.text) if found is None else found.end() if found.lastindex else found.start()
+    return Region(start, end, (MalformedCall(finder.text[start:end].strip(), str(error)),))
+
+
+def _string(text: str, found: JsonObject, key: str) -> str | None:
+    start, end = found.members.get(key, (0, 0))
+    return json.loads(text[start:end]) if text[start:end].startswith('"') else None
+
+
+def _outside(text: str, tag: str, regions: Iterable[Region]) -> int:
+    """Where `tag` first stands outside of good calls: in a string of one it is not a tag. -1 if nowhere."""
+    at = text.find(tag)
+    for region in regions:
+        if at < 0 or at < region.start:
+            break
+        if region.good and at < region.end:
+            at = text.find(tag, region.end)
+    return at
+
+
+def turn_of(text: str, start: int, regions: Sequence[Region], reasoning: str | None) -> ParsedTurn:
+    prose: list[str] = []
+    at = start
+    for region in regions:
+        prose.append(text[at : region.start])
+        at = region.end
+    prose.append(text[at:])
+    if reasoning is None and not regions:
+        return ParsedTurn(text)
+    told = "\n".join(part for part in map(str.strip, prose) if part)
+    malformed = tuple(call for region in regions for call in region.found if isinstance(call, MalformedCall))
+    return ParsedTurn(told, None if reasoning is None else reasoning.strip(), _calls(regions), malformed)
+
+
+def _calls(regions: Iterable[Region]) -> tuple[ParsedCall, ...]:
+    return tuple(call for region in regions for call in region.found if isinstance(call, ParsedCall))

@@ -1,0 +1,161 @@
+"""A fenced block of python is a call of the code tool: for models that were never taught to call in JSON.
+
+ReTool's models write `<code>`, with or without a fence in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from toolyard.chat.protocol import MalformedCall, ParsedCall, Tools
+from toolyard.chat.scanning import Finder, quote
+from toolyard.chat.syntax_base import Found, ProseSyntax, Region
+from toolyard.errors import ChatError
+from toolyard.messages import decode_arguments
+
+_LANGUAGE = r"(?i:python3?|py)"
+_LINE = rf"(?P<fence>`{{3,}}){_LANGUAGE}(?:[ \t][^`\n]*+)?\r?(?:\n|\Z)"
+_BEGIN = re.compile(
+    rf"(?P<indent>^[ \t]*+){_LINE}"
+    rf"|(?<!`)(?P<inline>`{{3,}}){_LANGUAGE}[ \t]*+\r?\n"
+    r"|(?P<tag>(?:^|(?<=</think>))[ \t]*+<code>)"
+    r"|^[ \t]*+(?P<other>`{3,})(?P<language>[^`\n]*+)$",
+    re.MULTILINE,
+)
+"""Small models open a block in the midst of a line, too."""
+_PYTHON_LINE = re.compile(rf"^[ \t]*+{_LINE}", re.MULTILINE)
+_FENCE_IN_TAG = re.compile(rf"\s*+{_LINE}")
+_LONGEST = 8
+"""A longer fence is closed by one of this length."""
+_CLOSE = {count: re.compile(rf"^[ \t]*+`{{{count},}}[ \t\r]*+$", re.MULTILINE) for count in range(3, _LONGEST + 1)}
+_TAG_END = re.compile("</code>")
+_TAG_AFTER_FENCE = re.compile(r"\s*+</code>")
+_LEXEME = re.compile(
+    r"#[^\n]*+|(?P<quotes>\"{3}|'{3})|\"[^\"\\\n]*+(?:\\[^\n][^\"\\\n]*+)*\"?|'[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*'?"
+    r"|(?P<fence>^[ \t]*+`{3,}[ \t\r]*+$)",
+    re.MULTILINE,
+)
+"""What there is in python that may hide a fence or quotes; and fences."""
+_QUOTES = {quotes: re.compile(rf"(?<!\\){quotes}") for quotes in ('"""', "'''")}
+_FENCE_LINE = re.compile(r"^[ \t]*+(`{3,})[ \t\r]*+$", re.MULTILINE)
+
+
+class CodeBlock(ProseSyntax):
+    """A closed block of ```` ```python ```` (or py, or python3), or `<code>…</code>` at the beginning of a line.
+
+    Blocks of other languages and of none are prose, whatever is in them. A fence closes a block if it stands alone on
+    its line and not within a string in triple quotes; the end of the turn may come right behind it. Only calls of one
+    tool with one argument can be expressed, and only with code that is not blank.
+
+    The turn ends where a block closes, so that the model sees what its code printed. As a stop text does not know what
+    it closes, the turn ends at a bare opening fence as well.
+    """
+
+    name = "code_block"
+    stop = ("\n```\n", "</code>")
+
+    def __init__(
+        self, *, tool: str = "code_interpreter", argument: str = "code", calls_end_thinking: bool = True
+    ) -> None:
+        """`tool` is called, with the code as its `argument`."""
+        super().__init__(calls_end_thinking=calls_end_thinking)
+        self.tool = tool
+        self.argument = argument
+
+    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
+        finder, found, at = Finder(text), list[Region](), start
+        while (begin := finder.find(_BEGIN, at)) is not None:
+            if begin["other"]:
+                at = _after_other(finder, begin)
+                continue
+            if begin["tag"]:
+                fenced = _FENCE_IN_TAG.match(text, begin.end())
+                region = self._fenced(finder, begin, fenced) if fenced else self._tagged(finder, begin)
+            else:
+                region = self._fenced(finder, begin, begin)
+            found.append(region)
+            at = region.end
+        return found
+
+    def _fenced(self, finder: Finder, begin: re.Match[str], fence: re.Match[str]) -> Region:
+        text, start = finder.text, begin.start()
+        ticks = fence["fence"] or fence["inline"]
+        close = _closing_fence(finder, fence.end(), min(len(ticks), _LONGEST))
+        if close is None:
+            why = f"the block was not closed: end the code with a line that holds only {ticks}"
+            return Region(start, len(text), (MalformedCall(text[start:], why),))
+        tag = _TAG_AFTER_FENCE.match(text, close.end()) if begin["tag"] else None
+        end = close.end() if tag is None else tag.end()
+        code = text[fence.end() : close.start()].removesuffix("\n")
+        if begin["indent"]:
+            code = "\n".join(line.removeprefix(begin["indent"]) for line in code.split("\n"))
+        return Region(start, end, (self._call(text[start:end], code),))
+
+    def _tagged(self, finder: Finder, tag: re.Match[str]) -> Region:
+        text, start = finder.text, tag.start()
+        close = finder.find(_TAG_END, tag.end())
+        if close is None:
+            why = "the block was not closed: end the code with </code>"
+            return Region(start, len(text), (MalformedCall(text[start:], why),))
+        code = text[tag.end() : close.start()].removeprefix("\n").removesuffix("\n")
+        return Region(start, close.end(), (self._call(text[start : close.end()], code),))
+
+    def _call(self, text: str, code: str) -> Found:
+        if not code.strip():
+            return MalformedCall(text, "there is no code in the block")
+        return ParsedCall(self.tool, f"{{{quote(self.argument)}: {quote(code)}}}")
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        return "\n\n".join(map(self._spell, calls))
+
+    def _spell(self, call: ParsedCall) -> str:
+        arguments, _ = decode_arguments(call.arguments)
+        code = arguments.get(self.argument)
+        if call.name != self.tool or arguments.keys() != {self.argument} or not isinstance(code, str):
+            raise ChatError(
+                f"code_block cannot express this call of {call.name!r}: "
+                f"only {self.tool!r} can be called, with {self.argument!r} alone, which is text"
+            )
+        fence = "`" * max([3, *(len(line[1]) + 1 for line in _FENCE_LINE.finditer(code))])
+        return f"{fence}python\n{code}\n{fence}"
+
+    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+        turn = self.parse(written)
+        read = [decode_arguments(call.arguments) for call in turn.calls]
+        return read == [decode_arguments(call.arguments) for call in calls] and not turn.malformed and not turn.text
+
+    def introduce(self, tools: Tools) -> str:
+        if all(tool.function.name != self.tool for tool in tools):
+            return ""
+        return (
+            "You can run Python code. To run code, write it like this:\n\n"
+            "```python\nprint(12 * 7)\n```\n\n"
+            "The code is run and its output is shown to you. Print the result. Then give the final answer."
+        )
+
+
+def _after_other(finder: Finder, begin: re.Match[str]) -> int:
+    """Behind a block that is not python. A bare fence may be a stray one: it does not hide python that follows before
+    the next."""
+    close = finder.find(_CLOSE[3], begin.end())
+    if close is None:
+        return begin.end()
+    if not begin["language"].strip() and finder.start(_PYTHON_LINE, begin.end()) < close.start():
+        return begin.end()
+    return close.end()
+
+
+def _closing_fence(finder: Finder, at: int, count: int) -> re.Match[str] | None:
+    """The fence that closes the code which begins at `at`."""
+    text, close = finder.text, _CLOSE[count]
+    while (lexeme := _LEXEME.search(text, at)) is not None:
+        at = lexeme.end()
+        if lexeme["fence"] and len(lexeme["fence"].strip()) >= count:
+            return close.match(text, lexeme.start())
+        if lexeme["quotes"]:
+            end = finder.find(_QUOTES[lexeme["quotes"]], at)
+            # Quotes that are closed only behind the last fence are not a string of this block.
+            if end is not None and finder.find(close, end.end()) is not None:
+                at = end.end()
+    return None

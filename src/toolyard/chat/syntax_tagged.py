@@ -1,0 +1,164 @@
+"""Calls in tags of their own, with JSON in them: Hermes and Qwen, DeepSeek V3 and V3.1, Kimi K2."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from toolyard.chat.protocol import ParsedCall, Tools
+from toolyard.chat.scanning import BrokenError, Finder, near, scan_object, skip_space
+from toolyard.chat.syntax_base import ProseSyntax, Region, cut, list_tools, make_call, read_call, spell_object
+
+
+class Tagged(ProseSyntax):
+    """A call between two tags. Its body is read from its beginning, so that tags in strings of JSON are no tags.
+
+    Strict: a call without its closing tag is malformed, as it may have been cut off, though its JSON be whole. The
+    tags of a section around the calls, where the format has them, say nothing more and may be missing.
+    """
+
+    call: tuple[str, str]
+    section: tuple[str, ...] = ()
+
+    def __init__(self, *, calls_end_thinking: bool = True) -> None:
+        super().__init__(calls_end_thinking=calls_end_thinking)
+        opening, closing = map(re.escape, self.call)
+        section = "".join(f"|{re.escape(tag)}" for tag in self.section)
+        self._tags = re.compile(f"({opening}){section}")
+        self._ends = re.compile(f"({closing})|{opening}{section}")
+
+    @abstractmethod
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        """What follows the opening tag, and where it ends.
+
+        Raises:
+            BrokenError: it is no call.
+        """
+
+    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
+        finder, found, at = Finder(text), list[Region](), start
+        while (tag := finder.find(self._tags, at)) is not None:
+            try:
+                region = self._call(finder, tag, tools) if tag[1] else self._section(text, tag)
+            except BrokenError as error:
+                region = cut(finder, tag.start(), tag.end(), error, self._ends)
+            found.append(region)
+            at = region.end
+        return found
+
+    def _call(self, finder: Finder, tag: re.Match[str], tools: Tools) -> Region:
+        text, (opening, closing) = finder.text, self.call
+        call, end = self.body(finder, tag.end(), tools)
+        close = skip_space(text, end)
+        if text.startswith(closing, close):
+            return Region(tag.start(), close + len(closing), (call,))
+        if close == len(text) or text.startswith((opening, *self.section), close):
+            raise BrokenError(f"the call is not closed: write {closing} after the JSON object", end)
+        raise BrokenError(f"there is something between the JSON object and {closing}{near(text, close)}", end)
+
+    def _section(self, text: str, tag: re.Match[str]) -> Region:
+        if tag[0] == self.section[0] and not text.startswith(self.call[0], skip_space(text, tag.end())):
+            raise BrokenError(f"there is no {self.call[0]} after {tag[0]}", tag.end())
+        return Region(tag.start(), tag.end())
+
+
+class Hermes(Tagged):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, of Hermes, Qwen2.5 and Qwen3."""
+
+    name = "hermes"
+    call = ("<tool_call>", "</tool_call>")
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        scanned = scan_object(finder.text, at)
+        return read_call(finder.text, scanned), scanned.end
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        return "\n".join(f"<tool_call>\n{spell_object(call, 'arguments')}\n</tool_call>" for call in calls)
+
+    def introduce(self, tools: Tools) -> str:
+        if not tools:
+            return ""
+        return (
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+            "You are provided with function signatures within <tools></tools> XML tags:\n"
+            f"<tools>\n{list_tools(tools)}\n</tools>\n\n"
+            "For each function call, return a json object with function name and arguments within "
+            "<tool_call></tool_call> XML tags:\n"
+            '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+        )
+
+
+class DeepSeekV3(Tagged):
+    """V3: `function`, a separator, the name, and the arguments in a fence. V3.1: the name, a separator, the arguments.
+
+    Both are read; V3 is written. Names cannot hold line breaks, `<`, backticks or braces, nor white space around them.
+    """
+
+    name = "deepseek_v3"
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    _head = re.compile(r"([^<\n]*+)<｜tool▁sep｜>\s*+")
+    _named = re.compile(r"([^<\n`{}]*+)\s*+(```(?:json)?)?")
+    _fence = re.compile(r"\s*+```")
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        text = finder.text
+        head = self._head.match(text, at)
+        if head is None:
+            raise BrokenError("there is no <｜tool▁sep｜> after <｜tool▁call▁begin｜>", at)
+        name, inside, fenced = head[1].strip(), head.end(), False
+        if not text.startswith("{", inside):
+            named = self._named.match(text, inside)
+            assert named is not None
+            name, inside, fenced = named[1].strip(), named.end(), bool(named[2])
+        scanned = scan_object(text, inside)
+        end = scanned.end
+        if fenced and (fence := self._fence.match(text, end)):
+            end = fence.end()
+        return make_call(name, text[scanned.start : scanned.end], end), end
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        (begin, end), (opening, closing) = self.section, self.call
+        return (
+            begin
+            + "\n".join(
+                f"{opening}function<｜tool▁sep｜>{call.name}\n```json\n{call.arguments.strip()}\n```{closing}"
+                for call in calls
+            )
+            + end
+        )
+
+
+class KimiK2(Tagged):
+    """The call's id, `functions.NAME:INDEX`, then the arguments. Names cannot hold line breaks or `<`, nor white space
+    around them, nor end in a colon and a number."""
+
+    name = "kimi_k2"
+    section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    call = ("<|tool_call_begin|>", "<|tool_call_end|>")
+    _head = re.compile(r"([^<\n]*+)\s*+<\|tool_call_argument_begin\|>")
+    _identity = re.compile(r"(?:functions\.)?(.*?)(?::[0-9]+)?")
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        text = finder.text
+        head = self._head.match(text, at)
+        if head is None:
+            raise BrokenError("there is no functions.NAME:INDEX<|tool_call_argument_begin|> after the opening tag", at)
+        scanned = scan_object(text, head.end())
+        identity = head[1].strip()
+        call = make_call(self._name(identity), text[scanned.start : scanned.end], scanned.end, identity)
+        return call, scanned.end
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        (begin, end), (opening, closing) = self.section, self.call
+        written: list[str] = []
+        for index, call in enumerate(calls):
+            fits = call.id is not None and self._name(call.id) == call.name
+            identity = call.id if fits else f"functions.{call.name}:{index}"
+            written.append(f"{opening}{identity}<|tool_call_argument_begin|>{call.arguments.strip()}{closing}")
+        return begin + "".join(written) + end
+
+    def _name(self, identity: str) -> str:
+        found = self._identity.fullmatch(identity)
+        return "" if found is None else found[1]

@@ -1,0 +1,83 @@
+"""Values that are written as plain text: is `5` a number or a text? The tool's schema knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolyard.chat.protocol import Tools
+from toolyard.chat.scanning import decode_value, quote
+from toolyard.messages import JSON
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Qwen3-Coder's template writes values so, and the model writes what it saw."""
+_DEPTH = 8
+"""How many references and choices of a schema are followed, at most."""
+
+
+def read_value(tools: Tools, tool: str, key: str, text: str) -> str:
+    """JSON of what `text` means as that argument of that tool.
+
+    A string stays as it was written, to the last space. Anything else is JSON if it is JSON, and text if not: the tool
+    will complain about it. Where the schema says nothing, all that is JSON but no string is JSON.
+    """
+    allowed = _allowed(tools, tool, key)
+    if allowed == {"string"}:
+        return quote(text)
+    bare = text.strip()
+    if allowed & {"boolean", "null"}:
+        bare = _PYTHON.get(bare, bare)
+    value, is_json = decode_value(bare)
+    if not is_json:
+        return quote(text)
+    if isinstance(value, str) and (not allowed or "string" in allowed):
+        return quote(text)
+    if "string" in allowed and not _kinds(value) & allowed:
+        return quote(text)
+    return bare
+
+
+def _allowed(tools: Tools, tool: str, key: str) -> set[str]:
+    """The types that the schema allows; none if it does not say."""
+    for known in tools:
+        parameters = known.function.parameters
+        if known.function.name == tool and key in parameters.properties:
+            return _types(parameters.properties[key].model_dump(), parameters.model_extra or {}, _DEPTH)
+    return set()
+
+
+def _types(schema: Any, root: JSON, depth: int) -> set[str]:
+    if not isinstance(schema, dict) or not depth:
+        return set()
+    known: JSON = schema  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(known.get("type"), str):
+        return {known["type"]}
+    if isinstance(known.get("type"), list):
+        return set(map(str, known["type"]))
+    for either in ("anyOf", "oneOf"):
+        if isinstance(known.get(either), list):
+            found = [_types(branch, root, depth - 1) for branch in known[either]]
+            return set[str]().union(*found) if all(found) else set()
+    if isinstance(known.get("enum"), list):
+        return set[str]().union(*map(_kinds, known["enum"]))
+    if isinstance(known.get("$ref"), str):
+        return _types(_target(known["$ref"], root), root, depth - 1)
+    return set()
+
+
+def _target(reference: str, root: JSON) -> Any:
+    """What `#/$defs/Name` refers to; nothing if it is elsewhere."""
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def _kinds(value: Any) -> set[str]:
+    """The types of JSON Schema that a value has."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if value % 1 == 0 else {"number"}
+    return {"string"} if isinstance(value, str) else {"array"} if isinstance(value, list) else {"object"}
