@@ -64,8 +64,7 @@ CODE = (
 )
 FIRST = (
     "<think>\nOkay, let's see. 10,000 / 100,000 equals 0.1, which is 10% as a percentage. Let me compute that using "
-    "the code interpreter to ensure accuracy.\n"
-    + call("code_interpreter", {"code": CODE, "executes": "True"})
+    "the code interpreter to ensure accuracy.\n" + call("code_interpreter", {"code": CODE, "executes": "True"})
 )
 LAST = "<think>\nSo the code shows that John's total income this year would be $220,000.\n</think>\n\n#### 220000.0"
 JOHN = Task(

@@ -211,8 +211,36 @@ async def test_an_answer_that_was_aborted_for_new_weights_goes_on_from_its_exact
 
 async def test_wrong_lengths_of_an_engine_are_found_before_anything_is_trained_on():
     trajectory = await played([Generation([52, 50], [-0.1], Finish.STOP)])
-    assert trajectory.finish_reason == FinishReason.TOKEN_DRIFT
-    assert trajectory.score is None
+    assert trajectory.finish_reason == FinishReason.ENGINE_FAILURE
+    assert (trajectory.score, "2 tokens and 1 logprobs" in trajectory.failure.error) == (None, True)
+
+
+async def test_a_turn_that_cannot_be_continued_exactly_ends_the_request(echo):
+    class Stubborn(type(CHAT)):  # type: ignore[misc]
+        def extension(self, prompt_ids, sampled_ids, new_messages, tools=()):
+            raise ChatError("the turn ended within its reasoning")
+
+    async with scripted([said("a")]) as engine:
+        place = setting(engine, [echo])
+        place.speaker._chat = Stubborn(TOKENIZER, CHAT.syntax)  # type: ignore[attr-defined]
+        trajectory = await Play(request_for(place), place).run()
+    assert (trajectory.finish_reason, trajectory.score) == (FinishReason.CANNOT_CONTINUE, None)
+
+
+async def test_a_difference_found_by_the_audit_fails_the_request():
+    async with scripted(["#### 42"]) as engine:
+        place = setting(engine)
+        request = request_for(place)
+        take = place.speaker.take
+
+        def careless(request, answer):
+            spoken = take(request, answer)
+            request.input_ids[3] += 1
+            return spoken
+
+        place.speaker.take = careless  # type: ignore[method-assign]
+        trajectory = await Play(request, place).run()
+    assert (trajectory.finish_reason, trajectory.score) == (FinishReason.TOKEN_DRIFT, None)
 
 
 async def test_an_engine_without_logprobs_gives_a_trajectory_without_them(echo):

@@ -94,7 +94,7 @@ class ProseSyntax(TextSyntax):
     """Whether the closing tag of the first pair may stand alone."""
 
     def __init__(self, *, calls_end_thinking: bool = True) -> None:
-        """`calls_end_thinking`: a turn that ends with whole calls within reasoning that was not closed has made them, as
+        """`calls_end_thinking`: a turn that ends with whole calls within reasoning that was not closed has made them;
         there are models that call without closing it first, the seeds' own among them. Without, it has made none."""
         self.calls_end_thinking = calls_end_thinking
 

@@ -40,7 +40,7 @@ def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, st
         case ToolError():
             return FinishReason.TOOL_FAILURE, TASK if _is_the_tasks(error.__cause__) else OURS
         case ChatError() if stage is not RolloutState.PENDING:
-            return FinishReason.TOKEN_DRIFT, OURS
+            return FinishReason.CANNOT_CONTINUE, OURS
         case ChatError() | ConfigError() | ProgramError():
             return FinishReason.BAD_TASK, TASK
         case RewardError():

@@ -64,6 +64,9 @@ class FinishReason(StrEnum):
     """The user simulator raised."""
     REWARD_FAILURE = "reward_failure"
     """A reward that counts could not be computed. Scoring 0 instead would teach the model something false."""
+    CANNOT_CONTINUE = "cannot_continue"
+    """The chat format cannot say what comes next without changing what was sampled: a turn that ended within its
+    reasoning, in some families."""
     TOKEN_DRIFT = "token_drift"  # noqa: S105 - not a password
     """The exact-token audit found a difference: training on it would train on something that never happened."""
     INTERNAL_ERROR = "internal_error"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
 from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling
-from toolyard.errors import ChatError, EngineError
+from toolyard.errors import EngineError
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 from toolyard.records.audit import check_extension
 from toolyard.records.trajectory import Sampled
@@ -154,7 +154,7 @@ class TokenSpeaker(Speaker):
     def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
         generation = answer.generation
         if generation.logprobs is not None and len(generation.logprobs) != len(generation.token_ids):
-            raise ChatError(
+            raise EngineError(
                 f"the engine returned {len(generation.token_ids)} tokens and {len(generation.logprobs)} logprobs"
             )
         start, crc = request.response_tokens, request.crc

@@ -1,0 +1,197 @@
+"""Formats of the `renderers` package, which knows many model families by heart.
+
+Its renderers encode contents together with the text around them, so that a tool that printed `<|im_end|>` would end its
+own turn. They are given a tokenizer of ours instead: contents go in hidden, and come back as text (see `guard`). By
+default, thinking of earlier turns is kept: taking it away would change what was sampled.
+"""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import renderers
+import renderers.base
+from renderers import ToolCallParseStatus as Status
+
+from toolyard.chat.guard import Guard
+from toolyard.chat.protocol import ChatFormat, Ids, MalformedCall, ParsedCall, ParsedTurn, Tokenizer, Tools
+from toolyard.errors import ChatError, ConfigError
+from toolyard.messages import JSON, Message, decode_arguments
+
+_WHY = {
+    Status.INVALID_JSON: "the call is not valid JSON",
+    Status.UNCLOSED_BLOCK: "the call is not closed",
+    Status.MISSING_NAME: "the call does not name a function",
+    Status.MALFORMED_STRUCTURE: "the call does not have the form that calls have",
+}
+
+
+def family_of(model: str) -> str | None:
+    """The family that the package has for a model of that name; None if it does not know it."""
+    return renderers.base.MODEL_RENDERER_MAP.get(model)
+
+
+def families() -> list[str]:
+    renderers.base._populate_registry()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - there is no other list
+    return sorted(set(renderers.base.RENDERER_REGISTRY) - {"default"})
+
+
+def open_renderer(
+    tokenizer: Tokenizer, family: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+) -> RendererFormat:
+    """The format of `family`; by default, that of the tokenizer's model.
+
+    Raises:
+        ConfigError: there is no such family, or the tokenizer has not the tokens that it needs.
+    """
+    family = family or family_of(tokenizer.name)
+    if family is None:
+        raise ConfigError(
+            f"renderers knows no model named {tokenizer.name!r}: say which family it is of, as in "
+            f"renderers:{families()[0]}; there are {', '.join(families())}"
+        )
+    if family not in families():
+        raise ConfigError(f"renderers has no family {family!r}; there are {', '.join(families())}")
+    try:
+        config: Any = renderers.config_from_name(family)
+        config = type(config)(thinking_retention="all")
+        renderer: Any = renderers.create_renderer(
+            _Encoder(tokenizer), config, chat_template_kwargs=dict(template_kwargs or {})
+        )
+        return RendererFormat(renderer, tokenizer, family=family)
+    except Exception as error:  # assertions about tokens, mostly
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name} does not fit renderers:{family}: {why}; format template speaks through "
+            "its own chat template"
+        ) from error
+
+
+class RendererFormat(ChatFormat):
+    """Speaks through a renderer. Its cost of a turn grows a little with the conversation, which is copied.
+
+    Made by `open_renderer`: the renderer needs to have been given a tokenizer that keeps hidden text hidden.
+    """
+
+    def __init__(self, renderer: Any, tokenizer: Tokenizer, *, family: str) -> None:
+        self.name = f"renderers:{family}"
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._guard = Guard(tokenizer)
+        self.stop_token_ids = tuple(dict.fromkeys(renderer.get_stop_token_ids()))
+        self._stops = frozenset(self.stop_token_ids)
+        # Parsers want to know whether the prompt has begun the reasoning already, as some do.
+        self._opening = self.render([Message("user", "Quokka")])
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        if not messages:
+            raise ChatError("a conversation without messages cannot be rendered")
+        try:
+            return list(
+                self._renderer.render_ids(self._told(messages), tools=self._shown(tools), add_generation_prompt=True)
+            )
+        except Exception as error:  # of any kind, for roles and orders that the family does not have
+            roles = ", ".join(message.role for message in messages)
+            raise ChatError(f"{self.name} refuses a conversation of {roles}: {error}") from error
+
+    def extension(
+        self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
+        before = [*prompt_ids, *sampled_ids]
+        roles = ", ".join(message.role for message in new_messages)
+        try:
+            bridge: Any = self._renderer.bridge_to_next_turn(
+                list(prompt_ids), list(sampled_ids), self._told(new_messages), tools=self._shown(tools)
+            )
+        except Exception as error:
+            raise ChatError(f"{self.name} refuses to go on with {roles}: {error}") from error
+        if bridge is None:
+            raise ChatError(
+                f"{self.name} cannot go on with {roles or 'nothing'} after {self._end_of(before)!r} without changing "
+                "what was sampled"
+            )
+        ids: list[int] = list(bridge.token_ids)
+        if ids[: len(before)] != before:
+            raise ChatError(f"{self.name} changes what was sampled: {self._difference(before, ids)}")
+        return ids[len(before) :]
+
+    def parse(self, sampled_ids: Ids, tools: Tools = ()) -> ParsedTurn:
+        try:
+            found: Any = self._renderer.parse_response(
+                list(sampled_ids), tools=self._shown(tools, hide=False), prompt_ids=self._opening
+            )
+        except Exception as error:  # a parser that stumbles over what was sampled has found no call
+            text = self._tokenizer.decode(sampled_ids)
+            return ParsedTurn(text, malformed=(MalformedCall(text, f"the turn cannot be read: {error}"),))
+        calls: list[ParsedCall] = []
+        malformed: list[MalformedCall] = []
+        for one in found.tool_calls:
+            call = _call_of(one)
+            if isinstance(call, ParsedCall):
+                calls.append(call)
+            else:
+                malformed.append(call)
+        return ParsedTurn(found.content or "", found.reasoning_content or None, tuple(calls), tuple(malformed))
+
+    def decode(self, ids: Ids) -> str:
+        return self._tokenizer.decode(ids)
+
+    def count(self, text: str) -> int:
+        return len(self._guard.encode(self._guard.hide(text)))
+
+    def _told(self, messages: Sequence[Message]) -> list[JSON]:
+        return self._guard.hide_all([message.as_openai(decoded=True) for message in messages])
+
+    def _shown(self, tools: Tools, *, hide: bool = True) -> list[JSON] | None:
+        shown = [tool.model_dump(mode="json") for tool in tools]
+        return (self._guard.hide_all(shown) if hide else shown) or None
+
+    def _end_of(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids[-12:])
+
+    def _difference(self, before: list[int], after: list[int]) -> str:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+        )
+        was, now = (self._tokenizer.decode(ids[at : at + 12]) for ids in (before, after))
+        return f"at token {at}, {was!r} becomes {now!r}"
+
+
+def _call_of(one: Any) -> ParsedCall | MalformedCall:
+    # Whether there is such a tool is not for a parser to say.
+    if one.status not in (Status.OK, Status.UNKNOWN_TOOL):
+        return MalformedCall(one.raw, _WHY.get(one.status, f"the call cannot be read: {one.status}"))
+    if not isinstance(one.name, str) or not one.name:
+        return MalformedCall(one.raw, _WHY[Status.MISSING_NAME])
+    arguments: Any = {} if one.arguments is None else one.arguments
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    problem = decode_arguments(arguments)[1]
+    return MalformedCall(one.raw, problem) if problem else ParsedCall(one.name, arguments, one.id)
+
+
+class _Encoder:
+    """The tokenizer that renderers are given: what was hidden is encoded as text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.name_or_path = tokenizer.name
+        self.unk_token_id = -1
+        """What is not in the vocabulary: an id that nothing has."""
+        self.eos_token_id = tokenizer.eos_token_id
+        self._tokenizer = tokenizer
+        self._guard = Guard(tokenizer)
+        self._tokens: dict[str, int] = {**getattr(tokenizer, "added_tokens", {}), **tokenizer.special_tokens}
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        return self._guard.encode(text)
+
+    def decode(self, token_ids: Any, *_: Any, **__: Any) -> str:
+        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else list(token_ids))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokens.get(tokens, self.unk_token_id)
+        return [self.convert_tokens_to_ids(token) for token in tokens]

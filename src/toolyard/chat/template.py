@@ -1,0 +1,261 @@
+"""The format of a tokenizer's own chat template.
+
+The whole template is rendered once, for the first prompt. From then on a conversation only grows: what has to stand
+between a sampled turn and the next is read off the template, by rendering a conversation of two messages with marked
+contents, and kept for every combination of roles. Growing costs one join and one `encode` of the new text, however long
+the conversation is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolyard.chat.formats import TOOL_WRAPPER
+from toolyard.chat.guard import Guard
+from toolyard.chat.jinja2 import ChatTemplate
+from toolyard.chat.protocol import CallSyntax, ChatFormat, Ids, ParsedTurn, Tokenizer, Tools
+from toolyard.chat.template_messages import Adapter
+from toolyard.chat.template_probe import PROBE_ID, called, probe
+from toolyard.errors import ChatError, ConfigError
+from toolyard.messages import JSON, Message
+
+_USER: JSON = {"role": "user", "content": "Quokka"}
+_SAID = "Wombat7Bilby"
+_SLOT = re.compile(r"Nb(Co|Na|Id)(\d{3,})Pr")
+"""Marks stand for contents, names and ids. They have nine letters and digits, the only ids that all templates take."""
+_FIELDS = {"Co": "content", "Na": "name", "Id": "tool_call_id"}
+_AWKWARD = (
+    "",
+    " ",
+    " a",
+    "a ",
+    "\n\na\n",
+    'a"b\\c',
+    "é漢😀\t",
+    "[1, 2]",
+    '{"a": 1}',
+    "12",
+    "null",
+    "<think>a</think>b",
+)
+_MOST_SHAPES = 256
+"""Combinations of roles that are kept; parallel calls make many, a loop that never ends would make more."""
+
+Shape = tuple[tuple[str, bool, bool], ...]
+"""Of each new message: its role, and whether it has a name and an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What follows a sampled turn: `literals[0]`, the content of `slots[0]`, `literals[1]`, …"""
+
+    literals: tuple[str, ...]
+    slots: tuple[tuple[int, str], ...]
+
+    def join(self, messages: Sequence[JSON]) -> str:
+        parts = [self.literals[0]]
+        for (index, field), literal in zip(self.slots, self.literals[1:], strict=True):
+            parts += (messages[index][field], literal)
+        return "".join(parts)
+
+
+class TemplateFormat(ChatFormat):
+    """Speaks through a chat template; calls are read and written by a `CallSyntax`.
+
+    What the template cannot say is said with what it can: tools that it does not mention are introduced in the system
+    message, calls that it does not write stand in the content, results that it does not take come from the user, in
+    `tool_wrapper`, and a system message that it refuses is put before the first message of the user. Text that looks
+    like special tokens stays text, in every field of every message.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        syntax: CallSyntax,
+        *,
+        template: str | None = None,
+        native: bool = True,
+        tool_role: Literal["auto", "tool", "user"] = "auto",
+        tool_wrapper: str = TOOL_WRAPPER,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`template`: instead of the tokenizer's. `native`: whether the template writes calls as `syntax` does; if not,
+        it is not asked to speak of tools and calls. `tool_role`: who says what a tool answered; "auto" is the tool,
+        where the template has such a role. `tool_wrapper`: what stands around an answer that the user says, with {}.
+
+        Raises:
+            ConfigError: there is no template, or it is of no use.
+        """
+        source = template if template is not None else tokenizer.chat_template
+        if source is None:
+            raise ConfigError(f"the tokenizer of {tokenizer.name} has no chat template; give one with chat_template")
+        if tool_wrapper.count("{}") != 1:
+            raise ConfigError(f"tool_wrapper needs {{}} once, where the answer of the tool goes: {tool_wrapper!r}")
+        variables = {**getattr(tokenizer, "template_variables", {}), **(template_kwargs or {})}
+        self.syntax = syntax
+        self.name = f"template:{syntax.name}"
+        self.stop = tuple(syntax.stop)
+        self._tokenizer = tokenizer
+        self._guard = Guard(tokenizer)
+        self._template = ChatTemplate(source, variables, name=tokenizer.name)
+        self.traits = probe(self._template, name=tokenizer.name)
+        if tool_role == "tool" and not self.traits.tool_role:
+            raise ConfigError(f"the chat template of {tokenizer.name} does not take messages of tools: tool_role: user")
+        as_user = tool_role == "user" or not self.traits.tool_role
+        self._adapter = Adapter(self.traits, syntax, native, as_user, tool_wrapper)
+        self._tails: dict[Shape, _Tail | None] = {}
+        self._special_ids = frozenset(tokenizer.special_tokens.values())
+        self._ended = self._after(_SAID, [self._spoken(())], prompt=False)
+        close = self._close()
+        self._close_ids = self._guard.encode(close)
+        self.stop_token_ids = self._find_stops()
+        self._stops = frozenset(self.stop_token_ids)
+        opening = self._template.render([_USER], prompt=True)
+        self._thinking = opening.rstrip().endswith("<think>")
+        spoken = self._template.render([_USER, self._spoken(())], prompt=False).partition(_SAID)[0]
+        lead = spoken.removeprefix(opening)
+        self._lead = lead if lead.isspace() else ""
+
+    # The contract ----------------------------------------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        if not messages:
+            raise ChatError("a conversation without messages cannot be rendered")
+        # Hidden first: tokens that the syntax itself writes, around calls in the history, are meant to be tokens.
+        tools = self._guard.hide_tools(tools)
+        said = self._adapter.conversation([self._guard.hide_message(message) for message in messages], tools)
+        shown = None
+        if tools and self._adapter.shows_tools:
+            shown = [tool.model_dump(mode="json") for tool in tools]
+        return self._guard.encode(self._template.render(said, tools=shown, prompt=True))
+
+    def extension(
+        self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
+    ) -> list[int]:
+        ids = self._guard.encode(self._tail(new_messages))
+        last = sampled_ids[-1] if len(sampled_ids) else None
+        if last not in self._stops:
+            return ids
+        if self._close_ids:
+            return ids[len(self._close_ids) :]
+        # Nothing ends a turn but the next one, whose first token is what the model stopped at.
+        return ids[1:] if ids[:1] == [last] else ids
+
+    def parse(self, sampled_ids: Ids, tools: Tools = ()) -> ParsedTurn:
+        end = len(sampled_ids)
+        while end and sampled_ids[end - 1] in self._stops:
+            end -= 1
+        # A space that the template puts before what is said is no part of it.
+        text = self._tokenizer.decode(sampled_ids[:end]).removeprefix(self._lead)
+        return self.syntax.parse(f"<think>{text}" if self._thinking else text, tools)
+
+    def decode(self, ids: Ids) -> str:
+        return self._tokenizer.decode(ids)
+
+    def count(self, text: str) -> int:
+        return len(self._guard.encode(self._guard.hide(text)))
+
+    # What follows a turn ---------------------------------------------------------------------------------------------
+
+    def _tail(self, messages: Sequence[Message]) -> str:
+        for message in messages:
+            if message.role == "assistant":
+                raise ChatError(
+                    "a conversation is extended by what tools and users say; the assistant's turn is sampled"
+                )
+        said = self._adapter.following([self._guard.hide_message(message) for message in messages])
+        shape = tuple((one["role"], "name" in one, "tool_call_id" in one) for one in said)
+        if shape not in self._tails:
+            if len(self._tails) >= _MOST_SHAPES:
+                self._tails.clear()
+            self._tails[shape] = self._derive(shape)
+        tail = self._tails[shape]
+        return tail.join(said) if tail else self._rendered_tail(said)
+
+    def _derive(self, shape: Shape) -> _Tail | None:
+        """None if the contents do not come out as they went in (trimmed, quoted, …): then it is rendered every time."""
+        text = self._rendered_tail(_marked(shape))
+        slots = tuple((int(match[2]), _FIELDS[match[1]]) for match in _SLOT.finditer(text))
+        for index, (role, _, _) in enumerate(shape):
+            if (index, "content") not in slots:
+                raise ChatError(
+                    f"the chat template of {self._tokenizer.name} leaves out what {role!r} says in this place"
+                )
+        tail = _Tail(tuple(_SLOT.split(text)[::3]), slots)
+        for awkward in _AWKWARD:
+            said = [{**one, "content": awkward} for one in _marked(shape)]
+            if tail.join(said) != self._rendered_tail(said):
+                return None
+        return tail
+
+    def _rendered_tail(self, said: Sequence[JSON]) -> str:
+        """From the end of what the assistant said to where it begins to speak again."""
+        results = tuple(one.get("tool_call_id", PROBE_ID) for one in said if one["role"] == "tool")
+        ids = results if self.traits.tool_needs_calls else ()
+        tail = self._after(_SAID, [self._spoken(ids), *said], prompt=True)
+        if not ids:
+            return tail
+        # The calls are written behind what was said. They are sampled, so they are taken off again.
+        ended = self._after(_SAID, [self._spoken(ids)], prompt=False)
+        if not tail.startswith(ended):
+            raise ChatError(
+                f"the chat template of {self._tokenizer.name} writes calls differently before their results"
+            )
+        return self._ended + tail[len(ended) :]
+
+    def _spoken(self, ids: Sequence[str]) -> JSON:
+        return (
+            called(*ids, content=_SAID, as_text=self.traits.text_arguments)
+            if ids
+            else {"role": "assistant", "content": _SAID}
+        )
+
+    def _after(self, word: str, said: Sequence[JSON], *, prompt: bool) -> str:
+        text = self._template.render([_USER, *said], prompt=prompt)
+        _, found, after = text.partition(word)
+        if not found or word in after:
+            raise ChatError(f"the chat template of {self._tokenizer.name} does not write what the assistant says once")
+        return after
+
+    # How a turn ends -------------------------------------------------------------------------------------------------
+
+    def _close(self) -> str:
+        """What the template puts behind every turn of the assistant, up to its first special token; "" if nothing."""
+        following = self._rendered_tail([_USER])
+        end = 0
+        while end < min(len(self._ended), len(following)) and self._ended[end] == following[end]:
+            end += 1
+        specials = sorted(filter(None, self._tokenizer.special_tokens), key=len, reverse=True)
+        found = re.search("|".join(map(re.escape, specials)) or "(?!)", self._ended[:end])
+        return self._ended[: found.end()] if found else ""
+
+    def _find_stops(self) -> tuple[int, ...]:
+        stops = list(self._close_ids[-1:])
+        if not stops:
+            nexts = [[_USER]] if self._adapter.tool_as_user else [[_USER], _marked((("tool", True, True),))]
+            firsts = [self._guard.encode(self._rendered_tail(said))[:1] for said in nexts]
+            stops += [number for first in firsts for number in first if number in self._special_ids]
+        if self._tokenizer.eos_token_id is not None:
+            stops.append(self._tokenizer.eos_token_id)
+        stops += getattr(self._tokenizer, "stop_token_ids", ())
+        if not stops:
+            raise ConfigError(
+                f"no token ends a turn: the chat template of {self._tokenizer.name} writes none after what the "
+                "assistant says, and its tokenizer names no eos_token"
+            )
+        return tuple(dict.fromkeys(stops))
+
+
+def _marked(shape: Shape) -> list[JSON]:
+    said: list[JSON] = []
+    for index, (role, has_name, has_id) in enumerate(shape):
+        one: JSON = {"role": role, "content": f"NbCo{index:03}Pr"}
+        if has_name:
+            one["name"] = f"NbNa{index:03}Pr"
+        if has_id:
+            one["tool_call_id"] = f"NbId{index:03}Pr"
+        said.append(one)
+    return said

@@ -1,0 +1,103 @@
+"""Conversations as a template can take them: what it cannot say is said with what it can."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from toolyard.chat.protocol import CallSyntax, ParsedCall, Tools
+from toolyard.chat.template_probe import SHORT_ID, Traits
+from toolyard.messages import JSON, Message
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """From messages to what the template is given."""
+
+    traits: Traits
+    syntax: CallSyntax
+    native: bool
+    """The template's own way of telling about tools and of writing calls is that of `syntax`."""
+    tool_as_user: bool
+    tool_wrapper: str
+
+    def conversation(self, messages: Sequence[Message], tools: Tools) -> list[JSON]:
+        """From its beginning."""
+        said = list(messages)
+        introduction = "" if self.shows_tools else self.syntax.introduce(tools)
+        if introduction:
+            said = _introduced(said, introduction)
+        if not self.traits.system and said and said[0].role == "system":
+            said = _system_told_by_user(said)
+        return self.following(said)
+
+    def following(self, messages: Sequence[Message]) -> list[JSON]:
+        """What comes after other messages."""
+        adapted: list[JSON] = []
+        merging = False
+        for message in messages:
+            as_user = message.role == "tool" and self.tool_as_user
+            one = self._one(message)
+            before = adapted[-1]["role"] if adapted else None
+            # Results of parallel calls stand together in one message, as in templates that know of tools.
+            if one["role"] == "user" == before and ((as_user and merging) or self.traits.alternates):
+                adapted[-1]["content"] += ("\n" if as_user and merging else "\n\n") + one["content"]
+            else:
+                adapted.append(one)
+            merging = as_user
+        return adapted
+
+    @property
+    def shows_tools(self) -> bool:
+        return self.native and self.traits.tools
+
+    def _one(self, message: Message) -> JSON:
+        if message.role == "tool" and self.tool_as_user:
+            return {"role": "user", "content": self.tool_wrapper.replace("{}", message.content)}
+        if message.tool_calls and not (self.native and self.traits.calls):
+            calls = [ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls]
+            written = self.syntax.write(calls)
+            content = f"{message.content}\n{written}" if message.content else written
+            message = replace(message, content=content, tool_calls=())
+        said = message.as_openai(decoded=not self.traits.text_arguments)
+        if self.traits.short_ids:
+            _shorten(said)
+        return said
+
+
+def _introduced(messages: list[Message], introduction: str) -> list[Message]:
+    if messages and messages[0].role == "system":
+        content = messages[0].content
+        told = replace(messages[0], content=f"{content}\n\n{introduction}" if content else introduction)
+        return [told, *messages[1:]]
+    return [Message("system", introduction), *messages]
+
+
+def _system_told_by_user(messages: list[Message]) -> list[Message]:
+    system, rest = messages[0], messages[1:]
+    if rest and rest[0].role == "user":
+        return [replace(rest[0], content=f"{system.content}\n\n{rest[0].content}"), *rest[1:]]
+    return [Message("user", system.content), *rest]
+
+
+def _shorten(said: JSON) -> None:
+    if "tool_call_id" in said:
+        said["tool_call_id"] = short_id(said["tool_call_id"])
+    for call in said.get("tool_calls", ()):
+        call["id"] = short_id(call["id"])
+
+
+def short_id(given: str) -> str:
+    """Nine letters and digits, always the same for one id."""
+    if SHORT_ID.fullmatch(given):
+        return given
+    letters = given.encode("utf-8", "replace")
+    number = zlib.crc32(letters) | zlib.adler32(letters) << 32
+    digits = ""
+    for _ in range(9):
+        number, digit = divmod(number, 62)
+        digits += _DIGITS[digit]
+    return digits

@@ -1,0 +1,193 @@
+"""Tokenizers of the `tokenizers` library: nearly all there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from toolyard.chat.protocol import Ids
+from toolyard.errors import ChatError, ConfigError
+from toolyard.messages import JSON
+
+_LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+"""Of added tokens that are not declared special, and yet begin turns: DeepSeek's `<｜User｜>`, for one. Plain tags,
+such as `<think>` and `<tool_call>`, stay what their author declared: words that may be written."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class FastTokenizer:
+    """A `Tokenizer` over the library's, which it does not change: safe to share."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        chat_template: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.chat_template = chat_template
+        self.template_variables = dict(variables or {})
+        """What chat templates may ask for: bos_token, eos_token and the like."""
+        self.stop_token_ids = stop_token_ids
+        """At which the model's generation_config.json says to stop."""
+        self.backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens: dict[str, int] = {token.content: number for number, token in added.items()}
+        """All tokens that are found in text before it is split into words; more than the special ones."""
+        self.special_tokens: dict[str, int] = {
+            token.content: number
+            for number, token in added.items()
+            if token.special or _LOOKS_SPECIAL.fullmatch(token.content)
+        }
+        self._unknown = {self.added_tokens.get(self.template_variables.get("unk_token", ""))}
+        eos = self.template_variables.get("eos_token")
+        self.eos_token_id: int | None = backend.token_to_id(eos) if eos else None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        if special:
+            return _ids(self.backend, text)
+        ids = _ids(self._plain, text)
+        if not self._forged(text, ids):
+            return ids
+        # The vocabulary itself has these as words. Their characters on their own cannot be more than characters.
+        pattern = "|".join(map(re.escape, sorted(self.special_tokens, key=len, reverse=True)))
+        pieces: list[str] = []
+        for index, piece in enumerate(re.split(f"({pattern})", text)):
+            pieces.extend(piece if index % 2 else [piece])
+        ids = [number for piece in pieces for number in _ids(self._plain, piece)]
+        if forged := self._forged(text, ids):
+            raise ChatError(f"the tokenizer of {self.name} cannot write {forged!r} other than as the special token")
+        return ids
+
+    def decode(self, ids: Ids) -> str:
+        try:
+            return self.backend.decode(ids, skip_special_tokens=False)
+        except (OverflowError, TypeError):  # ids that no vocabulary has
+            known = [int(number) for number in ids if 0 <= number < 2**32]
+            return self.backend.decode(known, skip_special_tokens=False)
+
+    def _forged(self, text: str, ids: list[int]) -> str | None:
+        # Where letters can be unknown, theirs is the token of the unknown: nobody's turn ends there.
+        present = set(ids) - self._unknown
+        return next(
+            (token for token, number in self.special_tokens.items() if number in present and token in text), None
+        )
+
+    @cached_property
+    def _plain(self) -> Backend:
+        """The same vocabulary without added tokens. A second tokenizer, because the library's `encode_special_tokens`
+        is a switch on the shared one, and knows only of tokens that are declared special."""
+        said: JSON = json.loads(self.backend.to_str())
+        said.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+        for part in ("normalizer", "pre_tokenizer"):
+            said[part] = _without_prefix(said.get(part))
+        return Backend.from_str(json.dumps(said))
+
+
+def _ids(backend: Backend, text: str) -> list[int]:
+    try:
+        return backend.encode(text, add_special_tokens=False).ids
+    except TypeError:  # lone surrogates, which no UTF-8 can hold: what a program printed, decoded carelessly
+        return backend.encode(_SURROGATES.sub("�", text), add_special_tokens=False).ids
+
+
+def _without_prefix(step: Any) -> Any:
+    """SentencePiece's space before the first word is only for the beginning of a text, not for one in the middle."""
+    if isinstance(step, list):
+        kept = [_without_prefix(one) for one in step]  # pyright: ignore[reportUnknownVariableType]
+        return [one for one in kept if one is not None]
+    if not isinstance(step, dict):
+        return step
+    told: JSON = {key: _without_prefix(value) if isinstance(value, list) else value for key, value in step.items()}  # pyright: ignore[reportUnknownVariableType]
+    if told.get("type") == "Prepend":
+        return None
+    if "prepend_scheme" in told:
+        told["prepend_scheme"] = "never"
+    if told.get("type") == "ByteLevel":
+        told["add_prefix_space"] = False
+    return told
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+def read_folder(folder: Path) -> FastTokenizer | None:
+    """Of a folder with a tokenizer.json; None if its tokenizer_config.json adds tokens that only `transformers` would
+    bring together with it."""
+    try:
+        backend = Backend.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"{folder / 'tokenizer.json'}: cannot be read: {error}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read(folder / "tokenizer_config.json")
+    added: JSON = config.get("added_tokens_decoder") or {}
+    for number, token in added.items():
+        if backend.token_to_id(_content(token) or "") != int(number):
+            return None
+    variables = named_tokens({**_read(folder / "special_tokens_map.json"), **config})
+    if any(backend.token_to_id(token) is None for token in variables.values()):
+        return None
+    return FastTokenizer(
+        backend,
+        name=str(folder),
+        chat_template=_template_of(folder, config),
+        variables=variables,
+        stop_token_ids=stop_tokens_of(folder / "generation_config.json"),
+    )
+
+
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and its kin, as templates know them."""
+    return {name: content for name in _NAMED if (content := _content(config.get(name)))}
+
+
+def stop_tokens_of(file: Path) -> tuple[int, ...]:
+    """Of a generation_config.json, if there is one."""
+    told = _read(file).get("eos_token_id")
+    return tuple(number for number in (told if isinstance(told, list) else [told]) if isinstance(number, int))  # pyright: ignore[reportUnknownVariableType]
+
+
+def choose_template(told: Any) -> str | None:
+    """Of one template, or several by name: the one for tools, if there is one."""
+    if isinstance(told, list):
+        told = {one["name"]: one["template"] for one in told if isinstance(one, dict)}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(told, dict):
+        told = told.get("tool_use") or told.get("default")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return told if isinstance(told, str) else None
+
+
+def _template_of(folder: Path, config: JSON) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    told: Any = _read(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    return choose_template(told)
+
+
+def _content(token: Any) -> str | None:
+    content: Any = token.get("content") if isinstance(token, dict) else token  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return content if isinstance(content, str) else None
+
+
+def _read(file: Path) -> JSON:
+    if not file.is_file():
+        return {}
+    try:
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected a JSON object")
+    return found  # pyright: ignore[reportUnknownVariableType]
