@@ -1,0 +1,186 @@
+"""Files that only ever grow by whole lines, and the lock of the folder they lie in."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolyard.errors import RecordError
+from toolyard.records.jsonl import decode
+
+LOCK = ".lock"
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What was done about a last line without its newline: somebody was killed, or the disk was full."""
+
+    path: Path
+    cut_bytes: int
+    """How much of a torn line was removed; 0 if the line was whole, and got its newline."""
+
+    def __str__(self) -> str:
+        if self.cut_bytes:
+            return f"{self.path}: cut off the last line, which was torn ({self.cut_bytes} bytes)"
+        return f"{self.path}: the last line got its newline"
+
+
+class LineFile:
+    """A file open for appending, whose owner holds the folder's lock. Opening it mends its last line."""
+
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        """
+        Raises:
+            RecordError: it cannot be opened.
+        """
+        self.path = path
+        self._fsync = fsync
+        self._torn_at: int | None = None
+        is_new = not path.exists()
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            self.mended = self._mend()
+            if fsync and is_new:
+                _fsync_folder(path.parent)
+        except OSError as error:
+            self.close()
+            raise RecordError(f"cannot mend the last line of {path}: {error.strerror}") from None
+
+    def append(self, line: bytes) -> None:
+        """Write `line`, which ends with a newline: all of it, or nothing.
+
+        Raises:
+            RecordError: it could not be written; the file ends as before.
+        """
+        try:
+            self._cut_torn()
+            found = os.fstat(self._fd)
+        except OSError as error:
+            raise RecordError(self._refusal(error, len(line))) from None
+        if not found.st_nlink:
+            raise RecordError(f"cannot write {self.path}: it was deleted while it was being written")
+        try:
+            rest = memoryview(line)
+            while rest:  # once, as a rule: the kernel stops short at 2 GiB, and where the disk is full
+                rest = rest[os.write(self._fd, rest) :]
+            if self._fsync:
+                os.fsync(self._fd)
+        except OSError as error:
+            self._torn_at = found.st_size
+            with contextlib.suppress(OSError):  # tried again before the next line
+                self._cut_torn()
+            raise RecordError(self._refusal(error, len(line))) from None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _cut_torn(self) -> None:
+        if self._torn_at is not None:
+            os.ftruncate(self._fd, self._torn_at)
+            self._torn_at = None
+
+    def _refusal(self, error: OSError, size: int) -> str:
+        try:
+            free = f"{shutil.disk_usage(self.path.parent).free / 1e6:.1f} MB"
+        except OSError:
+            free = "an unknown space"
+        return f"cannot write a line of {size} bytes to {self.path}: {error.strerror}; {free} are free there"
+
+    def _mend(self) -> Mended | None:
+        size = os.fstat(self._fd).st_size
+        end = whole_end(self._fd, size)
+        if end == size:
+            return None
+        tail = os.pread(self._fd, size - end, end)
+        if _is_object(tail):  # only the newline was lost
+            os.write(self._fd, b"\n")
+            return Mended(self.path, 0)
+        os.ftruncate(self._fd, end)
+        return Mended(self.path, size - end)
+
+
+def whole_end(fd: int, size: int) -> int:
+    """Where the last whole line ends, of the first `size` bytes."""
+    end = size
+    while end:
+        start = max(0, end - _BLOCK)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def _is_object(line: bytes) -> bool:
+    """No beginning of an object is an object, so this one is whole."""
+    try:
+        return isinstance(decode(line), dict)
+    except RecordError:
+        return False
+
+
+def _fsync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FolderLock:
+    """Held from `__init__` to `close`, or until the process dies, however it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            RecordError: somebody else holds it, or it cannot be made.
+        """
+        path = folder / LOCK
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RecordError(f"cannot write to {folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 200, 0).decode("ascii", "replace").strip()
+            self.close()
+            raise RecordError(
+                f"another run is writing to {folder}: {holder or 'somebody'} holds {path}; wait for it, or choose "
+                "another folder"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise RecordError(f"cannot lock {path}: {error.strerror}") from None
+        _held.add(self)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for lock in list(_held):
+        lock.close()
+
+
+# A forked child shares the lock, and would hold it after we were killed. Closing its copy leaves ours locked.
+os.register_at_fork(after_in_child=_let_go)

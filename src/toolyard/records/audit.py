@@ -1,0 +1,337 @@
+"""The exact-token audit: whether a trajectory's tokens are what the model sampled and saw, and its parts agree.
+
+Pure: it looks at one trajectory, and needs no tokenizer but to check and to show texts. It takes time linear in the
+number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from toolyard.messages import Message
+from toolyard.records.differences import excerpt, first_index, text_difference
+from toolyard.records.trajectory import Tokens, Trajectory, Turn
+from toolyard.tokens import ids_crc
+
+Decode = Callable[[Sequence[int]], str]
+
+_LOGPROB_TOLERANCE = 1e-3
+"""Engines compute in 16 bits: the logarithm of a certainty may come out a little above 0."""
+_CONTEXT_IDS = 8
+
+
+class ProblemKind(StrEnum):
+    """What can be wrong with a trajectory."""
+
+    UNREADABLE = "unreadable"
+    """The line is no trajectory at all. Only of dumps."""
+    LENGTHS = "lengths"
+    """Ids, mask and logprobs of the response are not of one length."""
+    IDS = "ids"
+    """A token id is not an integer from 0 on."""
+    SPANS = "spans"
+    """The turns' sampled tokens are not in order, overlap, or lie outside of the response."""
+    MASK = "mask"
+    """The mask is not 1 exactly where the turns say that the model sampled."""
+    LOGPROBS = "logprobs"
+    """A logprob of a sampled token is no logarithm of a probability, or that of another token is not 0."""
+    PROMPT = "prompt"
+    """A turn was sampled after other tokens than those that stand before it."""
+    MISSING = "missing"
+    """Something was said or sampled of which there are no tokens, or there are tokens that no turn accounts for."""
+    MESSAGES = "messages"
+    """The conversation is not that of the turns."""
+    OUTCOME = "outcome"
+    """State, failure and score contradict each other."""
+    TEXT = "text"
+    """`input` or `output` is not what the tokens say. Only with a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    kind: ProblemKind
+    where: str
+    """The field, such as `turns[1].sampled` or `tokens.response_mask[17]`."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where ids do not go on as they should."""
+
+    index: int
+    expected: int
+    found: int | None
+    """None if the ids end there."""
+    before: str
+    """What both have before it; a text if it could be decoded, else ids. So are the next two."""
+    expected_next: str
+    found_next: str
+
+    def __str__(self) -> str:
+        found = "the end" if self.found is None else str(self.found)
+        return (
+            f"at {self.index}: expected {self.expected} {self.expected_next}, found {found} {self.found_next}, "
+            f"after {self.before}"
+        )
+
+
+def check_extension(
+    expected_prefix: Sequence[int], ids: Sequence[int], decode: Decode | None = None
+) -> Difference | None:
+    """The first place where `ids` does not begin with `expected_prefix`; None if it does."""
+    length = len(expected_prefix)
+    prefix = expected_prefix if isinstance(expected_prefix, list) else list(expected_prefix)
+    beginning = ids[:length]
+    if (beginning if isinstance(beginning, list) else list(beginning)) == prefix:
+        return None
+    at = first_index(prefix, beginning)
+    assert at is not None
+    end = at + _CONTEXT_IDS
+    return Difference(
+        index=at,
+        expected=expected_prefix[at],
+        found=ids[at] if at < len(ids) else None,
+        before=_say(expected_prefix[max(0, at - _CONTEXT_IDS) : at], decode),
+        expected_next=_say(expected_prefix[at:end], decode),
+        found_next=_say(ids[at:end], decode),
+    )
+
+
+def audit(trajectory: Trajectory, decode: Decode | None = None) -> list[Problem]:
+    """Everything that is wrong; nothing, if it can be trained on.
+
+    Tokens are looked at only where they are claimed to be exact. A check that makes no sense after another failed is
+    left out: spans that lie outside of the response say nothing about its mask.
+    """
+    problems = list(_outcome(trajectory))
+    problems += _messages(trajectory.messages, trajectory.turns)
+    if trajectory.token_exact:
+        problems += _tokens(trajectory, decode)
+    return problems
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def _tokens(trajectory: Trajectory, decode: Decode | None) -> Iterator[Problem]:
+    tokens, turns = trajectory.tokens, trajectory.turns
+    shape = [*_lengths(tokens), *_ids("prompt_ids", tokens.prompt_ids), *_ids("response_ids", tokens.response_ids)]
+    spans = list(_spans(turns, len(tokens.response_ids)))
+    yield from (*shape, *spans, *_missing(trajectory))
+    if not shape and not spans:
+        yield from _mask(tokens, turns)
+        yield from _logprobs(tokens, turns)
+    if not any(problem.kind is ProblemKind.IDS for problem in shape):
+        if not spans:
+            yield from _prompts(tokens, turns, decode)
+        if decode is not None:
+            yield from _text("input", trajectory.input, tokens.prompt_ids, decode)
+            yield from _text("output", trajectory.output, tokens.response_ids, decode)
+
+
+def _lengths(tokens: Tokens) -> Iterator[Problem]:
+    expected = len(tokens.response_ids)
+    for name, values in (("response_mask", tokens.response_mask), ("response_logprobs", tokens.response_logprobs)):
+        if values is not None and len(values) != expected:
+            message = f"{len(values)} of them, for {expected} response_ids"
+            yield Problem(ProblemKind.LENGTHS, f"tokens.{name}", message)
+
+
+def _ids(name: str, ids: Sequence[int]) -> Iterator[Problem]:
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 63):
+        return
+    at = next(at for at, one in enumerate(ids) if type(one) is not int or not 0 <= one < 1 << 63)
+    yield Problem(ProblemKind.IDS, f"tokens.{name}[{at}]", f"{ids[at]!r} is no token id")
+
+
+def _spans(turns: Sequence[Turn], length: int) -> Iterator[Problem]:
+    end = 0
+    for at, turn in enumerate(turns):
+        span = turn.sampled
+        if span.start < end or span.end < span.start or span.end > length:
+            expected = f"expected {end} <= start <= end <= {length}"
+            yield Problem(ProblemKind.SPANS, f"turns[{at}].sampled", f"start {span.start}, end {span.end}; {expected}")
+        end = max(end, span.end)
+
+
+def _missing(trajectory: Trajectory) -> Iterator[Problem]:
+    tokens, turns = trajectory.tokens, trajectory.turns
+    if turns and not tokens.prompt_ids:
+        yield Problem(ProblemKind.MISSING, "tokens.prompt_ids", "there are none, but something was sampled after them")
+    if tokens.response_ids and not turns:
+        message = f"there are none, but {len(tokens.response_ids)} response_ids"
+        yield Problem(ProblemKind.MISSING, "turns", message)
+    for name, text, ids in (
+        ("prompt_ids", trajectory.input, tokens.prompt_ids),
+        ("response_ids", trajectory.output, tokens.response_ids),
+    ):
+        if text and not ids:
+            said = "input" if name == "prompt_ids" else "output"
+            yield Problem(ProblemKind.MISSING, f"tokens.{name}", f"there are none, but the {said} is {excerpt(text)}")
+
+
+def _pieces(turns: Sequence[Turn], length: int) -> Iterator[tuple[int, int, bool]]:
+    """The response cut where sampling begins and ends: start, end, whether it was sampled."""
+    end = 0
+    for turn in turns:
+        yield end, turn.sampled.start, False
+        yield turn.sampled.start, turn.sampled.end, True
+        end = turn.sampled.end
+    yield end, length, False
+
+
+def _mask(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
+    mask = tokens.response_mask
+    for start, end, sampled in _pieces(turns, len(mask)):
+        wanted, piece = int(sampled), mask[start:end]
+        if piece == [wanted] * len(piece) and set(map(type, piece)) <= {int}:
+            continue
+        at = start + next(at for at, one in enumerate(piece) if type(one) is not int or one != wanted)
+        why = "a turn sampled that token" if sampled else "no turn sampled that token"
+        yield Problem(ProblemKind.MASK, f"tokens.response_mask[{at}]", f"is {mask[at]!r}; expected {wanted}, as {why}")
+        return
+
+
+def _logprobs(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
+    logprobs = tokens.response_logprobs
+    if logprobs is None:
+        return
+    for start, end, sampled in _pieces(turns, len(logprobs)):
+        piece = logprobs[start:end]
+        good = _are_logprobs(piece) if sampled else piece == [0.0] * len(piece)
+        if good:
+            continue
+        at = start + next(at for at, one in enumerate(piece) if not (_are_logprobs([one]) if sampled else one == 0))
+        why = "the logprob of a sampled token is a number up to 0" if sampled else "that token was not sampled"
+        yield Problem(ProblemKind.LOGPROBS, f"tokens.response_logprobs[{at}]", f"is {logprobs[at]!r}, but {why}")
+        return
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    if not set(map(type, values)) <= {float, int}:
+        return False
+    try:
+        return not values or (all(map(math.isfinite, values)) and max(values) <= _LOGPROB_TOLERANCE)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _prompts(tokens: Tokens, turns: Sequence[Turn], decode: Decode | None) -> Iterator[Problem]:
+    """Each prompt is the last one, what was sampled after it, and what we put after that: told by checksums, which
+    go on from turn to turn."""
+    crc, done = ids_crc(tokens.prompt_ids), 0
+    for at, turn in enumerate(turns):
+        start = turn.sampled.start
+        crc, done = ids_crc(tokens.response_ids[done:start], crc), start
+        if crc != turn.sampled.prompt_crc:
+            where = f"turns[{at}].sampled.prompt_crc"
+            yield Problem(ProblemKind.PROMPT, where, _other_prompt(tokens, turn, crc, decode))
+            return  # what follows was sampled after this one
+
+
+def _other_prompt(tokens: Tokens, turn: Turn, crc: int, decode: Decode | None) -> str:
+    start, asked = turn.sampled.start, turn.sampled.prompt_crc
+    ids = [*tokens.prompt_ids, *tokens.response_ids]
+    expected = len(tokens.prompt_ids) + start
+    end = _say(ids[max(0, expected - _CONTEXT_IDS) : expected], decode)
+    said = (
+        f"the engine was given other ids (crc {asked}) than the {expected} before this turn (crc {crc}), ending {end}"
+    )
+    length = _length_of(ids, asked)
+    if length is None:
+        return said
+    end = _say(ids[max(0, length - _CONTEXT_IDS) : length], decode)
+    return f"{said}: it was given the first {length}, ending {end}"
+
+
+def _length_of(ids: list[int], crc: int) -> int | None:
+    """How many of the first ids have that checksum, if any."""
+    running = 0
+    for at in range(len(ids)):
+        running = ids_crc(ids[at : at + 1], running)
+        if running == crc:
+            return at + 1
+    return None
+
+
+def _text(name: str, text: str, ids: Sequence[int], decode: Decode) -> Iterator[Problem]:
+    try:
+        said = decode(ids)
+    except Exception as error:
+        message = f"the tokenizer cannot decode its tokens: {type(error).__name__}: {str(error)[:200]}"
+        yield Problem(ProblemKind.TEXT, name, message)
+        return
+    if (found := text_difference(said, text)) is not None:
+        at, expected, is_now = found
+        yield Problem(
+            ProblemKind.TEXT, name, f"differs from its tokens at character {at}: {is_now}, tokens: {expected}"
+        )
+
+
+def _say(ids: Sequence[int], decode: Decode | None) -> str:
+    if decode is not None and ids:
+        try:
+            return repr(decode(ids))
+        except Exception:  # ids that the tokenizer does not know are what we are here to show
+            return str(list(ids))
+    return str(list(ids))
+
+
+# The rest -------------------------------------------------------------------------------------------------------------
+
+
+def _outcome(trajectory: Trajectory) -> Iterator[Problem]:
+    state, failure, score = trajectory.state, trajectory.failure, trajectory.score
+    if state == "FAILED":
+        if failure is None:
+            yield Problem(ProblemKind.OUTCOME, "failure", "there is none, but the state is FAILED")
+        if score is not None:
+            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}, but what FAILED has none")
+    elif state == "COMPLETED":
+        if failure is not None:
+            message = f"there is one, but the state is COMPLETED: {excerpt(failure.error)}"
+            yield Problem(ProblemKind.OUTCOME, "failure", message)
+        if score is not None and not math.isfinite(score):
+            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}")
+    else:
+        yield Problem(ProblemKind.OUTCOME, "state", f"is {state!r}, expected COMPLETED or FAILED")
+
+
+def _messages(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Problem]:
+    """The last assistant's messages are those of the turns; a prompt may have had some of its own before."""
+    if not turns:
+        return
+    spoken = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    if len(spoken) < len(turns):
+        message = f"{len(turns)} turns, but {len(spoken)} messages of the assistant"
+        yield Problem(ProblemKind.MESSAGES, "messages", message)
+        return
+    begins = spoken[-len(turns) :]
+    if begins[0] > 0 and (role := messages[begins[0] - 1].role) in ("assistant", "tool"):
+        message = (
+            f"there are more of the assistant than turns ({len(turns)}): a prompt does not end with a message of {role}"
+        )
+        yield Problem(ProblemKind.MESSAGES, f"messages[{begins[0] - 1}]", message)
+    for at, (turn, begin, end) in enumerate(zip(turns, begins, [*begins[1:], len(messages)], strict=True)):
+        answered = [message.tool_call_id for message in messages[begin + 1 : end] if message.role == "tool"]
+        called = [call.id for call in turn.tool_calls]
+        # One that could not be read may have been answered in other ways than by a tool. Of the last turn, some may be
+        # unanswered: the request ended there.
+        needed = [] if at == len(turns) - 1 else [call.id for call in turn.tool_calls if call.outcome != "malformed"]
+        if not _is_subsequence(answered, called) or not _is_subsequence(needed, answered):
+            message = f"called {called}, but answered {answered}"
+            yield Problem(ProblemKind.MESSAGES, f"turns[{at}].tool_calls", message)
+
+
+def _is_subsequence(some: Sequence[str | None], all_of: Sequence[str | None]) -> bool:
+    rest = iter(all_of)
+    return all(one in rest for one in some)

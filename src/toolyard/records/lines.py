@@ -1,0 +1,301 @@
+"""A trajectory's line in a dump: written, and read back, also from lines of verl and of other versions of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from toolyard.errors import RecordError
+from toolyard.messages import JSON, Message
+from toolyard.records.jsonl import decode, encode, finite
+from toolyard.records.trajectory import (
+    FORMAT_VERSION,
+    CallRecord,
+    Failure,
+    Sampled,
+    Tokens,
+    Trajectory,
+    Turn,
+)
+
+UNKNOWN = "unknown"
+"""How a trajectory ended whose line does not say."""
+
+_VERL = ("input", "output", "gts", "score", "step", "request_id")
+_OURS = frozenset(
+    {*_VERL, "finish_reason", "messages", "tokens", "turns", "rewards", "metrics", "format_version"}
+    | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "extra"}
+)
+
+T = TypeVar("T")
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def to_line(trajectory: Trajectory) -> bytes:
+    """The line, with its newline. Equal trajectories have equal lines: mappings are written with their keys in order.
+
+    Raises:
+        RecordError: something in it cannot be written.
+    """
+    try:
+        return encode(_line(trajectory)) + b"\n"
+    except (RecordError, RecursionError) as error:
+        raise RecordError(f"the trajectory {trajectory.request_id!r} cannot be written: {error}") from None
+
+
+def _line(it: Trajectory) -> JSON:
+    line: JSON = {
+        "input": it.input,
+        "output": it.output,
+        "gts": _ordered(it.ground_truth),
+        "score": finite(it.score),
+        "step": it.step,
+        "request_id": it.request_id,
+        "finish_reason": it.finish_reason,
+        "messages": [message.as_openai() for message in it.messages],
+        "tokens": _fields(it.tokens),
+        "turns": [_turn_fields(turn) for turn in it.turns],
+        "rewards": {name: finite(value) for name, value in sorted(it.rewards.items())},
+        "metrics": _ordered(it.metrics),
+        "format_version": FORMAT_VERSION,
+        "state": it.state,
+        "batch_data_id": it.batch_data_id,
+        "rollout_offset": it.rollout_offset,
+        "data_source": it.data_source,
+        "token_exact": it.token_exact,
+        "failure": None if it.failure is None else _fields(it.failure),
+    }
+    extra: JSON = _ordered(it.extra)
+    line |= {key: value for key, value in extra.items() if key not in _OURS}
+    if homonyms := {key: value for key, value in extra.items() if key in _OURS}:
+        line["extra"] = homonyms  # a foreign field that is called as one of ours
+    return line
+
+
+def _turn_fields(turn: Turn) -> JSON:
+    return {
+        "sampled": _fields(turn.sampled),
+        "tool_calls": [_fields(call) | {"metrics": _ordered(call.metrics)} for call in turn.tool_calls],
+        "timings": _ordered(turn.timings),
+    }
+
+
+def _fields(part: Any) -> JSON:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = sorted(cast("Mapping[Any, Any]", value).items(), key=lambda item: str(item[0]))
+        return {key: _ordered(inner) for key, inner in items}
+    if isinstance(value, list | tuple):
+        return [_ordered(inner) for inner in cast("list[Any]", value)]
+    return value
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def trajectory_of(line: bytes | str) -> Trajectory:
+    """Of a line of ours, or of one that has only verl's fields; such a trajectory has no tokens and is not token-exact.
+
+    Of a newer version, what is known is read. Fields that are not ours end in `extra`.
+
+    Raises:
+        RecordError: this is no trajectory; the message says why, not where.
+    """
+    said = decode(line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass"))
+    if not isinstance(said, dict):
+        raise RecordError(f"no trajectory, but {_kind(said)}")
+    fields = _Fields(cast("JSON", said))
+    version = fields.said.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        return _of_verl(fields)
+    try:
+        return _of_ours(fields)
+    except RecordError as error:
+        if version <= FORMAT_VERSION:
+            raise
+        raise RecordError(
+            f"{error}; it was written by a newer Toolyard (format_version {version}; this one reads {FORMAT_VERSION})"
+        ) from None
+
+
+def _of_verl(fields: _Fields) -> Trajectory:
+    request_id = fields.said.get("request_id")
+    return Trajectory(
+        request_id="" if request_id is None else str(request_id),
+        batch_data_id="",
+        rollout_offset=0,
+        state="COMPLETED",
+        finish_reason=UNKNOWN,
+        input=fields.text("input"),
+        output=fields.text("output"),
+        ground_truth=fields.said.get("gts"),
+        score=fields.score(),
+        step=fields.integer("step", 0),
+        messages=(),
+        tokens=Tokens(),
+        turns=(),
+        rewards={},
+        metrics={},
+        token_exact=False,
+        extra={key: value for key, value in fields.said.items() if key not in _VERL},
+    )
+
+
+def _of_ours(fields: _Fields) -> Trajectory:
+    tokens = fields.object("tokens")
+    extra = {key: value for key, value in fields.said.items() if key not in _OURS}
+    return Trajectory(
+        request_id=fields.text("request_id"),
+        batch_data_id=fields.text("batch_data_id", ""),
+        rollout_offset=fields.integer("rollout_offset", 0),
+        state=fields.text("state"),
+        finish_reason=fields.text("finish_reason", UNKNOWN),
+        input=fields.text("input"),
+        output=fields.text("output"),
+        ground_truth=fields.said.get("gts"),
+        score=fields.score(),
+        step=fields.integer("step", 0),
+        messages=fields.each("messages", _message),
+        tokens=Tokens(
+            prompt_ids=tokens.array("prompt_ids"),
+            response_ids=tokens.array("response_ids"),
+            response_mask=tokens.array("response_mask"),
+            response_logprobs=tokens.optional("response_logprobs", tokens.array),
+        ),
+        turns=fields.each("turns", _turn),
+        rewards=fields.object("rewards").said,
+        metrics=fields.object("metrics").said,
+        data_source=fields.text("data_source", UNKNOWN),
+        token_exact=fields.flag("token_exact"),
+        failure=fields.optional("failure", lambda name: _failure(fields.object(name))),
+        extra=extra | fields.object("extra").said,
+    )
+
+
+def _message(fields: _Fields) -> Message:
+    try:
+        return Message.from_openai(fields.said)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{fields.where.removesuffix('.')}: {error}") from None
+
+
+def _turn(fields: _Fields) -> Turn:
+    sampled = fields.object("sampled")
+    return Turn(
+        sampled=Sampled(
+            start=sampled.integer("start"),
+            end=sampled.integer("end"),
+            text=sampled.text("text", ""),
+            finish=sampled.text("finish", UNKNOWN),
+            prompt_crc=sampled.integer("prompt_crc"),
+            weight_versions=tuple(map(str, sampled.array("weight_versions"))),
+            cached_tokens=sampled.optional("cached_tokens", sampled.integer),
+            attempts=sampled.integer("attempts", 1),
+        ),
+        tool_calls=fields.each("tool_calls", _call),
+        timings=fields.object("timings").said,
+    )
+
+
+def _call(fields: _Fields) -> CallRecord:
+    return CallRecord(
+        id=fields.text("id"),
+        name=fields.text("name"),
+        arguments=fields.text("arguments", ""),
+        outcome=fields.text("outcome", UNKNOWN),
+        response=fields.text("response", ""),
+        reward=fields.optional("reward", fields.number),
+        metrics=fields.object("metrics").said,
+        seconds=fields.number("seconds", 0.0),
+        attempts=fields.integer("attempts", 0),
+        truncated=fields.flag("truncated"),
+        error=fields.optional("error", fields.text),
+    )
+
+
+def _failure(fields: _Fields) -> Failure:
+    return Failure(fields.text("whose", UNKNOWN), fields.text("stage", UNKNOWN), fields.text("error", ""))
+
+
+class _Fields:
+    """An object of JSON whose fields are asked for by type, and named where they have another.
+
+    A field without a default must be there; the containers are empty where they are not.
+    """
+
+    def __init__(self, said: JSON, where: str = "") -> None:
+        self.said = said
+        self.where = where
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        return value if isinstance(value, str) else self._refuse(name, "text")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self._value(name, default)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return cast("int", value) if whole else self._refuse(name, "an integer")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._value(name, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if good else self._refuse(name, "a number")
+
+    def score(self) -> float | None:
+        """Whatever a reward function may have made of it: NaN and null are none."""
+        value = self.said.get("score")
+        if value is not None and not isinstance(value, int | float):
+            self._refuse("score", "a number")
+        try:
+            return finite(value)
+        except OverflowError:
+            return self._refuse("score", "a number that fits into 64 bits")
+
+    def flag(self, name: str) -> bool:
+        value = self.said.get(name, False)
+        return value if isinstance(value, bool) else self._refuse(name, "true or false")
+
+    def array(self, name: str) -> list[Any]:
+        value = self.said.get(name, [])
+        return cast("list[Any]", value) if isinstance(value, list) else self._refuse(name, "an array")
+
+    def object(self, name: str) -> _Fields:
+        value = self.said.get(name, {})
+        if not isinstance(value, dict):
+            self._refuse(name, "an object")
+        return _Fields(cast("JSON", value), f"{self.where}{name}.")
+
+    def each(self, name: str, read: Callable[[_Fields], T]) -> tuple[T, ...]:
+        return tuple(read(self._element(name, at, value)) for at, value in enumerate(self.array(name)))
+
+    def optional(self, name: str, read: Callable[[str], T]) -> T | None:
+        return None if self.said.get(name) is None else read(name)
+
+    def _element(self, name: str, at: int, value: Any) -> _Fields:
+        if not isinstance(value, dict):
+            raise RecordError(f"{self.where}{name}[{at}] is {_kind(value)}, not an object")
+        return _Fields(cast("JSON", value), f"{self.where}{name}[{at}].")
+
+    def _value(self, name: str, default: Any) -> Any:
+        if name in self.said:
+            return self.said[name]
+        if default is None:
+            raise RecordError(f"no trajectory: it has no {self.where}{name}")
+        return default
+
+    def _refuse(self, name: str, expected: str) -> Any:
+        raise RecordError(f"{self.where}{name} is {_kind(self.said.get(name))}, not {expected}")
+
+
+def _kind(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, str):
+        return "text"
+    return "an object" if isinstance(value, dict) else "an array" if isinstance(value, list) else f"{value}"[:40]
