@@ -6,9 +6,8 @@ import asyncio
 import json
 
 import pytest
-from test_rollout_play import Echo, said
 
-from playing import call, request_for, scripted, setting, task
+from playing import Echo, call, request_for, said, scripted, setting, task
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.records.lines import to_line
 from toolyard.records.tape import Tape, TapeWriter
