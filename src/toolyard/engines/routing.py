@@ -1,0 +1,97 @@
+"""Which of several servers a request goes to. Decided here without any I/O; the clock is the caller's."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FIRST_REST = 1.0
+_LONGEST_REST = 30.0
+_REMEMBERED = 65_536
+
+
+@dataclass(slots=True)
+class _Server:
+    in_flight: int = 0
+    at_home: int = 0
+    """Requests that were last sent here and are still remembered."""
+    failures: int = 0
+    """Since it last answered."""
+    rests_until: float = 0.0
+    is_tried: bool = False
+    """A request is out to see whether it works again."""
+
+
+class Router:
+    """Keeps each request at one server, where its prompt is still cached, as long as that server answers.
+
+    A request that is new goes to the server with the least to do. A server that failed rests, each time twice as long
+    as before, from 1 s to 30 s; its requests move, for good. When the rest is over, one request tries it again; the
+    others wait for what becomes of that one. If all rest, the next to come back is used: better tried than given up.
+
+    The latest 65,536 requests are remembered; one that was forgotten is treated as new, and loses its cached prompt.
+    """
+
+    def __init__(self, servers: Sequence[str], *, remembered: int = _REMEMBERED, probe_seconds: float = 5.0) -> None:
+        """`probe_seconds`: how long others wait for the request that tries a server again."""
+        self._servers = {server: _Server() for server in servers}
+        self._homes: OrderedDict[str, str] = OrderedDict()
+        self._remembered = remembered
+        self._probe_seconds = probe_seconds
+
+    def pick(self, request_id: str, now: float) -> str:
+        """The server for one try of `request_id`, which `done` must follow."""
+        home = self._homes.get(request_id)
+        if home is None or not self._is_up(home, now):
+            up = [server for server in self._servers if self._is_up(server, now)]
+            # Ties are broken by the name, or all processes of a cluster would start with the same server.
+            home = (
+                min(up, key=lambda server: (*self._load(server), zlib.crc32(f"{server} {request_id}".encode())))
+                if up
+                else min(self._servers, key=lambda server: self._servers[server].rests_until)
+            )
+            self._settle(request_id, home)
+        else:
+            self._homes.move_to_end(request_id)
+        chosen = self._servers[home]
+        if chosen.rests_until:
+            chosen.rests_until, chosen.is_tried = now + self._probe_seconds, True
+        chosen.in_flight += 1
+        return home
+
+    def done(self, server: str) -> None:
+        self._servers[server].in_flight -= 1
+
+    def answered(self, server: str) -> None:
+        """It works: whatever it answered, it was an answer."""
+        found = self._servers[server]
+        found.failures, found.rests_until, found.is_tried = 0, 0.0, False
+
+    def failed(self, server: str, now: float, *, gone: bool) -> None:
+        """`gone`: it could not be reached, or broke off. Otherwise the fault may be the request's, and only when it
+        happens twice in a row does the server rest."""
+        found = self._servers[server]
+        if found.rests_until > now and not found.is_tried:
+            return  # of a hundred requests that break together, the first has said it all
+        found.failures += 1
+        found.is_tried = False
+        if gone or found.failures > 1:
+            found.rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(found.failures - 1, 10))
+
+    def _is_up(self, server: str, now: float) -> bool:
+        return self._servers[server].rests_until <= now
+
+    def _load(self, server: str) -> tuple[int, int]:
+        return self._servers[server].in_flight, self._servers[server].at_home
+
+    def _settle(self, request_id: str, home: str) -> None:
+        before = self._homes.pop(request_id, None)
+        if before is not None:
+            self._servers[before].at_home -= 1
+        self._homes[request_id] = home
+        self._servers[home].at_home += 1
+        if len(self._homes) > self._remembered:
+            _, forgotten = self._homes.popitem(last=False)
+            self._servers[forgotten].at_home -= 1

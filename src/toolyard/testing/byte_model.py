@@ -1,0 +1,81 @@
+"""A stand-in for a language model: bytes are its tokens, and what follows is a matter of arithmetic.
+
+It knows nothing and costs nothing. What it shares with a model is what engines are tested on: the next token depends on
+all that came before, in a known distribution, so that greedy sampling is reproducible and log-probabilities are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import zlib
+from collections.abc import Sequence
+
+from toolyard.engines.protocol import Sampling
+
+BYTE_VOCABULARY = 260
+"""256 bytes, and four tokens that are no text; `BYTE_EOS` is one of them."""
+BYTE_EOS = 256
+
+_LETTERS = b"etaoin shrdlu cmfwyp vbgkqj."
+_WEIGHTS = (0.4, 0.25, 0.15, 0.1, 0.06, 0.04)
+
+
+def byte_encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def byte_decode(ids: Sequence[int]) -> str:
+    """The text of `ids`; tokens that are no text are left out, broken characters become U+FFFD."""
+    return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
+
+
+class ByteModel:
+    """Says letters without end, or what it is told to say."""
+
+    vocabulary = BYTE_VOCABULARY
+
+    def __init__(self, says: str | None = None) -> None:
+        """`says`: every answer is this text and then `BYTE_EOS`, whatever was asked and however it is sampled."""
+        self._says = None if says is None else [*says.encode(), BYTE_EOS]
+
+    def distribution(self, ids: Sequence[int], start: int) -> list[tuple[int, float]]:
+        """The tokens that can follow `ids`, of which `ids[start:]` are the answer so far; the likeliest first."""
+        if self._says is not None:
+            return [(self._says[min(len(ids) - start, len(self._says) - 1)], 1.0)]
+        seed = zlib.crc32(bytes([token & 255 for token in ids[-4:]]), len(ids))
+        return _letters(seed % len(_LETTERS), 1 + (seed >> 8) % 3)
+
+    def next(self, ids: Sequence[int], start: int, sampling: Sampling, chance: random.Random) -> tuple[int, float]:
+        """A token after `ids`, and its log-probability at temperature 1 with nothing cut off."""
+        ranked = self.distribution(ids, start)
+        if sampling.temperature == 0:
+            token, probability = ranked[0]
+        else:
+            kept = _kept(ranked, sampling)
+            token, probability = chance.choices(kept, [p ** (1 / sampling.temperature) for _, p in kept])[0]
+        return token, math.log(probability)
+
+
+@functools.cache
+def _letters(first: int, step: int) -> list[tuple[int, float]]:
+    merged: dict[int, float] = {}
+    for n, weight in enumerate(_WEIGHTS):
+        letter = _LETTERS[(first + n * step) % len(_LETTERS)]
+        merged[letter] = merged.get(letter, 0.0) + weight
+    return sorted(merged.items(), key=lambda pair: -pair[1])
+
+
+def _kept(ranked: list[tuple[int, float]], sampling: Sampling) -> list[tuple[int, float]]:
+    if sampling.top_k > 0:
+        ranked = ranked[: sampling.top_k]
+    least = sampling.min_p * ranked[0][1]
+    kept: list[tuple[int, float]] = []
+    mass = 0.0
+    for token, probability in ranked:
+        if kept and (mass >= sampling.top_p or probability < least):
+            break
+        kept.append((token, probability))
+        mass += probability
+    return kept

@@ -1,0 +1,62 @@
+"""The engines over HTTP keep the contract, each at a server that speaks its language."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from toolyard.engines.protocol import Engine
+from toolyard.engines.sglang import SglangEngine
+from toolyard.engines.vllm import VllmEngine
+from toolyard.testing.byte_model import BYTE_VOCABULARY, byte_decode
+from toolyard.testing.engine_contract import EngineContract
+from toolyard.testing.engine_servers import SGLANG, VLLM, VLLM_TOKENS, EngineServer
+
+
+class HttpContract(EngineContract):
+    vocabulary = BYTE_VOCABULARY
+    context = 4096
+    speaks: Sequence[str] = ()
+    kind: type[SglangEngine | VllmEngine]
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="class", autouse=True)
+    @classmethod
+    async def server(cls) -> AsyncIterator[EngineServer]:
+        async with EngineServer(cls.speaks, token_seconds=0.001, context=cls.context) as server:
+            cls.url = server.url
+            yield server
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    @classmethod
+    async def engine(cls, server: EngineServer) -> AsyncIterator[Engine]:
+        async with cls.make() as engine:
+            yield engine
+
+    @classmethod
+    def make(cls) -> Engine:
+        return cls.kind(cls.url)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return byte_decode(ids)
+
+    @pytest.mark.asyncio(loop_scope="class")
+    async def test_the_server_has_nothing_left_to_do(self, engine: Engine, server: EngineServer) -> None:
+        """Of all that was cancelled, aborted and left above."""
+        async with asyncio.timeout(5):
+            while server.running:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+
+
+class TestSglang(HttpContract):
+    kind, speaks = SglangEngine, (SGLANG,)
+
+
+class TestVllm(HttpContract):
+    kind, speaks = VllmEngine, (VLLM, VLLM_TOKENS)
+
+
+class TestVllmByCompletions(HttpContract):
+    kind, speaks = VllmEngine, (VLLM,)

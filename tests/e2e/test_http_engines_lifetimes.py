@@ -1,0 +1,191 @@
+"""Engines over HTTP with several servers, and with requests that are cancelled, aborted and left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from engine_asking import KINDS, LONG, PROMPT, SHORT, answered, ask, until
+
+from toolyard.engines.protocol import Finish, Sampling
+from toolyard.engines.sglang import SglangEngine
+from toolyard.engines.vllm import VllmEngine
+from toolyard.errors import EngineError
+from toolyard.testing.engine_servers import EngineServer, Fault
+
+# Several servers ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_stays_at_its_server_and_requests_are_spread() -> None:
+    async with EngineServer() as one, EngineServer() as two, SglangEngine([one.url, two.url]) as engine:
+        for _turn in range(3):
+            async with asyncio.TaskGroup() as tasks:
+                for n in range(20):
+                    tasks.create_task(ask(engine, request_id=f"r-{n}"))
+        assert len(answered(one)) == len(answered(two)) == 30
+        keys = [{h["x-smg-routing-key"] for p, _, h in server.requests if p == "/generate"} for server in (one, two)]
+        assert not keys[0] & keys[1]
+
+
+async def test_requests_move_when_their_server_dies_and_it_is_used_again_when_it_is_back() -> None:
+    async with (
+        EngineServer(token_seconds=0.001) as one,
+        EngineServer(token_seconds=0.001) as two,
+        SglangEngine([one.url, two.url]) as engine,
+    ):
+        sampling = Sampling(max_tokens=200, temperature=0)
+        right = await ask(engine, sampling)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(ask(engine, sampling, request_id=f"r-{n}")) for n in range(20)]
+            await until(lambda: len(one.running) == len(two.running) == 10)
+            await one.kill()
+        assert all(task.result() == right for task in running)
+        before = len(answered(one))
+        await asyncio.gather(*(ask(engine, request_id=f"r-{n}") for n in range(20)))
+        assert len(answered(one)) == before, "they stay where they moved to"
+        await one.start()
+        await asyncio.sleep(1.1)
+        for n in range(10):
+            await ask(engine, request_id=f"new-{n}")
+        assert len(answered(one)) > before
+
+
+async def test_a_server_that_is_busy_keeps_its_requests() -> None:
+    async with EngineServer() as one, EngineServer() as two, SglangEngine([one.url, two.url]) as engine:
+        await ask(engine)
+        busy = one if answered(one) else two
+        busy.faults = [Fault(status=429)] * 2
+        await ask(engine)
+        assert len(answered(busy)) == 4
+
+
+async def test_all_servers_down_is_an_engine_error_and_the_first_to_return_is_found() -> None:
+    async with EngineServer() as one, EngineServer() as two, SglangEngine([one.url, two.url], retries=2) as engine:
+        await one.kill()
+        await two.kill()
+        with pytest.raises(EngineError, match="cannot connect"):
+            await ask(engine)
+        await two.start()
+        assert await ask(engine)
+
+
+# Cancelling, aborting, leaving ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [SglangEngine, VllmEngine])
+async def test_cancelling_tells_the_server(kind: Any) -> None:
+    async with EngineServer(token_seconds=0.005) as server, kind(server.url) as engine:
+        asking = asyncio.ensure_future(ask(engine, LONG))
+        await until(lambda: bool(server.running))
+        (name,) = server.running
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda: not server.running)
+        aborts = server.posts("/abort_request") or server.posts("/inference/v1/abort_requests")
+        assert name in str(aborts)
+
+
+async def test_cancelling_does_not_wait_for_a_server_that_is_silent() -> None:
+    async with EngineServer() as server, SglangEngine(server.url) as engine:
+        server.faults = [Fault(silent=True)]
+        asking = asyncio.ensure_future(ask(engine))
+        await until(lambda: bool(answered(server)))
+        began = time.monotonic()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_abort_between_two_tries_ends_the_request_at_once(kind: Any) -> None:
+    async with EngineServer() as server, kind(server.url) as engine:
+        server.faults = [Fault(status=429, headers={"Retry-After": "30"})]
+        asking = asyncio.ensure_future(ask(engine))
+        await until(lambda: bool(answered(server)))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(1):
+            await engine.abort("r-1")
+            assert (await asking).finish is Finish.ABORT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_abort_that_the_server_does_not_hear_closes_the_connection(kind: Any) -> None:
+    async with EngineServer() as server, kind(server.url, abort_timeout=0.3) as engine:
+        server.faults = [Fault(silent=True)]
+        asking = asyncio.ensure_future(ask(engine))
+        await until(lambda: bool(answered(server)))
+        async with asyncio.timeout(4):
+            await engine.abort("r-1")
+            assert (await asking).finish is Finish.ABORT
+        await until(lambda: server.hung_up == 1)
+
+
+async def test_an_abort_when_the_server_is_dead_ends_the_request() -> None:
+    async with EngineServer(token_seconds=0.005) as server, SglangEngine(server.url) as engine:
+        asking = asyncio.ensure_future(ask(engine, LONG))
+        await until(lambda: bool(server.running))
+        await server.kill()
+        async with asyncio.timeout(4):
+            await engine.abort("r-1")
+            assert (await asking).finish is Finish.ABORT
+
+
+async def test_leaving_aborts_what_runs_also_where_nobody_answers() -> None:
+    async with EngineServer(token_seconds=0.005) as server:
+        async with asyncio.timeout(5):
+            async with SglangEngine(server.url, abort_timeout=0.5) as engine:
+                server.faults = [None] * 10 + [Fault(silent=True)] * 10
+                asking = [asyncio.ensure_future(ask(engine, LONG, request_id=f"r-{n}")) for n in range(20)]
+                await until(lambda: len(answered(server)) == 20 and len(server.running) == 10)
+            found = await asyncio.gather(*asking)
+        assert [generation.finish for generation in found] == [Finish.ABORT] * 20
+        await until(lambda: not server.running)
+
+
+async def test_leaving_while_being_cancelled_leaves_nothing() -> None:
+    before = asyncio.all_tasks()
+    async with EngineServer(token_seconds=0.005) as server:
+
+        async def use() -> None:
+            async with SglangEngine(server.url) as engine:
+                await ask(engine, LONG)
+
+        using = asyncio.ensure_future(use())
+        await until(lambda: bool(server.running))
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        await until(lambda: not server.running)
+    await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_an_abort_of_the_server_itself_is_an_abort_with_what_there_is() -> None:
+    """As a trainer does before it sends new weights."""
+    async with EngineServer(token_seconds=0.005) as server, SglangEngine(server.url) as engine:
+        asking = asyncio.ensure_future(ask(engine, LONG))
+        await until(lambda: bool(server.running))
+        await engine.pause_generation("abort")
+        found = await asking
+        assert found.finish is Finish.ABORT
+        assert 0 < len(found.token_ids) < 2000
+        waiting = asyncio.ensure_future(engine.generate([*PROMPT, *found.token_ids], SHORT, request_id="r-1"))
+        await engine.update_weight_version("step-2")
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "sampled while it was paused"
+        await engine.continue_generation()
+        assert (await waiting).weight_version == await engine.weight_version() == "step-2"
+
+
+async def test_servers_of_different_weights_are_noticed() -> None:
+    async with EngineServer() as one, EngineServer() as two, SglangEngine([one.url, two.url]) as engine:
+        assert await engine.weight_version() == "default"
+        two.weight_version = "another"
+        with pytest.raises(EngineError, match="different weights"):
+            await engine.weight_version()
+        await two.kill()
+        with pytest.raises(EngineError, match=two.url):
+            await engine.pause_generation()
