@@ -32,6 +32,7 @@ ACCEPTED_IN_CI = (
     re.compile(r"(not|only as|needs) root"),
     re.compile(r"no IPv6 here"),
     re.compile(r"this architecture"),
+    re.compile(r"the engine does not promise it"),
 )
 """What no CI machine can be expected to change: hardware, the user it runs as, languages we do not insist on."""
 
@@ -49,6 +50,18 @@ def machine_grants() -> Grants:
 def grants() -> Grants:
     """What the kernel lets us do here."""
     return machine_grants()
+
+
+@pytest.fixture(scope="session")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables under which importing torch and what needs it fails at once, for tests that are not about it.
+
+    `toolyard doctor` tries them several times, and each takes seconds.
+    """
+    folder = tmp_path_factory.mktemp("without-torch")
+    for package in ("accelerate", "torch", "transformers"):
+        (folder / f"{package}.py").write_text("raise ImportError('left out')\n")
+    return {"PYTHONPATH": str(folder)}
 
 
 # Markers --------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ class Runner:
         self._limiter = RayLimiter(name, limit, **options)
         self._kept: list[asyncio.Task] = []
         self._let_go = asyncio.Event()
+        self._enough = asyncio.Event()
 
     async def close(self) -> None:
         for task in self._kept:
@@ -40,7 +41,10 @@ class Runner:
         self, seconds: float, callers: int = 16, hold: float = 0.02, tenant: str = "", weight: float = 1.0,
         cancel: bool = False, fail: bool = False,
     ) -> dict:  # fmt: skip
-        """Ask for permits from `callers` tasks for so long. `cancel`: at random moments; `fail`: bodies raise."""
+        """Ask for permits from `callers` tasks for so long, or until it is `enough`.
+
+        `cancel`: at random moments; `fail`: bodies raise.
+        """
         until = time.monotonic() + seconds
         done = 0
         waits: list[float] = []
@@ -57,7 +61,7 @@ class Runner:
             done += 1
 
         async def caller() -> None:
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self._enough.is_set():
                 if cancel:
                     task = asyncio.create_task(one())
                     await asyncio.sleep(random.choice((0, 0, random.uniform(0, 3 * hold))))
@@ -70,6 +74,10 @@ class Runner:
 
         await asyncio.gather(*(caller() for _ in range(callers)))
         return {"done": done, "started": len(waits), "longest": max(waits, default=0.0)}
+
+    async def enough(self) -> None:
+        """Ends its floods, for good."""
+        self._enough.set()
 
     async def wait_all(self, waiters: int, hold: float) -> int:
         """So many at once, each once."""

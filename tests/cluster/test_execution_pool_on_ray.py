@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -49,6 +50,12 @@ def connection() -> Iterator[None]:
 @pytest.fixture
 def name() -> str:
     return f"pool-{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture(scope="module")
+def shared(connection: None) -> dict[PoolMode, Any]:
+    """Pools that no test breaks, of one limit."""
+    return {mode: init_execution_pool(1, rate_limit=2, mode=mode, name="shared") for mode in PoolMode}
 
 
 def get(reference, timeout: float = 30):
@@ -100,8 +107,8 @@ def counted(directory: Path) -> Callable[[], int]:
 
 
 @both
-async def test_the_pool_is_an_actor_and_both_forms_of_a_call_work(mode: PoolMode, name: str):
-    pool = init_execution_pool(2, rate_limit=2, mode=mode, name=name)
+async def test_the_pool_is_an_actor_and_both_forms_of_a_call_work(mode: PoolMode, shared: dict[PoolMode, Any]):
+    pool = shared[mode]
     assert isinstance(pool, ray.actor.ActorHandle)
     assert await pool.execute.remote(lambda a, b: a + b, 40, b=2) == 42
     assert get(pool.execute.remote(lambda **named: named, fn=1)) == {"fn": 1}
@@ -109,11 +116,11 @@ async def test_the_pool_is_an_actor_and_both_forms_of_a_call_work(mode: PoolMode
 
 
 @both
-def test_what_a_function_raises_reaches_the_caller_and_the_actor_lives_on(mode: PoolMode, name: str):
+def test_what_a_function_raises_reaches_the_caller_and_the_actor_lives_on(mode: PoolMode, shared: dict[PoolMode, Any]):
     def deep_inside() -> None:
         raise KeyError("the reason")
 
-    pool = init_execution_pool(1, mode=mode, name=name)
+    pool = shared[mode]
     with pytest.raises(KeyError, match="the reason") as caught:
         get(pool.execute.remote(deep_inside))
     assert "in deep_inside" in str(caught.value)
@@ -133,11 +140,10 @@ def test_workers_bound_what_runs_in_a_pool_and_the_limit_what_runs_in_all(name: 
     assert max(get([pool.execute.remote(run) for _ in range(20) for pool in pools])) == 3
 
 
-def test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made(name: str):
-    pool = init_execution_pool(1, rate_limit=2, name=name)
-    assert get(pool.execute.remote(len, "abc")) == 3
-    with pytest.raises(LimitConflictError, match=name):
-        init_execution_pool(1, rate_limit=3, name=name)
+def test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made(shared: dict[PoolMode, Any]):
+    assert get(shared[PoolMode.ThreadMode].execute.remote(len, "abc")) == 3
+    with pytest.raises(LimitConflictError, match="shared"):
+        init_execution_pool(1, rate_limit=3, name="shared")
 
 
 def test_a_pool_without_a_limit_works(name: str):

@@ -24,7 +24,16 @@ async def with_numpy_at_hand(sandbox: LocalSandbox) -> LocalSandbox:
 
 
 @pytest.mark.kernel("full")
-class TestFull(SandboxContract, SessionContract, PythonSemantics):
+class TestFull(SandboxContract, SessionContract):
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    @classmethod
+    async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
+        async with LocalSandbox(workers=2, isolation="required") as sandbox:
+            yield sandbox
+
+
+@pytest.mark.kernel("full")
+class TestPythonInFull(PythonSemantics):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
@@ -33,7 +42,16 @@ class TestFull(SandboxContract, SessionContract, PythonSemantics):
 
 
 @pytest.mark.kernel("confined")
-class TestConfined(SandboxContract, SessionContract, PythonSemantics):
+class TestConfined(SandboxContract, SessionContract):
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    @classmethod
+    async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
+        async with LocalSandbox(workers=2, isolation="confined") as sandbox:
+            yield sandbox
+
+
+@pytest.mark.kernel("confined")
+class TestPythonInConfined(PythonSemantics):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:

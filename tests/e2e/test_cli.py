@@ -208,15 +208,15 @@ class TestDoctor:
         assert ("extras", "server") in checks
         assert all(check["detail"] for check in checks.values())
 
-    def test_the_human_form_opens_with_its_verdict_and_ends_with_advice(self) -> None:
-        done = toolyard("doctor", PATH="/nowhere")
+    def test_the_human_form_opens_with_its_verdict_and_ends_with_advice(self, without_torch: dict[str, str]) -> None:
+        done = toolyard("doctor", PATH="/nowhere", **without_torch)
         lines = done.stdout.decode().splitlines()
         assert done.returncode == 0
         assert re.match(r"[✔!] The sandbox runs programs", lines[0])
         assert "golang-go" in done.stdout.decode()
 
-    def test_it_exits_with_1_where_programs_cannot_run(self) -> None:
-        done = toolyard("doctor", "--json", "--python", "/bin/false")
+    def test_it_exits_with_1_where_programs_cannot_run(self, without_torch: dict[str, str]) -> None:
+        done = toolyard("doctor", "--json", "--python", "/bin/false", **without_torch)
         found = json.loads(done.stdout)
         assert done.returncode == 1
         assert found["can_run"] is False

@@ -103,40 +103,43 @@ async def test_rotten_execution(url: str) -> None:
 # What the model reads -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "verdict"),
-    [
-        ("print(6 * 7)", "42\n", "ok"),
-        ("print('no newline', end='')", "no newline", "ok"),
-        ("x = 6 * 7\nx", "[no output: print what you want to see]", "ok"),
-        ("import sys\nprint('out')\nprint('err', file=sys.stderr)", "out\nerr\n", "ok"),
-        (
-            "print('before')\nimport json\njson.loads('x')",
-            f"before\n{JSON_TRACEBACK}",
-            "failed",
-        ),
-        (
-            "print('not closed'",
-            SYNTAX_ERROR,
-            "failed",
-        ),
-        ("import sys; sys.exit('giving up')", "giving up\n", "failed"),
-        ("import sys; sys.exit(3)", "[exited with code 3]", "failed"),
-        ("import os; print('bye', flush=True); os.abort()", "bye\n[crashed: SIGABRT]", "signaled"),
-        ("import time; print('so far', flush=True); time.sleep(60)", "so far\n[stopped after 1 s]", "timed_out"),
-        ("while True: pass", "[stopped after 1 s]", "timed_out"),
-        ("x = bytearray(1 << 30)", "[killed: more than 256 MB of memory]", "memory_exceeded"),
-        ("input()", "EOFError: EOF when reading a line\n", "failed"),
-    ],
-)
-async def test_the_model_reads_what_a_person_in_a_notebook_would_see(
-    url: str, code: str, text: str, verdict: str
-) -> None:
-    async with interpreter(url, default_timeout=1, memory_limit_mb=256) as tool:
-        [result] = await trajectory(tool, code)
-    shown = result.response.text or ""
-    assert shown.endswith(text) if text.startswith("EOFError") else shown == text, shown
-    assert (result.outcome, result.metrics["verdict"]) == (ToolOutcome.OK, verdict)
+WHAT_IS_READ = [
+    ("print(6 * 7)", "42\n", "ok"),
+    ("print('no newline', end='')", "no newline", "ok"),
+    ("x = 6 * 7\nx", "[no output: print what you want to see]", "ok"),
+    ("import sys\nprint('out')\nprint('err', file=sys.stderr)", "out\nerr\n", "ok"),
+    (
+        "print('before')\nimport json\njson.loads('x')",
+        f"before\n{JSON_TRACEBACK}",
+        "failed",
+    ),
+    (
+        "print('not closed'",
+        SYNTAX_ERROR,
+        "failed",
+    ),
+    ("import sys; sys.exit('giving up')", "giving up\n", "failed"),
+    ("import sys; sys.exit(3)", "[exited with code 3]", "failed"),
+    ("import os; print('bye', flush=True); os.abort()", "bye\n[crashed: SIGABRT]", "signaled"),
+    ("import time; print('so far', flush=True); time.sleep(60)", "so far\n[stopped after 2 s]", "timed_out"),
+    ("while True: pass", "[stopped after 2 s]", "timed_out"),
+    ("x = bytearray(1 << 30)", "[killed: more than 256 MB of memory]", "memory_exceeded"),
+    ("input()", "EOFError: EOF when reading a line\n", "failed"),
+]
+"""Code, what the model reads of it, and the verdict."""
+
+
+async def test_the_model_reads_what_a_person_in_a_notebook_would_see(url: str) -> None:
+    async with interpreter(url, default_timeout=2, memory_limit_mb=256) as tool, asyncio.TaskGroup() as group:
+        running = [
+            group.create_task(trajectory(tool, code, request_id=f"r{number}"))
+            for number, (code, _, _) in enumerate(WHAT_IS_READ)
+        ]
+    for task, (_, text, verdict) in zip(running, WHAT_IS_READ, strict=True):
+        [result] = task.result()
+        shown = result.response.text or ""
+        assert shown.endswith(text) if text.startswith("EOFError") else shown == text
+        assert (result.outcome, result.metrics["verdict"]) == (ToolOutcome.OK, verdict)
 
 
 async def test_floods_are_cut_and_stopped(url: str) -> None:
@@ -176,10 +179,13 @@ async def test_a_compiled_language_is_compiled_first(url: str) -> None:
     assert bad.endswith("\n[compilation failed]")
 
 
-@pytest.mark.parametrize("timeout", [0.5, "0.5", " .5 "])
-async def test_the_model_may_name_a_time_also_as_text(url: str, timeout: Any) -> None:
-    async with interpreter(url) as tool:
-        assert await texts(tool, {"code": "while True: pass", "timeout": timeout}) == ["[stopped after 0.5 s]"]
+async def test_the_model_may_name_a_time_also_as_text(url: str) -> None:
+    async with interpreter(url) as tool, asyncio.TaskGroup() as group:
+        running = [
+            group.create_task(texts(tool, {"code": "import time; time.sleep(60)", "timeout": timeout}, request_id=name))
+            for name, timeout in {"number": 0.5, "text": "0.5", "untidy": " .5 "}.items()
+        ]
+    assert [task.result() for task in running] == [["[stopped after 0.5 s]"]] * 3
 
 
 async def test_a_time_left_empty_is_the_default_and_one_too_long_is_shortened() -> None:

@@ -145,24 +145,27 @@ async def test_of_too_many_kept_sessions_the_longest_unused_is_closed(monkeypatc
 # What is lost ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "sentence"),
-    [
-        ("import os; os._exit(3)", "[ended its interpreter]"),
-        ("import os; os.abort()", "[crashed]"),
-        ("x = bytearray(1 << 30)", "[killed: more than 256 MB of memory]"),
-        ("import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass", "[stopped after 1 s]"),
-    ],
-)
-async def test_the_model_learns_of_a_loss_once_and_goes_on_afresh(url: str, code: str, sentence: str) -> None:
-    async with interpreter(url, stateful=True, memory_limit_mb=256, default_timeout=1) as tool:
-        assert await texts(tool, "x = 1", code, "print('x' in globals())", "y = 2", "print(y)") == [
-            NO_OUTPUT,
-            f"{sentence}\n{LOST}",
-            "False\n",
-            NO_OUTPUT,
-            "2\n",
-        ]
+LOSSES = {
+    "import os; os._exit(3)": "[ended its interpreter]",
+    "import os; os.abort()": "[crashed]",
+    "x = bytearray(1 << 30)": "[killed: more than 256 MB of memory]",
+    "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass": "[stopped after 1 s]",
+}
+
+
+async def test_the_model_learns_of_a_loss_once_and_goes_on_afresh(url: str) -> None:
+    async def one(code: str) -> list[str | None]:
+        cells = ["x = 1", code, "print('x' in globals())", "y = 2", "print(y)"]
+        return await texts(tool, *cells, request_id=code)
+
+    async with (
+        interpreter(url, stateful=True, memory_limit_mb=256, default_timeout=1) as tool,
+        asyncio.TaskGroup() as group,
+    ):
+        running = {code: group.create_task(one(code)) for code in LOSSES}
+    assert {code: task.result() for code, task in running.items()} == {
+        code: [NO_OUTPUT, f"{sentence}\n{LOST}", "False\n", NO_OUTPUT, "2\n"] for code, sentence in LOSSES.items()
+    }
 
 
 async def test_a_time_out_loses_nothing_if_the_program_can_be_interrupted(url: str) -> None:

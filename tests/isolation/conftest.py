@@ -12,6 +12,14 @@ from toolyard.sandbox.isolation import Level
 from toolyard.sandbox.local import LocalSandbox
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "any_user: about our own bookkeeping, clocks and protocols, which are the same for every user; left out of the "
+        "run as an ordinary one",
+    )
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def best() -> AsyncIterator[LocalSandbox]:
     """The best this machine grants."""

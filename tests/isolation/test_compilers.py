@@ -46,6 +46,7 @@ async def test_a_host_file_cannot_be_compiled_in(any_level: LocalSandbox, host_h
             assert execution.verdict is Verdict.COMPILE_FAILED or execution.exit_code == 3
 
 
+@pytest.mark.any_user
 async def test_a_compiler_bomb_ends_within_its_limits(any_level: LocalSandbox) -> None:
     bombs = {
         "endless include": '#include "main.c"\nint main(void) { return 0; }',
@@ -62,6 +63,7 @@ async def test_a_compiler_bomb_ends_within_its_limits(any_level: LocalSandbox) -
         assert time.monotonic() - began < 6
 
 
+@pytest.mark.any_user
 async def test_endless_template_recursion_ends_within_its_limits(any_level: LocalSandbox) -> None:
     source = """
 template <int N, int M> struct A { static constexpr int value = A<N - 1, M>::value + A<N - 1, M + N>::value; };
@@ -75,6 +77,7 @@ int main() { return A<800, 0>::value; }
     assert time.monotonic() - began < 6
 
 
+@pytest.mark.any_user
 async def test_endless_recursion_while_compiling_is_stopped_by_the_clock(any_level: LocalSandbox) -> None:
     source = (
         "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(90);\nint main() {}"
@@ -85,6 +88,7 @@ async def test_endless_recursion_while_compiling_is_stopped_by_the_clock(any_lev
     assert execution.compile.verdict in (Verdict.TIMED_OUT, Verdict.FAILED)
 
 
+@pytest.mark.any_user
 async def test_endless_complaints_are_cut(any_level: LocalSandbox) -> None:
     source = "\n".join(f"int f{n}(void) {{ return undeclared_{n}_{'x' * 200}; }}" for n in range(300))
     execution = await any_level.run(Program(source, "c"), Limits(compile_seconds=20, output_bytes=10_000))
@@ -94,6 +98,7 @@ async def test_endless_complaints_are_cut(any_level: LocalSandbox) -> None:
     assert execution.compile.stderr_truncated
 
 
+@pytest.mark.any_user
 async def test_a_program_too_large_to_hand_over_is_a_failed_compile(any_level: LocalSandbox) -> None:
     """The compiler did well, but what it made is larger than a result may be: not our failure, and not a mystery."""
     execution = await any_level.run(
@@ -113,6 +118,7 @@ async def test_a_program_that_fills_the_disk_while_compiling_is_a_failed_compile
     assert execution.run is None
 
 
+@pytest.mark.any_user
 async def test_a_file_named_like_the_result_does_not_damage_it(any_level: LocalSandbox) -> None:
     source = '#include <stdio.h>\nint main(void) { puts("mine"); }'
     for name in ("main", "a.out", "main.o", "program"):
@@ -120,6 +126,7 @@ async def test_a_file_named_like_the_result_does_not_damage_it(any_level: LocalS
         assert execution.stdout == "mine\n", (name, execution)
 
 
+@pytest.mark.any_user
 async def test_a_poisoned_build_is_only_its_own_sources(any_level: LocalSandbox) -> None:
     """Builds are kept by content: same source with another file beside it is another build."""
     source = '#include "value.h"\n#include <stdio.h>\nint main(void) { printf("%d\\n", VALUE); }'

@@ -183,6 +183,7 @@ async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_noth
         await until(lambda: groups_of(bases_of(fresh), zygote) == [] and zombies_of_ours() == [], 2)
 
 
+@pytest.mark.any_user
 async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: LocalSandbox, marker: str) -> None:
     async with fresh.session(Limits(run_seconds=60)) as session:
         async with asyncio.TaskGroup() as group:
@@ -198,6 +199,7 @@ async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: 
             await session.run("1")
 
 
+@pytest.mark.any_user
 async def test_an_idle_worker_that_was_killed_is_replaced(fresh: LocalSandbox) -> None:
     table = process_table()
     launchers = [pid for pid, (_, _, parent) in table.items() if parent == fresh.process_ids["light"]]
@@ -257,6 +259,7 @@ def test_a_killed_host_takes_everything_with_it(level: str, kind: str, marker: s
 
 
 # ----------------------------------------------------------------------------------------------------------------- stop
+@pytest.mark.any_user
 async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_replaced(
     fresh: LocalSandbox, marker: str
 ) -> None:
@@ -284,6 +287,7 @@ async def cancelled_after(sandbox: LocalSandbox, seconds: float, code: str, lang
     return None
 
 
+@pytest.mark.any_user
 async def test_cancelling_at_any_moment_loses_no_slot_and_leaves_no_worker_busy(
     fresh: LocalSandbox, marker: str
 ) -> None:
@@ -294,7 +298,7 @@ async def test_cancelling_at_any_moment_loses_no_slot_and_leaves_no_worker_busy(
         (IN_BASH.format(marker=marker), "bash"),
         (f"#{'x' * 2_000_000}\nprint(1)", "python"),
     ]
-    for _ in range(40):
+    for _ in range(25):
         async with asyncio.TaskGroup() as group:
             for _ in range(6):
                 code, language = dice.choice(choices)
@@ -302,11 +306,11 @@ async def test_cancelling_at_any_moment_loses_no_slot_and_leaves_no_worker_busy(
     assert alive(marker) == []
     now = fresh.statistics()
     assert (now.busy, now.waiting) == (0, 0)
-    began = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        both = [group.create_task(run(fresh, "import time; time.sleep(0.5); print(1)")) for _ in range(2)]
-    assert [task.result().stdout for task in both] == ["1\n", "1\n"]
-    assert time.monotonic() - began < 0.95, "the two did not run at the same time"
+        code = "import time; began = time.monotonic(); time.sleep(0.5); print(began, time.monotonic())"
+        both = [group.create_task(run(fresh, code)) for _ in range(2)]
+    began, ended = zip(*(map(float, task.result().stdout.split()) for task in both), strict=True)
+    assert max(began) < min(ended), "the two did not run at the same time"
     await until(lambda: below(fresh.process_ids["light"]) <= 6, 2)
 
 
@@ -319,10 +323,11 @@ def below(root: int) -> int:
     return count
 
 
+@pytest.mark.any_user
 async def test_cancelling_while_a_session_opens_or_runs_leaves_nothing_open(fresh: LocalSandbox, marker: str) -> None:
     await works(fresh, "session")
     dice = random.Random(8)
-    for _ in range(40):
+    for _ in range(25):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(dice.uniform(0, 0.08)):
                 await run_kind(fresh, "session", marker)
@@ -334,9 +339,11 @@ async def test_cancelling_while_a_session_opens_or_runs_leaves_nothing_open(fres
 
 async def test_a_cancelled_program_is_dead_when_the_cancellation_returns(fresh: LocalSandbox, marker: str) -> None:
     for kind in ("python", "command"):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1):
-                await run_kind(fresh, kind, marker)
+        running = asyncio.ensure_future(run_kind(fresh, kind, marker))
+        await until(lambda: alive(marker), 5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
         assert alive(marker) == []
 
 
@@ -368,11 +375,12 @@ async def test_closing_ends_sessions(level: str, marker: str) -> None:
     assert isinstance(running.result(), SandboxError)
 
 
+@pytest.mark.any_user
 @pytest.mark.parametrize("level", LEVELS)
 async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level: str) -> None:
     """Also while a zygote or a worker is being started: who waits for it was not cancelled, and must not be told so."""
     dice = random.Random(9)
-    for _ in range(8):
+    for _ in range(5):
         before = children_of_ours()
         async with asyncio.TaskGroup() as group, LocalSandbox(workers=4, isolation=level) as sandbox:
             tasks = [group.create_task(outcome(sandbox, kind, "unseen")) for kind in [*KINDS, *KINDS, "python"]]
@@ -383,6 +391,7 @@ async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level
 
 
 # ----------------------------------------------------------------------------------------------------------------- load
+@pytest.mark.any_user
 async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fresh.run(Program(f"print({number} ** 2)"))) for number in range(1000)]

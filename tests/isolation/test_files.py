@@ -308,6 +308,7 @@ async def test_nothing_remains_of(any_level: LocalSandbox, tree: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- files in
+@pytest.mark.any_user
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "..", "", "a/", "a\0b", "/../etc/passwd"])
 async def test_a_file_name_that_leaves_the_directory_is_refused(any_level: LocalSandbox, name: str) -> None:
     with pytest.raises(ProgramError, match="file"):
@@ -334,6 +335,7 @@ async def test_an_absolute_name_lands_in_the_runs_own_root(sandbox: LocalSandbox
     assert dict(execution.files) == {"/data/out": b"back", "/data/in": b"forth"}
 
 
+@pytest.mark.any_user
 async def test_file_names_that_are_odd_but_honest_work(any_level: LocalSandbox) -> None:
     files = {"new\nline": b"1", "sp ace": b"2", "ünïcode": b"3", "-dash": b"4", "a/b/c/d": b"5", "..dots": b"6"}
     execution = await run(any_level, "", files=files, fetch_files=list(files))
@@ -400,6 +402,7 @@ async def test_host_files_do_not_come_back_under_absolute_names(any_level: Local
     assert set(execution.files) <= {"/etc/hostname"}
 
 
+@pytest.mark.any_user
 async def test_large_outputs_are_bounded_and_the_rest_still_comes(any_level: LocalSandbox) -> None:
     execution = await run(
         any_level,
@@ -415,12 +418,14 @@ async def test_large_outputs_are_bounded_and_the_rest_still_comes(any_level: Loc
     assert dict(execution.files) == {"small": bytes(5)}
 
 
+@pytest.mark.any_user
 async def test_a_deep_tree_asked_back_as_a_whole_is_no_failure_of_ours(any_level: LocalSandbox) -> None:
     execution = await run(any_level, AWKWARD["a tree of 4000 levels"], fetch_files=["d/", "d/d/d", "x"])
     assert execution.ok or execution.verdict is Verdict.DISK_EXCEEDED
     assert (await run(any_level, "print(1)")).stdout == "1\n"
 
 
+@pytest.mark.any_user
 async def test_binary_contents_come_back_as_they_were(any_level: LocalSandbox) -> None:
     content = bytes(range(256)) * 5000
     execution = await run(

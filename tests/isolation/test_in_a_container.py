@@ -193,9 +193,12 @@ def test_full_isolation_is_refused_and_the_message_names_what_is_missing() -> No
     assert "toolyard doctor" in done.stdout
 
 
-def test_the_doctor_says_confined_and_what_to_do_about_it() -> None:
+def test_the_doctor_says_confined_and_what_to_do_about_it(without_torch: dict[str, str]) -> None:
     code = "from toolyard.cli.main import main\nsys.argv = ['toolyard', 'doctor', '--json']\nsys.exit(main())"
-    done = subprocess.run(python_inside(code), capture_output=True, text=True, timeout=100, check=False)
+    environment = {**os.environ, **without_torch, "PATH": "/nowhere"}  # nor compilers, so that it is quick
+    done = subprocess.run(
+        python_inside(code), capture_output=True, text=True, timeout=100, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["isolation"], report["can_run"], report["memory_limit"]) == ("confined", True, "per process")

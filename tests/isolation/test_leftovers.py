@@ -245,6 +245,7 @@ async def test_a_run_after_a_killed_one_is_as_clean(one_worker: LocalSandbox) ->
     assert execution.stdout == "['main.py']\n"
 
 
+@pytest.mark.any_user
 async def test_sessions_do_not_see_each_other_or_what_was(one_worker: LocalSandbox) -> None:
     async with one_worker.session() as first:
         await first.run("secret = 1; open('mine', 'w').write('x'); import builtins; builtins.mark = 1")

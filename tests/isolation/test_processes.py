@@ -176,7 +176,7 @@ def endless():
             file.write(marker[:15])
     os.execv("/bin/sleep", ["sleep", "987." + str(int(marker, 16))[:30]])
 {ESCAPES[way]}
-time.sleep(0.2)
+time.sleep(0.1)
 print("parent leaves", flush=True)
 """,
     )

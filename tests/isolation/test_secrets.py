@@ -202,6 +202,7 @@ async def test_the_scan_finds_what_is_there(sandbox: LocalSandbox) -> None:
     assert (await run(sandbox, f"a = '{needle}'\n{SCAN}", stdin=digest, run_seconds=20)).stdout == "True\n"
 
 
+@pytest.mark.any_user
 @namespaces
 async def test_no_secret_of_the_host_is_in_a_programs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked interpreter keeps its parent's heap and stack: they must never have held anything of the host's."""
@@ -227,6 +228,7 @@ EARLIER = {
 }
 
 
+@pytest.mark.any_user
 @namespaces
 async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory() -> None:
     needles = {part: make_needle() for part in EARLIER}

@@ -60,6 +60,7 @@ async def test_a_cell_that_floods_is_stopped(any_level: LocalSandbox) -> None:
         assert result.stdout.startswith("x" * 999)
 
 
+@pytest.mark.any_user
 async def test_what_a_cell_displays_is_bounded(any_level: LocalSandbox) -> None:
     async with any_level.session(QUICK) as session:
         result = await session.run("class A:\n    def __repr__(self): return 'x' * 50_000_000\nA()")
@@ -87,6 +88,7 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
     await until(lambda: not host_processes(marker))
 
 
+@pytest.mark.any_user
 @pytest.mark.parametrize(
     "cell",
     [
@@ -117,6 +119,7 @@ async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: Loca
     assert (await run(any_level, "print(1)")).stdout == "1\n"
 
 
+@pytest.mark.any_user
 async def test_a_cell_that_will_not_be_interrupted_is_killed_soon(any_level: LocalSandbox) -> None:
     began = time.monotonic()
     async with any_level.session(QUICK) as session:
@@ -128,6 +131,7 @@ async def test_a_cell_that_will_not_be_interrupted_is_killed_soon(any_level: Loc
     assert time.monotonic() - began < 4
 
 
+@pytest.mark.any_user
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "", "..", "a\0b"])
 async def test_a_file_name_that_leaves_the_session_is_refused(any_level: LocalSandbox, name: str) -> None:
     async with any_level.session(QUICK) as session:

@@ -53,6 +53,7 @@ sys.exit(3)
     assert execution.stdout == ""
 
 
+@pytest.mark.any_user
 @pytest.mark.parametrize("code", [1, 7, 120, 124, 125, 126, 127, 137, 255])
 async def test_an_exit_code_is_only_an_exit_code(any_level: LocalSandbox, code: int) -> None:
     """125 is how our own child says that it could not start: from the program it means nothing."""
@@ -143,6 +144,7 @@ async def test_leaving_from_the_limits_own_signal_does_not_undo_it(any_level: Lo
     assert execution.verdict is Verdict.TIMED_OUT
 
 
+@pytest.mark.any_user
 async def test_clocks_of_the_program_do_not_move_its_limit(any_level: LocalSandbox) -> None:
     execution = await run(
         any_level,
@@ -191,6 +193,7 @@ os._exit(6)
     assert execution.exit_code == 6
 
 
+@pytest.mark.any_user
 async def test_a_session_cannot_claim_more_than_its_own_words(any_level: LocalSandbox) -> None:
     async with any_level.session() as session:
         result = await session.run(
@@ -209,6 +212,7 @@ for handle in range(3, 64):
         assert late.stdout == "1\n"
 
 
+@pytest.mark.any_user
 async def test_a_session_cannot_stretch_its_time_by_forged_answers(any_level: LocalSandbox) -> None:
     async with any_level.session() as session:
         result = await session.run(

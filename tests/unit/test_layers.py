@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "toolyard"
 
 LAYERS = (
-    {"errors", "settings", "messages"},
+    {"errors", "settings", "messages", "tokens"},
     {"sandbox", "limits"},
     {"rewards"},
     {"tools", "chat", "engines", "records", "tasks"},
@@ -37,6 +37,8 @@ MAY_IMPORT_OPTIONAL = {
     "sandbox/service_app.py": SERVER,
     "sandbox/service_http.py": SERVER,
     "sandbox/service_metrics.py": SERVER,
+    # The embedded engine is one thing made of the extra `hf`.
+    "engines/transformers": {"safetensors", "tokenizers", "torch"},
     # Contract suites are pytest classes: whoever runs them has pytest.
     "testing/": {"pytest"},
 }

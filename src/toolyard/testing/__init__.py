@@ -19,19 +19,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolyard.testing.engine_contract import EngineContract
     from toolyard.testing.limiter_contract import LimiterContract
     from toolyard.testing.python_semantics import PythonSemantics
     from toolyard.testing.sandbox_contract import SandboxContract
     from toolyard.testing.session_contract import SessionContract
 
-__all__ = ["LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
+__all__ = ["EngineContract", "LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
 
 _HOMES = {
+    "EngineContract": "toolyard.testing.engine_contract",
     "LimiterContract": "toolyard.testing.limiter_contract",
     "PythonSemantics": "toolyard.testing.python_semantics",
     "SandboxContract": "toolyard.testing.sandbox_contract",
     "SessionContract": "toolyard.testing.session_contract",
 }
+_PARTS = {
+    "toolyard.testing.limiter_contract_permits",
+    "toolyard.testing.limiter_contract_sharing",
+    "toolyard.testing.limiter_contract_terms",
+    "toolyard.testing.python_runtime",
+}
+"""They have claims as well, and are imported by their homes."""
 
 
 def __getattr__(name: str) -> Any:
@@ -41,5 +50,5 @@ def __getattr__(name: str) -> Any:
     import pytest
 
     # Or a failing claim would not say what was found instead.
-    pytest.register_assert_rewrite(*({*_HOMES.values(), "toolyard.testing.python_runtime"} - sys.modules.keys()))
+    pytest.register_assert_rewrite(*({*_HOMES.values(), *_PARTS} - sys.modules.keys()))
     return getattr(import_module(home), name)
