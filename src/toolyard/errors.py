@@ -135,5 +135,9 @@ class DivergenceError(ToolyardError):
     """A replay did something else than its tape. The message shows the first difference."""
 
 
+class InteractionError(ToolyardError):
+    """A user simulator failed."""
+
+
 class RewardError(ToolyardError):
     """A reward could not be computed. There is none then: never 0."""

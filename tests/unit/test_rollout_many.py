@@ -176,6 +176,6 @@ async def test_a_request_that_the_tape_does_not_have_is_a_divergence(tmp_path):
 async def test_the_tape_holds_seeds_and_times(tmp_path):
     await recorded(tmp_path / "tape", ["#### 42"], count=1)
     entries = [json.loads(line) for line in (tmp_path / "tape").read_text().splitlines()[1:]]
-    assert [entry["kind"] for entry in entries] == ["begin", "sampled", "released", "final", "ended"]
+    assert [entry["kind"] for entry in entries] == ["begin", "sampled", "released", "final", "stuck", "ended"]
     assert entries[0]["asked"]["seed"] is not None
     assert all(isinstance(entry["got"]["clock"], list) for entry in entries)

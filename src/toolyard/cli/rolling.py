@@ -55,6 +55,10 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
     drawing = asyncio.create_task(board.draw())
     try:
         result = await run_rollouts(config, board)
+    except asyncio.CancelledError:
+        if board.interrupted:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         drawing.cancel()

@@ -78,6 +78,9 @@ def rollout(
             rich_help_panel=_RUN,
         ),
     ] = None,
+    retry_failed: Annotated[
+        bool | None, typer.Option("--retry-failed", help="Also play those again that failed.", rich_help_panel=_RUN)
+    ] = None,
     step: Annotated[int | None, typer.Option(help="The training step.", min=0, rich_help_panel=_RUN)] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything sampled.", rich_help_panel=_RUN)] = None,
     concurrency: Annotated[int | None, typer.Option(help="Requests at once.", min=1, rich_help_panel=_RUN)] = None,
@@ -144,6 +147,7 @@ def rollout(
         "sampling.max_tokens": max_tokens,
         "n": n,
         "rollout_data_dir": out_dir,
+        "retry_failed": retry_failed,
         "step": step,
         "seed": seed,
         "concurrency": concurrency,
@@ -151,7 +155,7 @@ def rollout(
         "replay": replay,
     }
     embedded = config is None and engine is None and model is None
-    changed = ["tasks.limit=null"] if tasks is not None else []  # the embedded one is for the bundled problems
+    changed = ["tasks.limit=null"] if embedded and tasks is not None else []  # it is for the bundled problems
     loaded = load_config(EMBEDDED if embedded else config, [*changed, *settings_of(given), *(settings or ())])
     if print_config:
         import yaml

@@ -7,6 +7,7 @@ disk tore is removed when its file is next opened for writing; until then reader
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -112,6 +113,26 @@ class DumpWriter:
         """The requests that have a line in the step's file, by id. Of several lines of one request the last counts."""
         path = self.folder / f"{step}.jsonl"
         return {ended.request_id: ended for ended in _ended_in(path)} if path.exists() else {}
+
+    def forget(self, step: int, request_ids: Collection[str]) -> None:
+        """Drop the lines of these requests, so that they can be played again. The file is replaced as a whole: killed
+        at any moment, it has all lines or those that stay. Before the first `write` to the step.
+
+        Raises:
+            RecordError: it cannot be replaced.
+        """
+        path, mended = self.folder / f"{step}.jsonl", self.folder / f".{step}.jsonl.new"
+        try:
+            with mended.open("wb") as file:
+                for _, line in lines_of(path):
+                    if decode(line).get("request_id") not in request_ids:
+                        file.write(line if line.endswith(b"\n") else line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            mended.replace(path)
+        except OSError as error:
+            mended.unlink(missing_ok=True)
+            raise RecordError(f"cannot replace {path}: {error.strerror}") from None
 
     def _append(self, trajectory: Trajectory) -> None:
         self._file(trajectory.step).append(to_line(trajectory))

@@ -54,6 +54,8 @@ class Combined:
     """`final`, `step`, `tool/<name>`, `interaction`, as far as they apply, before weighting. None: it failed."""
     why_missing: str | None = None
     """Why there is no score."""
+    failed: tuple[str, ...] = ()
+    """Parts that count and could not be computed. None of them, and still no score: nobody gives rewards here."""
 
 
 def combine(
@@ -92,7 +94,7 @@ def combine(
     parts = {name: value if value is not None and math.isfinite(value) else None for name, value in parts.items()}
     failed = [name for name, value in parts.items() if value is None and counts[name]]
     if failed:
-        return Combined(None, parts, "; ".join(_why(name, reasons or {}) for name in failed))
+        return Combined(None, parts, "; ".join(_why(name, reasons or {}) for name in failed), tuple(failed))
     judged = [name for name in parts if counts[name] and (name != "step" or given)]
     if not judged:
         return Combined(None, parts, "no reward applies: none is configured, or its weight is 0")

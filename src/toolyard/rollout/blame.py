@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolyard.errors import ChatError, ConfigError, EngineError, ProgramError, RewardError, ToolError, ToolyardError
+from toolyard.errors import (
+    ChatError,
+    ConfigError,
+    DivergenceError,
+    EngineError,
+    InteractionError,
+    ProgramError,
+    RewardError,
+    ToolError,
+    ToolyardError,
+)
 from toolyard.records.trajectory import Failure
 from toolyard.tools.calls import bare, in_short, trace
 
@@ -35,7 +45,7 @@ def late(reason: FinishReason, stage: RolloutState, what: str) -> Broken:
 
 def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, str]:
     match error:
-        case EngineError():
+        case EngineError() | DivergenceError():  # the latter of a replay engine, whose tape does not go on
             return FinishReason.ENGINE_FAILURE, OURS
         case ToolError():
             return FinishReason.TOOL_FAILURE, TASK if _is_the_tasks(error.__cause__) else OURS
@@ -45,6 +55,8 @@ def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, st
             return FinishReason.BAD_TASK, TASK
         case RewardError():
             return FinishReason.REWARD_FAILURE, TASK
+        case InteractionError():
+            return FinishReason.INTERACTION_FAILURE, TASK
         case _ if stage is RolloutState.INTERACTING:
             return FinishReason.INTERACTION_FAILURE, TASK
         case _:

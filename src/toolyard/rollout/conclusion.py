@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -16,6 +18,7 @@ from toolyard.records.audit import audit
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, combine
 from toolyard.rewards.final import FinalScore
+from toolyard.tools.answers import as_reward
 from toolyard.tools.calls import in_short, trace
 from toolyard.tools.instance import ToolInstance, ToolInstances
 
@@ -31,9 +34,11 @@ class Released:
     """What came of the tools and the simulator in the end."""
 
     tools: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """By tool; None if its `calc_reward` failed. Those that give none are left out."""
     problems: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By part of the reward: `tool/<name>`, or `interaction`."""
     interaction: float | None = None
-    stuck: list[str] = field(default_factory=list[str])
+    interaction_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Unscored:
 
 
 _RELEASED = TypeAdapter(Released)
+_STUCK = TypeAdapter(list[str])
 _FINAL = TypeAdapter[FinalScore | Unscored](FinalScore | Unscored)
 
 
@@ -52,26 +58,30 @@ async def conclude(play: Play, stack: AsyncExitStack, instances: ToolInstances |
     began = play.chance.now()
     released = await play.chance.got("released", dict[str, Any], _RELEASED, lambda: _release(play, stack, instances))
     if released.problems:
-        request.metrics["tool_problems"] = released.problems
-    if released.stuck:
-        request.metrics["stuck"] = released.stuck
+        request.metrics["problems"] = released.problems
     combined = Combined(None, {}, None)
     if request.state is RolloutState.COMPLETED:
         combined = await _rewarded(play, released)
-        if combined.score is None and None in combined.parts.values():  # not: nobody gives rewards here
+        if combined.failed:
             failure = Failure(TASK, RolloutState.COMPLETED.value, combined.why_missing or "")
             _fail(play, FinishReason.REWARD_FAILURE, failure)
     request.reward_scores = dict(combined.parts)
     play.stages["reward"] = play.chance.now() - began
+    stuck = await play.chance.got("stuck", dict[str, Any], _STUCK, partial(_stuck, play))
+    if stuck:
+        request.metrics["stuck"] = stuck
     trajectory = _trajectory(play, combined)
     problems = audit(trajectory)
     if problems:
-        told = "; ".join(problem.message for problem in problems[:3])
-        _fail(play, FinishReason.TOKEN_DRIFT, Failure(OURS, RolloutState.COMPLETED.value, told))
+        told = "; ".join(map(str, problems[:3]))
+        if play.failure is None:
+            _fail(play, FinishReason.TOKEN_DRIFT, Failure(OURS, RolloutState.COMPLETED.value, told))
+        else:  # the first failure is the one to know of
+            play.failure = replace(play.failure, error=f"{play.failure.error}\naudit: {told}")
         trajectory = replace(
             trajectory,
             state=request.state.value,
-            finish_reason=FinishReason.TOKEN_DRIFT.value,
+            finish_reason=str(request.finish_reason),
             score=None,
             failure=play.failure,
         )
@@ -83,23 +93,71 @@ def _fail(play: Play, reason: FinishReason, failure: Failure) -> None:
     play.request.state, play.request.finish_reason, play.failure = reason.state, reason, failure
 
 
+def lost(play: Play, error: BaseException) -> Trajectory:
+    """Of a request that failed where nothing should fail: what is known for sure, and the traceback."""
+    request = play.request
+    _fail(play, FinishReason.INTERNAL_ERROR, Failure(OURS, request.state.value, trace(error)))
+    play.chance.ended()
+    return Trajectory(
+        request_id=request.request_id,
+        batch_data_id=request.batch_data_id,
+        rollout_offset=request.rollout_offset,
+        state=RolloutState.FAILED.value,
+        finish_reason=FinishReason.INTERNAL_ERROR.value,
+        input="",
+        output="",
+        ground_truth=request.task.ground_truth,
+        score=None,
+        step=request.step,
+        messages=request.task.messages,
+        tokens=Tokens(),
+        turns=(),
+        rewards={},
+        metrics={"seed": request.seed},
+        data_source=request.task.data_source,
+        token_exact=False,
+        failure=play.failure,
+    )
+
+
+async def _stuck(play: Play) -> list[str]:
+    return list(play.request.stuck)
+
+
 async def _release(play: Play, stack: AsyncExitStack, instances: ToolInstances | None) -> Released:
-    problems: dict[str, list[str]] = {}
-    score = None
-    interaction, request = play.setting.interaction, play.request
-    if interaction is not None and instances is not None:
+    request, interaction = play.request, play.setting.interaction
+    request.waits_for, request.stage_since = "its tools and simulator to end", time.monotonic()
+    problems: list[str] = []
+    score, failed = None, False
+    if interaction is not None and play.simulating and request.state is RolloutState.COMPLETED:
         try:
             async with asyncio.timeout(play.setting.limits.interaction_seconds):
                 score = await interaction.score(request.request_id, **(request.task.interaction_kwargs or {}))
-        except Exception as error:
-            problems["interaction"] = [trace(error)]
+            score = None if score is None else as_reward(score)
+        except (Exception, asyncio.CancelledError) as error:
+            _unless_cancelled(error)
+            score, failed = None, True
+            problems.append(trace(error))
     try:
         await stack.aclose()
-    except Exception as error:  # of the simulator's finalize: tools note their own
-        problems.setdefault("interaction", []).append(trace(error))
+    except (Exception, asyncio.CancelledError) as error:  # of the simulator's finalize: tools note their own
+        _unless_cancelled(error)
+        problems.append(trace(error))
     there: Mapping[str, ToolInstance] = instances or {}
-    problems |= {name: instance.problems for name, instance in there.items() if instance.problems}
-    return Released({name: instance.reward for name, instance in there.items()}, problems, score, request.stuck)
+    noted = {f"tool/{name}": instance.problems for name, instance in there.items() if instance.problems}
+    return Released(
+        {name: tool.reward for name, tool in there.items() if tool.reward is not None or not tool.rewarded},
+        noted | ({"interaction": problems} if problems else {}),
+        score,
+        failed,
+    )
+
+
+def _unless_cancelled(error: BaseException) -> None:
+    """Go on, unless it is us who are cancelled: what others raise as a cancellation is their failure."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
 
 
 async def _rewarded(play: Play, released: Released) -> Combined:
@@ -110,6 +168,7 @@ async def _rewarded(play: Play, released: Released) -> Combined:
         # Only what the model said: what tools answered is not its solution.
         solution = "\n".join(message.content for message in _sampled_messages(play))
         asked: JSON = {"data_source": request.task.data_source, "solution": solution}
+        request.waits_for, request.stage_since = "the final reward", time.monotonic()
         scored = await play.chance.got("final", lambda: asked, _FINAL, lambda: _scored(play, solution))
         if isinstance(scored, Unscored):
             final, reasons["final"] = None, scored.error
@@ -127,13 +186,9 @@ async def _rewarded(play: Play, released: Released) -> Combined:
         setting.weights,
         final=final,
         steps=steps,
-        tools={
-            name: reward
-            for name, reward in released.tools.items()
-            if reward is not None or name in released.problems  # it gave none, and not because it failed
-        },
-        interaction=None if "interaction" in released.problems else sum(spoken) if spoken else MISSING,
-        reasons=reasons | {f"tool/{name}": problems[0] for name, problems in released.problems.items()},
+        tools=released.tools,
+        interaction=None if released.interaction_failed else sum(spoken) if spoken else MISSING,
+        reasons=reasons | {part: problems[0] for part, problems in released.problems.items()},
     )
 
 
@@ -195,7 +250,7 @@ def _metrics(play: Play) -> JSON:
         "turns": len(request.turns),
         "prompt_tokens": request.prompt_tokens,
         "response_tokens": request.response_tokens,
-        "sampled_tokens": sum(request.response_mask),
+        "sampled_tokens": request.sampled_tokens,
         "tool_calls": outcomes,
         "seconds": {stage: round(seconds, 6) for stage, seconds in play.stages.items()},
         "seed": request.seed,

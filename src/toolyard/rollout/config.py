@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+)
 
 from toolyard import settings
 from toolyard.chat.formats import TOOL_WRAPPER
@@ -34,7 +43,7 @@ class EngineConfig(_Part):
     template are used; openai: the name that the server knows."""
     urls: tuple[str, ...] = ()
     """Of servers. A request stays with one of them, whose cache knows its beginning."""
-    api_key: str | None = Field(default=None, repr=False)
+    api_key: SecretStr | None = None
     """`${NAME}` takes it from the environment."""
     request_timeout_seconds: PositiveFloat = 600.0
     """Of one request to a server."""
@@ -116,6 +125,8 @@ class RolloutConfig(_Part):
     """The training step: names the file of the dump, and is part of every request's id."""
     rollout_data_dir: str | None = None
     """Where trajectories are dumped, as `<step>.jsonl`. None: nowhere."""
+    retry_failed: bool = False
+    """Play those again that the dump has as failed; their lines are replaced."""
     record: str | None = None
     """A tape to write."""
     replay: str | None = None

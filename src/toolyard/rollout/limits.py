@@ -36,6 +36,8 @@ class RolloutLimits(BaseModel):
 
     request_seconds: PositiveFloat = 1800.0
     """The whole request, from its first tool instance to its last message."""
+    create_seconds: PositiveFloat = 120.0
+    """The tools' instances and the user simulator's start. A tool has its own deadline for it, which is shorter."""
     generate_seconds: PositiveFloat = 600.0
     """One message, retries included."""
     tool_seconds: PositiveFloat = 600.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from toolyard.tools.registry import initialize_tools_from_config
 
 from .config import RolloutConfig
 from .interaction import load_interaction
-from .request import AsyncRolloutRequest, create_request
+from .request import AsyncRolloutRequest, create_request, request_id_of
 from .run_one import Setting
 from .speaking import MessageSpeaker, Speaker, TokenSpeaker
 
@@ -73,20 +73,27 @@ async def open_rollout(
         yield OpenedRollout(setting, schemas)
 
 
-def count_tasks(config: RolloutConfig, note: Note = lambda _: None) -> int:
-    """Read all of them once: what is wrong with the last row is better known before the first is played."""
-    return sum(1 for _ in _tasks(config, lambda bad: note(f"skipped: {bad}")))
+def planned(config: RolloutConfig, note: Note = lambda _: None) -> set[str]:
+    """The ids of all requests. Reads all tasks: what is wrong with the last is better known before the first runs.
+
+    Raises:
+        ConfigError, TaskError: there are none, or one is wrong.
+    """
+    tasks = _tasks(config, lambda bad: note(f"skipped: {bad}"))
+    ids = {request_id_of(task.id, offset, config.step) for task in tasks for offset in range(config.n)}
+    if not ids:
+        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+    return ids
 
 
 def requests_of(
-    config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], *, without: frozenset[str] = frozenset()
+    config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], wanted: Collection[str]
 ) -> Iterator[AsyncRolloutRequest]:
-    """All requests of a run but those that are done, as they are asked for; groups stay together."""
+    """The requests whose ids are wanted, as they are asked for; groups stay together."""
     for task in _tasks(config):
         for offset in range(config.n):
-            request = create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
-            if request.request_id not in without:
-                yield request
+            if request_id_of(task.id, offset, config.step) in wanted:
+                yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
 
 
 # Tasks ----------------------------------------------------------------------------------------------------------------
@@ -143,11 +150,11 @@ async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape
     engine = config.engine
     if engine.kind == "openai":
         if tape is not None:
-            return MessageSpeaker(cast("ChatEngine", None), config.sampling, config.limits)
+            return MessageSpeaker(None, config.sampling, config.limits)
         from toolyard.engines.openai import OpenaiEngine
 
         opened: ChatEngine = OpenaiEngine(
-            _urls(config), model=engine.model, api_key=engine.api_key, request_timeout=engine.request_timeout_seconds
+            _urls(config), model=engine.model, api_key=_key(config), request_timeout=engine.request_timeout_seconds
         )
         return MessageSpeaker(await stack.enter_async_context(opened), config.sampling, config.limits)
     model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
@@ -162,7 +169,7 @@ async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape
         syntax_options=config.chat.syntax_options,
     )
     if tape is not None:
-        return TokenSpeaker(cast("Engine", None), chat, config.sampling, config.limits)
+        return TokenSpeaker(None, chat, config.sampling, config.limits)
     made = _token_engine(config, model, tokenizer, chat)
     return TokenSpeaker(await stack.enter_async_context(made), chat, config.sampling, config.limits)
 
@@ -179,17 +186,21 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
         case "sglang":
             from toolyard.engines.sglang import SglangEngine
 
-            return SglangEngine(_urls(config), api_key=engine.api_key, request_timeout=engine.request_timeout_seconds)
+            return SglangEngine(_urls(config), api_key=_key(config), request_timeout=engine.request_timeout_seconds)
         case "vllm":
             from toolyard.engines.vllm import VllmEngine
 
-            return VllmEngine(_urls(config), api_key=engine.api_key, request_timeout=engine.request_timeout_seconds)
+            return VllmEngine(_urls(config), api_key=_key(config), request_timeout=engine.request_timeout_seconds)
         case "scripted":
             return _scripted(config, tokenizer, chat)
         case "replay":
             return _replaying(engine.tape)
         case "openai":
             raise AssertionError(engine.kind)
+
+
+def _key(config: RolloutConfig) -> str | None:
+    return None if config.engine.api_key is None else config.engine.api_key.get_secret_value()
 
 
 def _urls(config: RolloutConfig) -> tuple[str, ...]:
@@ -215,7 +226,7 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
     by_task = cast("dict[str, list[str]]", found) if isinstance(found, dict) else {}
     every = cast("list[str]", [] if by_task else found)
     ids = {
-        create_request(task, offset, step=config.step).request_id: task.id
+        request_id_of(task.id, offset, config.step): task.id
         for task in (_tasks(config) if by_task else ())
         for offset in range(config.n)
     }

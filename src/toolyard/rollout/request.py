@@ -26,7 +26,7 @@ class AsyncRolloutRequest:
     """
 
     request_id: str
-    """Of one length in all requests: SGLang aborts by prefix."""
+    """See `request_id_of`."""
     batch_data_id: str
     """The id of its task."""
     rollout_offset: int
@@ -57,6 +57,8 @@ class AsyncRolloutRequest:
     """When it came into its state, for the watchdog."""
     waits_for: str = ""
     """What it is waiting for there: tools, say."""
+    sampled_tokens: int = 0
+    """Also where the ids are not known."""
     stuck: list[str] = field(default_factory=list[str])
     """Stages in which the watchdog had to name it."""
     abort_requested: bool = False
@@ -96,9 +98,9 @@ class AsyncRolloutRequest:
             self.response_logprobs += [0.0] * len(ids)
 
     def _append(self, ids: Sequence[int], mask: int) -> None:
+        self.crc = ids_crc(ids, self.crc)  # first: it refuses what are no ids
         self.input_ids += ids
         self.response_mask += [mask] * len(ids)
-        self.crc = ids_crc(ids, self.crc)
 
 
 def create_request(
@@ -115,9 +117,9 @@ def create_request(
     kept, so that a name that was misspelt is found.
     """
     absent = {*GSM8K_TOOLS} - {schema.function.name for schema in tool_schemas}
-    name = f"{step}\0{task.id}\0{rollout_offset}"
+    name = _name(task.id, rollout_offset, step)
     return AsyncRolloutRequest(
-        request_id=blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+        request_id=request_id_of(task.id, rollout_offset, step),
         batch_data_id=task.id,
         rollout_offset=rollout_offset,
         task=task,
@@ -127,6 +129,16 @@ def create_request(
         seed=None if seed is None else _seed_of(seed, name),
         step=step,
     )
+
+
+def request_id_of(task_id: str, rollout_offset: int, step: int) -> str:
+    """The same for the same sample in every run, and of one length in all of them: SGLang aborts by prefix."""
+    name = _name(task_id, rollout_offset, step)
+    return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _name(task_id: str, rollout_offset: int, step: int) -> str:
+    return f"{step}\0{task_id}\0{rollout_offset}"
 
 
 def turn_seed(request: AsyncRolloutRequest) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolyard.errors import ConfigError
+from toolyard.errors import ConfigError, DivergenceError
 from toolyard.messages import JSON
 from toolyard.records.dump import DumpWriter
 from toolyard.records.tape import Tape, TapeWriter
@@ -20,8 +20,8 @@ from toolyard.records.trajectory import Trajectory
 
 from .chance import Chance, RecordingChance, ReplayedChance
 from .config import RolloutConfig
-from .finish import FinishReason
-from .opening import count_tasks, open_rollout, requests_of
+from .finish import FinishReason, RolloutState
+from .opening import OpenedRollout, open_rollout, planned, requests_of
 from .request import AsyncRolloutRequest
 from .run_many import RolloutRun, Stuck
 from .summary import Summary
@@ -75,64 +75,97 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
         ToolyardError: the run could not begin, the dump not be written, or a replay differs from its tape.
     """
     observer = observer or Observer()
-    if config.record is not None and config.replay is not None:
-        raise ConfigError("record and replay: one at a time")
-    total = count_tasks(config, observer.note) * config.n
-    if total == 0:
-        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+    _check_tapes(config)
+    wanted = await asyncio.to_thread(planned, config, observer.note)
     result = RolloutResult()
     async with AsyncExitStack() as stack:
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
-        for text in () if tape is None else tape.notes:
-            observer.note(text)
+        if tape is not None:
+            wanted = _on_tape(tape, wanted, observer.note)
         dump = None
-        done: frozenset[str] = frozenset()
         if config.rollout_data_dir is not None:
             dump = await stack.enter_async_context(DumpWriter(config.rollout_data_dir))
             result.dump = dump.folder / f"{config.step}.jsonl"
-            done = frozenset(await asyncio.to_thread(dump.existing, config.step))
-            for mended in dump.mended:
-                observer.note(str(mended))
-            _remember(config, dump.folder, bool(done), observer.note)
+            result.done_before = await asyncio.to_thread(_done, config, dump, wanted)
+            _remember(config, dump.folder, observer.note)
         opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
-        chance_of: Callable[[AsyncRolloutRequest], Chance] | None = None
-        if config.record is not None:
-            schemas = [schema.model_dump(mode="json") for schema in opened.tool_schemas]
-            meta = {"tool_schemas": schemas, "config": config.model_dump(mode="json", exclude={"record", "engine"})}
-            writer = stack.enter_context(TapeWriter(config.record, meta))
-            chance_of = lambda request: RecordingChance(writer, request.request_id)  # noqa: E731
-        elif tape is not None:
-            chance_of = lambda request: ReplayedChance(tape, request.request_id)  # noqa: E731
-        result.done_before = len(done)
-        observer.opened(total, len(done))
+        observer.opened(len(wanted) + result.done_before, result.done_before)
         run = RolloutRun(
             opened.setting,
-            requests_of(config, opened.tool_schemas, without=done),
+            requests_of(config, opened.tool_schemas, wanted),
             concurrency=config.concurrency,
-            chance_of=chance_of,
+            chance_of=_chance_of(config, opened, tape, stack),
             on_stuck=observer.stuck,
         )
         async with run:
             observer.began(run)
-            async for trajectory in _in_order(run, tape):
+            async for trajectory in _in_order(run, tape, wanted):
                 if trajectory.finish_reason == FinishReason.ABORTED:
                     continue
                 if dump is not None:
                     await dump.write(trajectory)
                 result.summary.add(trajectory)
                 observer.ended(trajectory, result.summary)
-    result.missing = total - len(done) - result.summary.trajectories
+        for mended in () if dump is None else dump.mended:
+            observer.note(str(mended))
+    result.missing = len(wanted) - result.summary.trajectories
     return result
 
 
-async def _in_order(run: RolloutRun, tape: Tape | None) -> AsyncIterator[Trajectory]:
+def _check_tapes(config: RolloutConfig) -> None:
+    if config.record is not None and config.replay is not None:
+        raise ConfigError("record and replay: one at a time")
+    if config.record is not None and Path(config.record).exists():
+        raise ConfigError(f"record {config.record!r}: it exists, and a tape is never written over")
+
+
+def _on_tape(tape: Tape, wanted: set[str], note: Callable[[str], None]) -> set[str]:
+    """Those that can be played again: a run that was resumed or interrupted has only some of them on its tape."""
+    for text in tape.notes:
+        note(text)
+    found = wanted & set(tape.ended)
+    if not found:
+        raise DivergenceError(f"the tape has none of the {len(wanted)} requests: it is of other tasks, or another step")
+    if len(found) < len(wanted):
+        note(f"the tape has {len(found)} of {len(wanted)} requests; the others are left out")
+    return found
+
+
+def _done(config: RolloutConfig, dump: DumpWriter, wanted: set[str]) -> int:
+    """Take those that the dump has already out of `wanted`; how many they are."""
+    existing = {request_id: ended for request_id, ended in dump.existing(config.step).items() if request_id in wanted}
+    if config.retry_failed:
+        again = {request_id for request_id, ended in existing.items() if ended.state == RolloutState.FAILED}
+        dump.forget(config.step, again)
+        for request_id in again:
+            del existing[request_id]
+    wanted.difference_update(existing)
+    return len(existing)
+
+
+def _chance_of(
+    config: RolloutConfig, opened: OpenedRollout, tape: Tape | None, stack: AsyncExitStack
+) -> Callable[[AsyncRolloutRequest], Chance] | None:
+    if tape is not None:
+        return lambda request: ReplayedChance(tape, request.request_id)
+    if config.record is None:
+        return None
+    meta = {
+        "tool_schemas": [schema.model_dump(mode="json") for schema in opened.tool_schemas],
+        "config": config.model_dump(mode="json", exclude={"record", "engine"}),
+    }
+    writer = stack.enter_context(TapeWriter(config.record, meta))
+    return lambda request: RecordingChance(writer, request.request_id)
+
+
+async def _in_order(run: RolloutRun, tape: Tape | None, wanted: set[str]) -> AsyncIterator[Trajectory]:
     """As they end; of a replay, as they ended on the tape, so that its dump is the same to the bit."""
     if tape is None:
         async for trajectory in run:
             yield trajectory
         return
     early: dict[str, Trajectory] = {}
-    order = iter(tape.ended)
+    order = iter([request_id for request_id in tape.ended if request_id in wanted])
     turn = next(order, None)
     async for trajectory in run:
         early[trajectory.request_id] = trajectory
@@ -143,18 +176,19 @@ async def _in_order(run: RolloutRun, tape: Tape | None) -> AsyncIterator[Traject
         yield trajectory
 
 
-def _remember(config: RolloutConfig, folder: Path, resumed: bool, note: Callable[[str], None]) -> None:
+def _remember(config: RolloutConfig, folder: Path, note: Callable[[str], None]) -> None:
     """Keep the settings beside the dump; tell if those that matter to its contents were others before."""
-    kept = config.model_dump(
-        mode="json",
-        exclude={"rollout_data_dir": True, "concurrency": True, "record": True, "replay": True, "step": True}
-        | {"engine": {"api_key", "urls"}},
-    )
+    unimportant = {"rollout_data_dir", "concurrency", "record", "replay", "retry_failed", "step", "n"}
+    kept = config.model_dump(mode="json", exclude=unimportant)
+    del kept["engine"]["api_key"], kept["engine"]["urls"]
     file = folder / _SETTINGS
-    if resumed and file.exists():
-        before: JSON = json.loads(file.read_text())
-        changed = sorted(key for key in kept.keys() | before.keys() if kept.get(key) != before.get(key))
-        if changed:
-            note(f"{folder} was begun with other settings of {', '.join(changed)}: its dump will hold both")
+    try:
+        before: JSON = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # there is none, or half of one
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(file)
         return
-    file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    changed = sorted(key for key in kept.keys() | before.keys() if kept.get(key) != before.get(key))
+    if changed:
+        note(f"{folder} was begun with other settings of {', '.join(changed)}: its dumps will hold both")

@@ -4,13 +4,14 @@
         async for trajectory in run:
             ...
 
-A slow reader slows the run down: no more than `concurrency` trajectories wait to be read. Leaving the block early
-cancels what still runs, and releases its tools.
+A slow reader slows the run down: no more than twice `concurrency` requests run or wait to be read. Leaving the block
+early cancels what still runs, and releases its tools.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from .finish import RolloutState
 from .request import AsyncRolloutRequest
 from .run_one import Play, Setting
 
+_log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 
 
@@ -69,7 +71,9 @@ class RolloutRun:
         self._on_stuck = on_stuck
         self._plays: dict[str, Play] = {}
         self._begun: set[str] = set()
-        self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue(concurrency)
+        self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(2 * concurrency)
+        """For requests that run or wait to be read. Not a bounded queue: at its end they could overtake each other."""
         self._owner: asyncio.Task[None] | None = None
         self._stopping = False
         self._told = False
@@ -105,7 +109,14 @@ class RolloutRun:
     ) -> None:
         assert self._owner is not None
         self._owner.cancel()
-        await asyncio.wait([self._owner])
+        cancelled: asyncio.CancelledError | None = None
+        while not self._owner.done():
+            try:
+                await asyncio.wait([self._owner])
+            except asyncio.CancelledError as again:  # what it holds is released first
+                cancelled = again
+        if cancelled is not None:
+            raise cancelled
         if error is None:
             self._tell_failure()
 
@@ -115,7 +126,9 @@ class RolloutRun:
     async def _iterate(self) -> AsyncIterator[Trajectory]:
         assert self._owner is not None, "use `async with`"
         while (trajectory := await self._ended.get()) is not None:
+            self._room.release()
             yield trajectory
+        self._ended.put_nowait(None)  # for whoever iterates again
         await asyncio.wait([self._owner])
         self._tell_failure()
 
@@ -135,30 +148,26 @@ class RolloutRun:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
-                    first = self._next()
-                    if first is None:
-                        break
-                    group.create_task(self._work(first))
-        except BaseException:
-            if self._ended.full():  # nobody will miss it: the run has failed
-                self._ended.get_nowait()
-            self._ended.put_nowait(None)
-            raise
+                    group.create_task(self._work())
         finally:
+            self._ended.put_nowait(None)
             watchdog.cancel()
             await asyncio.wait([watchdog])
-        await self._ended.put(None)
 
-    async def _work(self, request: AsyncRolloutRequest | None) -> None:
-        while request is not None:
+    async def _work(self) -> None:
+        while True:
+            await self._room.acquire()
+            request = self._next()
+            if request is None:
+                self._room.release()  # for the others, who have to learn it too
+                return
             play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
             self._plays[request.request_id] = play
             try:
                 trajectory = await play.run()
             finally:
                 del self._plays[request.request_id]
-            await self._ended.put(trajectory)
-            request = self._next()
+            self._ended.put_nowait(trajectory)
 
     def _next(self) -> AsyncRolloutRequest | None:
         """The next that may begin."""
@@ -193,5 +202,11 @@ class RolloutRun:
                     request.waits_for,
                 )
                 request.stuck.append(f"{stuck.state}: {stuck.waits_for}" if stuck.waits_for else stuck.state.value)
-                if self._on_stuck is not None:
-                    self._on_stuck(stuck)
+                self._tell_stuck(stuck)
+
+    def _tell_stuck(self, stuck: Stuck) -> None:
+        try:
+            if self._on_stuck is not None:
+                self._on_stuck(stuck)
+        except Exception:  # whoever is told must not end who tells
+            _log.exception("%s; and telling it failed", stuck)

@@ -11,24 +11,27 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall
-from toolyard.errors import DivergenceError
+from toolyard.errors import DivergenceError, InteractionError, RecordError
 from toolyard.messages import JSON, Message, ToolCall
+from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.final import FinalReward
+from toolyard.tools.answers import as_reward
 from toolyard.tools.base import BaseTool
-from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
+from toolyard.tools.calls import in_short
+from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances, to_the_end
 from toolyard.tools.policy import truncate
 
 from .blame import OURS, TASK, Broken, broken, late
 from .chance import Chance
-from .conclusion import conclude
+from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
 from .interaction import BaseInteraction
 from .limits import RolloutLimits
@@ -54,6 +57,8 @@ from .request import AsyncRolloutRequest, turn_seed
 from .speaking import Answer, Speaker, Spoken
 
 T = TypeVar("T")
+_CHARS_OF_A_TOKEN = 16
+"""More than a token has on average in any text that a program prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,6 @@ class UserAnswer:
     done: bool
     text: str
     reward: float | None
-    metrics: dict[str, Any]
 
 
 _BEGUN = TypeAdapter[Begun | Broken](Begun | Broken)
@@ -104,6 +108,8 @@ class Play:
         self._progress = Progress()
         self._stack = AsyncExitStack()
         self._instances: ToolInstances | None = None
+        self.simulating = False
+        """The user simulator has started."""
         self._spoken: Spoken | None = None
         """The turn that is under way."""
         self._calls: list[CallRecord] = []
@@ -117,7 +123,23 @@ class Play:
 
         Raises:
             DivergenceError: a replay that differs from its tape.
+            RecordError: the tape cannot be written.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
+        try:
+            return await self._to_the_end()
+        except (DivergenceError, RecordError):
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            if task.cancelling() > cancellations:
+                raise
+            # A defect, or a cancellation that nobody sent to us. Let out, it would end the run, or a worker unseen.
+            return lost(self, error)
+
+    async def _to_the_end(self) -> Trajectory:
+        self.request.stage_since = time.monotonic()
         self._deadline = asyncio.get_running_loop().time() + self.setting.limits.request_seconds
         async with self._stack:
             effects: deque[Effect] = deque(BEGIN)
@@ -199,14 +221,17 @@ class Play:
             opened = open_instances(setting.tools, request.request_id, request.tools_kwargs)
             self._instances = await self._stack.enter_async_context(opened)
             if setting.interaction is not None:
-                kwargs = request.task.interaction_kwargs or {}
-                self._stack.push_async_callback(setting.interaction.finalize, request.request_id, **kwargs)
-                await setting.interaction.start(request.request_id, **kwargs)
+                self._stack.push_async_callback(self._finalize, setting.interaction)
+                try:
+                    await setting.interaction.start(request.request_id, **(request.task.interaction_kwargs or {}))
+                except Exception as error:
+                    raise InteractionError(f"start failed: {in_short(error)}") from error
+                self.simulating = True
             said = {name: instance.creation.text for name, instance in self._instances.items()}
             return Begun({name: text for name, text in said.items() if text})
 
         asked: JSON = {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
-        begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.request_seconds)
+        begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.create_seconds)
         if isinstance(begun, Broken):
             return begun
         for text in begun.said.values():
@@ -216,12 +241,7 @@ class Play:
 
     async def _sample(self, max_tokens: int) -> Event | Broken:
         request, speaker = self.request, self.setting.speaker
-        asked: JSON = {
-            "prompt_tokens": len(request.input_ids),
-            "prompt_crc": request.crc,
-            "max_tokens": max_tokens,
-            "seed": turn_seed(request),
-        }
+        asked: JSON = {**speaker.prompt(request), "max_tokens": max_tokens, "seed": turn_seed(request)}
         answer = await self._asked(
             "sampled",
             asked,
@@ -272,10 +292,10 @@ class Play:
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
         assert self._instances is not None
         if len(calls) == 1:  # most often; a task of its own would cost as much as the call
-            return [await self._instances.call(calls[0].name, calls[0].arguments)]
+            return [_plain(await self._instances.call(calls[0].name, calls[0].arguments))]
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._instances.call(call.name, call.arguments)) for call in calls]
-        return [task.result() for task in running]
+        return [_plain(task.result()) for task in running]
 
     def _record(self, index: int, call: ParsedCall, result: ToolResult) -> CallRecord:
         text, cut = self._shortened(result.response.text or "")
@@ -297,7 +317,13 @@ class Play:
         limit = self.setting.limits.max_tool_response_length
         if len(text) <= limit and text.isascii():  # a token is a byte at least
             return text, False
-        return truncate(text, limit, self.setting.limits.tool_response_truncate_side, self.setting.speaker.count)
+        count = self.setting.speaker.count
+
+        def measure(part: str) -> int:
+            # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
+            return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
+
+        return truncate(text, limit, self.setting.limits.tool_response_truncate_side, measure)
 
     def _malformed(self, index: int, call: MalformedCall) -> CallRecord:
         text, _ = self._shortened(f"Error: this call could not be read: {call.why}")
@@ -310,8 +336,8 @@ class Play:
         async def respond() -> UserAnswer:
             said = [message.as_openai() for message in request.messages]
             kwargs = request.task.interaction_kwargs or {}
-            done, text, reward, metrics = await interaction.generate_response(request.request_id, said, **kwargs)
-            return UserAnswer(bool(done), text, None if reward is None else float(reward), dict(metrics))
+            done, text, reward, _ = await interaction.generate_response(request.request_id, said, **kwargs)
+            return UserAnswer(bool(done), str(text), None if reward is None else as_reward(reward))
 
         asked: JSON = {"messages": len(request.messages), "last": request.messages[-1].content}
         limits = self.setting.limits
@@ -355,15 +381,20 @@ class Play:
         assert task is not None
         cancellations = task.cancelling()
         left = self._deadline - asyncio.get_running_loop().time()
-        self._scope = scope = asyncio.timeout(min(seconds, left))
         if self.request.abort_requested:
             return late(FinishReason.ABORTED, stage, "aborted")
+        if left <= 0:  # also if nothing ever had to wait
+            return self._overdue(stage)
+        self._scope = scope = asyncio.timeout(min(seconds, left))
         try:
             async with scope:
-                return await ask()
+                answer = await ask()
+            if task.cancelling() == cancellations:
+                return answer
+            raise asyncio.CancelledError  # it was swallowed by what we asked
         except (Exception, asyncio.CancelledError) as error:
             if task.cancelling() > cancellations:
-                raise
+                raise asyncio.CancelledError from error
             if not scope.expired():
                 # A cancellation that nobody sent to this request comes out of what it waited for.
                 return broken(error, stage)
@@ -373,6 +404,28 @@ class Play:
         if self.request.abort_requested:
             return late(FinishReason.ABORTED, stage, f"aborted {where}")
         if left <= seconds:
-            whole = self.setting.limits.request_seconds
-            return late(FinishReason.REQUEST_DEADLINE, stage, f"the request took more than {whole:g} s; it was {where}")
+            return self._overdue(stage)
         return late(FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}")
+
+    def _overdue(self, stage: RolloutState) -> Broken:
+        whole = self.setting.limits.request_seconds
+        return late(FinishReason.REQUEST_DEADLINE, stage, f"the request took more than {whole:g} s; it was in {stage}")
+
+    async def _finalize(self, interaction: BaseInteraction) -> None:
+        """To its end, whatever cancellations come, but not for ever."""
+
+        async def finalize() -> None:
+            async with asyncio.timeout(self.setting.limits.interaction_seconds):
+                await interaction.finalize(self.request.request_id, **(self.request.task.interaction_kwargs or {}))
+
+        await to_the_end([finalize()])
+
+
+def _plain(result: ToolResult) -> ToolResult:
+    """With metrics as JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
+    if not result.metrics:
+        return result
+    try:
+        return replace(result, metrics=decode(encode(result.metrics)))
+    except (RecordError, RecursionError, ValueError) as error:
+        return replace(result, metrics={"unreadable": in_short(error)})

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import TypeVar
 from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
 from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling
 from toolyard.errors import EngineError
-from toolyard.messages import Message, OpenAIFunctionToolSchema
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.audit import check_extension
 from toolyard.records.trajectory import Sampled
 
@@ -62,6 +64,10 @@ class Speaker(ABC):
         """Render the prompt; how many tokens it has, 0 if nobody knows. Raises ChatError."""
 
     @abstractmethod
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        """By what the engine's next prompt can be recognised."""
+
+    @abstractmethod
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
         """Have the engine sample the next turn. Raises EngineError when every retry is spent."""
 
@@ -89,12 +95,15 @@ class Speaker(ABC):
     async def _retried(self, attempts: int, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """`ask`, until it answers; and how many attempts that makes. Nothing is kept of a failed one, so asking again
         is safe."""
-        pause = self._limits.engine_retry_pause_seconds
+        pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
         while True:
             attempts += 1
             try:
                 return await ask(), attempts
             except EngineError as error:
+                if task is not None and task.cancelling() > cancellations:
+                    raise asyncio.CancelledError from error  # it was cancelled, whatever it makes of that
                 if not error.retryable or attempts > self._limits.engine_retries:
                     raise
             await asyncio.sleep(pause)
@@ -104,7 +113,7 @@ class Speaker(ABC):
 class TokenSpeaker(Speaker):
     """Tokens in, tokens out: what is trained on is what was sampled."""
 
-    def __init__(self, engine: Engine, chat: ChatFormat, sampling: Sampling, limits: RolloutLimits) -> None:
+    def __init__(self, engine: Engine | None, chat: ChatFormat, sampling: Sampling, limits: RolloutLimits) -> None:
         stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
         texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
         super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits)
@@ -125,40 +134,52 @@ class TokenSpeaker(Speaker):
         request.begin(ids)
         return request.prompt_tokens
 
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        return {"prompt_tokens": len(request.input_ids), "prompt_crc": request.crc}
+
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
         sampling = self._sampling_of(request, max_tokens)
         budget = sampling.max_tokens
         ids: list[int] = []
         logprobs: list[float] | None = []
         versions: list[str] = []
-        attempts, cached = 0, None
+        attempts = fruitless = 0
+        cached: int | None = None
         while True:
             prompt = [*request.input_ids, *ids] if ids else request.input_ids
             asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
-            generate = partial(self._engine.generate, prompt, asked, request_id=request.request_id)
-            got, attempts = await self._retried(attempts, generate)
+            got, tries = await self._retried(fruitless, partial(self._generate, prompt, asked, request.request_id))
+            attempts += tries - fruitless
+            fruitless = 0 if got.token_ids else tries
             ids += got.token_ids
             logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
             cached = got.cached_tokens if cached is None else cached
             if got.weight_version is not None and got.weight_version not in versions:
                 versions.append(got.weight_version)
+            if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
+                break
             # Aborted, but not by us: for new weights, say. The request goes on from exactly where it was.
-            if got.finish is not Finish.ABORT or attempts > self._limits.engine_retries:
-                break
-            if len(ids) >= budget:
-                break
+            await asyncio.sleep(self._limits.engine_retry_pause_seconds if fruitless else 0)
         finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
         whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
         return Answer(whole, attempts, tuple(versions), tokens=len(ids))
 
+    async def _generate(self, prompt: list[int], sampling: Sampling, request_id: str) -> Generation:
+        """The engine's answer, if it is one."""
+        assert self._engine is not None, "a replay asks nobody"
+        got = await self._engine.generate(prompt, sampling, request_id=request_id)
+        tokens = len(got.token_ids)
+        if tokens > sampling.max_tokens:
+            raise EngineError(f"the engine returned {tokens} tokens, and was asked for {sampling.max_tokens} at most")
+        if got.logprobs is not None and len(got.logprobs) != tokens:
+            raise EngineError(f"the engine returned {tokens} tokens and {len(got.logprobs)} logprobs")
+        return got
+
     def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
         generation = answer.generation
-        if generation.logprobs is not None and len(generation.logprobs) != len(generation.token_ids):
-            raise EngineError(
-                f"the engine returned {len(generation.token_ids)} tokens and {len(generation.logprobs)} logprobs"
-            )
         start, crc = request.response_tokens, request.crc
         request.append_sampled(generation)
+        request.sampled_tokens += len(generation.token_ids)
         text = self._chat.decode(generation.token_ids)
         return Spoken(
             self._chat.parse(generation.token_ids, request.tool_schemas),
@@ -181,28 +202,38 @@ class TokenSpeaker(Speaker):
 class MessageSpeaker(Speaker):
     """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
 
-    def __init__(self, engine: ChatEngine, sampling: Sampling, limits: RolloutLimits) -> None:
+    def __init__(self, engine: ChatEngine | None, sampling: Sampling, limits: RolloutLimits) -> None:
         super().__init__(sampling, limits)
         self._engine = engine
 
     def begin(self, request: AsyncRolloutRequest) -> int:
         request.begin([])
+        request.token_exact = False  # until an answer comes with ids
         return 0
+
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        said = json.dumps([message.as_openai() for message in request.messages]).encode()
+        return {"messages": len(request.messages), "crc": zlib.crc32(said)}
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
         sampling = self._sampling_of(request, max_tokens)
-        got, attempts = await self._retried(
-            0,
-            lambda: self._engine.chat(request.messages, request.tool_schemas, sampling, request_id=request.request_id),
-        )
+        got, attempts = await self._retried(0, partial(self._chat, request, sampling))
         versions = () if got.weight_version is None else (got.weight_version,)
         ids = got.token_ids or []
         generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
         tokens = got.completion_tokens if got.completion_tokens is not None else len(ids)
         return Answer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
 
+    async def _chat(self, request: AsyncRolloutRequest, sampling: Sampling) -> ChatGeneration:
+        assert self._engine is not None, "a replay asks nobody"
+        got = await self._engine.chat(request.messages, request.tool_schemas, sampling, request_id=request.request_id)
+        if got.finish is Finish.ABORT:  # half a message cannot be continued
+            raise EngineError("the server aborted the answer")
+        return got
+
     def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
         assert answer.message is not None
+        request.sampled_tokens += answer.tokens
         start, crc = self._take_tokens(request, answer)
         message = answer.message
         calls = tuple(ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls)
@@ -214,13 +245,13 @@ class MessageSpeaker(Speaker):
 
     def _take_tokens(self, request: AsyncRolloutRequest, answer: Answer) -> tuple[int, int]:
         """Where the sampled tokens begin, and the crc of all that is before them."""
-        if not request.token_exact:
-            return 0, 0
         prompt = answer.prompt_ids
-        if prompt is None:
+        first = not request.turns
+        if prompt is None or not (first or request.token_exact):
             return self._is_not_exact(request)
-        if not request.input_ids:
+        if first:
             request.begin(prompt)
+            request.token_exact = True
         else:
             difference = check_extension(request.input_ids, prompt)
             if difference is not None:

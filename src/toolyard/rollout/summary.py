@@ -62,7 +62,7 @@ class Summary:
         self.turns += len(trajectory.turns)
         self.prompt_tokens += len(trajectory.tokens.prompt_ids)
         self.response_tokens += len(trajectory.tokens.response_ids)
-        self.sampled_tokens += sum(trajectory.tokens.response_mask)
+        self.sampled_tokens += trajectory.metrics.get("sampled_tokens", 0)
         self.finish_reasons[trajectory.finish_reason] += 1
         self.stuck += bool(trajectory.metrics.get("stuck"))
         if trajectory.score is not None:

@@ -50,7 +50,9 @@ class ToolInstance:
         self.creation = ToolResponse()
         """What `create` had to say to the model, if anything."""
         self.reward: float | None = None
-        """Of `calc_reward`, once the block is left. None if it failed: see `problems`."""
+        """Of `calc_reward`, once the block is left. None if it gave none, or failed: see `rewarded`."""
+        self.rewarded = False
+        """`calc_reward` came to its end."""
         self.step_rewards: list[float] = []
         self.outcomes: Counter[ToolOutcome] = Counter()
         self.problems: list[str] = []
@@ -110,6 +112,7 @@ class ToolInstance:
         async def calc_reward() -> None:
             reward: Any = await self.tool.calc_reward(self.instance_id, **self._kwargs["calc_reward_kwargs"])
             self.reward = None if reward is None else as_reward(reward)
+            self.rewarded = True
 
         async def release() -> None:
             await self.tool.release(self.instance_id, **self._kwargs["release_kwargs"])
@@ -189,13 +192,13 @@ async def open_instances(
     }
     try:
         # To its end even if we are cancelled meanwhile: or nobody would know what there is to release.
-        problems = await _to_the_end(instance.begin(request_id) for instance in instances.values())
+        problems = await to_the_end(instance.begin(request_id) for instance in instances.values())
         for problem in problems:
             if problem is not None:
                 raise problem
         yield ToolInstances(instances)
     finally:
-        await _to_the_end(instance.end() for instance in instances.values() if instance.begun)
+        await to_the_end(instance.end() for instance in instances.values() if instance.begun)
 
 
 @asynccontextmanager
@@ -207,7 +210,7 @@ async def open_instance(
         yield instances[tool.name]
 
 
-async def _to_the_end(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def to_the_end(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all of `works` at once, whatever cancellations come; they are delivered afterwards.
 
     Not a task group, which would cancel them when it is cancelled itself.
