@@ -146,6 +146,7 @@ class TestExtras:
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
         declared = {
             extra: {re.split(r"[\[<>=]", requirement)[0].replace("-", "_") for requirement in requirements}
+            - {"toolyard"}
             for extra, requirements in project["optional-dependencies"].items()
             if extra != "dev"
         }

@@ -83,7 +83,7 @@ def test_a_part_that_failed_but_does_not_count_does_no_harm():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_a_failure(bad):
     assert combine(DEFAULT, final=bad, steps={}, tools={}) == Combined(
-        None, {"final": None}, "final could not be computed"
+        None, {"final": None}, "final could not be computed", ("final",)
     )
     assert combine(DEFAULT, final=1.0, steps={"a": [bad, 1.0]}, tools={}).score is None
     assert combine(DEFAULT, final=1.0, steps={"a": [bad, -bad]}, tools={}).parts["step"] is None

