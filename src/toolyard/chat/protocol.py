@@ -114,6 +114,8 @@ class ChatFormat(ABC):
     """The tokens that end an assistant's turn."""
     stop: tuple[str, ...] = ()
     """Texts that end it as well; they are sampled like any other."""
+    reads_prompt: bool = True
+    """Whether `extension` looks at the prompt. If not, callers may pass none, and need not copy it for every turn."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:

@@ -71,6 +71,8 @@ class TemplateFormat(ChatFormat):
     like special tokens stays text, in every field of every message.
     """
 
+    reads_prompt = False
+
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -189,7 +189,8 @@ class TokenSpeaker(Speaker):
 
     def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
         start = request.prompt_tokens + sampled.start
-        prompt, turn = request.input_ids[:start], request.input_ids[start:]
+        prompt = request.input_ids[:start] if self._chat.reads_prompt else []
+        turn = request.input_ids[start:]
         return self._chat.extension(prompt, turn, messages, request.tool_schemas)
 
     def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:

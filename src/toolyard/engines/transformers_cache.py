@@ -1,0 +1,207 @@
+"""Where keys and values lie: in rows while tokens are sampled, in spans before and after.
+
+A `Span` belongs to one sequence. The `Rows` are all sequences that are being sampled, side by side, so that one call
+attends for all of them. The `Prefixes` are spans of sequences that may be continued, by the next turn of the same
+request or by another request that begins alike; the least recently used go first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Source: TypeAlias = "tuple[Tensor, Tensor]"
+"""Keys and values of one sequence, to copy from."""
+
+_GROWTH = 256
+"""Rows are made longer by multiples of this many tokens."""
+_ALIGNMENT = 32
+"""Rows are read in multiples of this many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one token takes."""
+
+    layers: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def keys(self, *sizes: int) -> Tensor:
+        """Zeros for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
+        return self._zeros(self.key_dim, sizes)
+
+    def values(self, *sizes: int) -> Tensor:
+        return self._zeros(self.value_dim, sizes)
+
+    def _zeros(self, dim: int, sizes: tuple[int, ...]) -> Tensor:
+        *rows, tokens = sizes
+        # Not just empty: what is masked out counts nothing times its value, and nothing times "not a number" is that.
+        return torch.zeros(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
+
+
+class Span:
+    """Keys and values of one sequence: [layers, heads, tokens, dim]."""
+
+    def __init__(self, shape: Shape, tokens: int) -> None:
+        self.keys = shape.keys(tokens)
+        self.values = shape.values(tokens)
+
+    @property
+    def tokens(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def source(self) -> Source:
+        return self.keys, self.values
+
+    def copy_from(self, source: Source, tokens: int) -> None:
+        self.keys[:, :, :tokens] = source[0][:, :, :tokens]
+        self.values[:, :, :tokens] = source[1][:, :, :tokens]
+
+
+class Rows:
+    """Keys and values of the sequences that are being sampled, without gaps: [layers, rows, heads, tokens, dim]."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self.lengths: list[int] = []
+        """Tokens in each row."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all, and free its memory."""
+        self.lengths.clear()
+        self._keys = self._shape.keys(0, 0)
+        self._values = self._shape.values(0, 0)
+        self._split()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._shape.dtype
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, to be read and written: [rows, heads, tokens, dim]."""
+        return self._layers[index]
+
+    def join(self, span: Span, tokens: int) -> None:
+        """A row more, which begins with the first `tokens` of `span`."""
+        row = len(self.lengths)
+        self.reserve(row + 1, tokens)
+        self._keys[:, row, :, :tokens] = span.keys[:, :, :tokens]
+        self._values[:, row, :, :tokens] = span.values[:, :, :tokens]
+        self.lengths.append(tokens)
+
+    def row(self, index: int) -> Source:
+        """As it is, until the next change."""
+        return self._keys[:, index], self._values[:, index]
+
+    def span(self, row: int, tokens: int) -> Span:
+        """A copy of the beginning of a row."""
+        span = Span(self._shape, tokens)
+        span.copy_from(self.row(row), tokens)
+        return span
+
+    def leave(self, row: int) -> None:
+        """A row less. The last one takes its place."""
+        last = len(self.lengths) - 1
+        if row != last:
+            length = self.lengths[last]
+            self._keys[:, row, :, :length] = self._keys[:, last, :, :length]
+            self._values[:, row, :, :length] = self._values[:, last, :, :length]
+            self.lengths[row] = length
+        self.lengths.pop()
+
+    def wipe(self, row: int) -> None:
+        """After numbers that are none: whoever comes into the row must not see them behind the end of his own."""
+        self._keys[:, row] = 0
+        self._values[:, row] = 0
+
+    def reserve(self, rows: int, tokens: int) -> int:
+        """Make room. Returns how many tokens of each row are to be looked at: some more, so that it is the same number
+        for a while, and kernels that are made for one serve several steps."""
+        wanted = _rounded(tokens, _ALIGNMENT)
+        had_rows, had_tokens = self._keys.shape[1], self._keys.shape[3]
+        if rows <= had_rows and wanted <= had_tokens:
+            return wanted
+        rows = had_rows if rows <= had_rows else max(rows, 2 * had_rows)
+        tokens = had_tokens if wanted <= had_tokens else _rounded(max(wanted, had_tokens + had_tokens // 2), _GROWTH)
+        keys, values = self._shape.keys(rows, tokens), self._shape.values(rows, tokens)
+        for row, length in enumerate(self.lengths):
+            keys[:, row, :, :length] = self._keys[:, row, :, :length]
+            values[:, row, :, :length] = self._values[:, row, :, :length]
+        self._keys, self._values = keys, values
+        self._split()
+        return wanted
+
+    def _split(self) -> None:
+        self._layers = list(zip(self._keys.unbind(0), self._values.unbind(0), strict=True))
+
+
+def _rounded(tokens: int, unit: int) -> int:
+    return -(-tokens // unit) * unit
+
+
+class Prefixes:
+    """Spans that may be used again, by the request they belong to; never more than `most_tokens` in all."""
+
+    def __init__(self, most_tokens: int) -> None:
+        self._most = most_tokens
+        self._kept: OrderedDict[str, tuple[list[int], Span]] = OrderedDict()
+        self.tokens = 0
+
+    def keep(self, request_id: str, ids: list[int], span: Span) -> None:
+        """`span` holds exactly `ids`. What was kept for the request before goes."""
+        self.drop(request_id)
+        if not ids or len(ids) > self._most:
+            return
+        self._kept[request_id] = (ids, span)
+        self.tokens += len(ids)
+        while self.tokens > self._most:
+            self.drop(next(iter(self._kept)))
+
+    def longest(self, request_id: str, ids: list[int]) -> tuple[int, Source | None]:
+        """The span that shares most of the beginning of `ids`, and how much."""
+        best, owner = 0, None
+        own = (request_id,) if request_id in self._kept else ()
+        for name in (*own, *self._kept):
+            kept = self._kept[name][0]
+            if best == len(ids):
+                break
+            if best < len(kept) and kept[best] == ids[best] and (shared := common_prefix(kept, ids)) > best:
+                best, owner = shared, name
+        if owner is None:
+            return 0, None
+        self._kept.move_to_end(owner)
+        return best, self._kept[owner][1].source
+
+    def drop(self, request_id: str) -> None:
+        dropped = self._kept.pop(request_id, None)
+        if dropped is not None:
+            self.tokens -= len(dropped[0])
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.tokens = 0
+
+
+def common_prefix(one: list[int], other: list[int]) -> int:
+    """How many ids are the same from the start. Compares whole slices, which is as fast as C compares lists."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    low, high = 0, most  # equal up to low, different somewhere before high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

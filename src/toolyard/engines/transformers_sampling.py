@@ -1,0 +1,128 @@
+"""From logits to tokens.
+
+Chance comes from a generator of each request's own, one number per token: what a request samples depends on its seed
+and its logits, not on who is sampled beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from toolyard.engines.protocol import Sampling
+
+_HEAD = 256
+"""Most often, the likeliest tokens among which `top_p` and the like choose are fewer. Then nothing has to be sorted."""
+
+
+class Chooser:
+    """How one request chooses its tokens."""
+
+    def __init__(self, sampling: Sampling, ids: Sequence[int], vocabulary: int, device: torch.device) -> None:
+        self.sampling = sampling
+        self._chance = random.Random(sampling.seed)  # noqa: S311 (reproducible is the point)
+        self._seen: Tensor | None = None
+        if sampling.repetition_penalty != 1:
+            self._seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(list(ids), device=device)] = True
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.temperature == 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Not all tokens are considered."""
+        return self.sampling.top_k > 0 or self.sampling.top_p < 1 or self.sampling.min_p > 0
+
+    def number(self) -> float:
+        """From 0 to 1, without 1."""
+        return self._chance.random()
+
+    def penalised(self, logits: Tensor) -> Tensor:
+        """Tokens that were there before are made less likely (or more, below 1)."""
+        if self._seen is None:
+            return logits
+        penalty = self.sampling.repetition_penalty
+        return torch.where(self._seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+    def chose(self, token: int) -> None:
+        if self._seen is not None:
+            self._seen[token] = True
+
+
+def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
+    """One token for each row of `logits` (float32), and its log-probability as the model has it: at temperature 1, with
+    nothing penalised or cut off. It is not a number if the model's own numbers are not."""
+    if any(chooser.sampling.repetition_penalty != 1 for chooser in choosers):
+        shaped = torch.stack([chooser.penalised(row) for row, chooser in zip(logits, choosers, strict=True)])
+    else:
+        shaped = logits
+    tokens = torch.zeros(len(choosers), dtype=torch.long, device=logits.device)
+    for pick, members in (
+        (_greedy, [at for at, chooser in enumerate(choosers) if chooser.is_greedy]),
+        (_from_all, [at for at, chooser in enumerate(choosers) if not chooser.is_greedy and not chooser.is_cut]),
+        (_from_likeliest, [at for at, chooser in enumerate(choosers) if not chooser.is_greedy and chooser.is_cut]),
+    ):
+        if len(members) == len(choosers):
+            tokens = pick(shaped, choosers)
+        elif members:
+            where = torch.tensor(members, device=logits.device)
+            tokens[where] = pick(shaped[where], [choosers[at] for at in members])
+    chosen = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
+    sampled = cast("list[int]", tokens.tolist())  # pyright: ignore[reportUnknownMemberType]
+    scores = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
+    for token, chooser in zip(sampled, choosers, strict=True):
+        chooser.chose(token)
+    return sampled, [value if math.isnan(value) else min(value, 0.0) for value in scores]
+
+
+def _greedy(logits: Tensor, _: Sequence[Chooser]) -> Tensor:
+    return logits.argmax(1)
+
+
+def _from_all(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
+    weights = (logits / _column([chooser.sampling.temperature for chooser in choosers], logits)).softmax(1)
+    return _drawn(weights, choosers)
+
+
+def _from_likeliest(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
+    """`top_k` first; of those that it leaves, `top_p` and `min_p`."""
+    scaled = logits / _column([chooser.sampling.temperature for chooser in choosers], logits)
+    vocabulary = logits.shape[1]
+    ranks = [chooser.sampling.top_k if chooser.sampling.top_k > 0 else vocabulary for chooser in choosers]
+    everything = scaled.logsumexp(1, keepdim=True)
+    for head in (min(_HEAD, vocabulary), vocabulary):
+        values, tokens = scaled.topk(head, dim=1)
+        rank = torch.arange(head, device=logits.device)
+        in_rank = rank < _column(ranks, logits)
+        whole = torch.where(in_rank, values, -torch.inf).logsumexp(1, keepdim=True)
+        limited = torch.tensor([[most <= head] for most in ranks], device=logits.device)
+        weights = (values - torch.where(limited, whole, everything)).exp()
+        before = weights.cumsum(1) - weights
+        kept = in_rank & (before < _column([chooser.sampling.top_p for chooser in choosers], logits))
+        kept &= weights >= weights[:, :1] * _column([chooser.sampling.min_p for chooser in choosers], logits)
+        kept[:, 0] = True
+        enough = not any(head < most < vocabulary for most in ranks) and not bool((kept[:, -1:] & ~limited).any())
+        if enough:
+            break  # no request considers more than was looked at
+    return tokens.gather(1, _drawn(weights * kept, choosers)[:, None])[:, 0]
+
+
+def _drawn(weights: Tensor, choosers: Sequence[Chooser]) -> Tensor:
+    """The index at which the running sum of the weights passes the request's number."""
+    # In double precision: single would give the last of 50,000 tokens no chance, or all the rest of it.
+    sums = weights.cumsum(1, dtype=torch.float64)
+    totals = sums[:, -1:]
+    numbers = torch.tensor([[chooser.number()] for chooser in choosers], dtype=torch.float64, device=weights.device)
+    wanted = torch.minimum(numbers * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+    return torch.searchsorted(sums, wanted, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
