@@ -43,7 +43,7 @@ class Summary:
     prompt_tokens: int = 0
     response_tokens: int = 0
     with_calls: int = 0
-    """Trajectories in which a tool answered at least once without an error."""
+    """Trajectories with at least one call that went well: the tool answered, and a program ran without an error."""
     score: Spread = field(default_factory=Spread)
     rewards: dict[str, Spread] = field(default_factory=dict[str, Spread])
     finish_reasons: Counter[str] = field(default_factory=Counter[str])
@@ -73,9 +73,9 @@ class Summary:
         for stage, seconds in trajectory.metrics.get("seconds", {}).items():
             self.seconds[stage] += seconds
         calls = [call for turn in trajectory.turns for call in turn.tool_calls]
-        self.with_calls += any(call.outcome == "ok" for call in calls)
-        for call in calls:
-            self.outcomes[call.name or "?", str(call.metrics.get("verdict") or call.outcome)] += 1
+        ends = [(call.name or "?", str(call.metrics.get("verdict") or call.outcome)) for call in calls]
+        self.outcomes.update(ends)
+        self.with_calls += any(outcome == "ok" for _, outcome in ends)
         if trajectory.failure is not None:
             last = trajectory.failure.error.strip().splitlines()[-1:] or [""]
             self.failures.setdefault(
