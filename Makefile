@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_VERL ?= .venv-verl
 ARGS ?=
+BENCH ?= sandbox
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -35,8 +36,8 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop ## executions per second and latency, against plain subprocesses
-	$(BIN)/python benchmarks/sandbox.py $(ARGS)
+bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=rollout, engine, limiter, tools for others
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
 	rm -rf $(VENV) $(VENV_VERL) dist build .pytest_cache .ruff_cache .hypothesis

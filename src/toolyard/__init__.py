@@ -24,8 +24,12 @@ _HOMES = {
     "Sandbox": "toolyard.sandbox.protocol",
     "SandboxError": "toolyard.errors",
     "Session": "toolyard.sandbox.protocol",
+    "Task": "toolyard.tasks.protocol",
     "ToolyardError": "toolyard.errors",
+    "Trajectory": "toolyard.records.trajectory",
     "Verdict": "toolyard.sandbox.protocol",
+    "load_config": "toolyard.rollout.config",
+    "run_rollouts": "toolyard.rollout.run",
 }
 
 if TYPE_CHECKING:
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
     from toolyard.limits.local import LocalLimiter
     from toolyard.limits.protocol import Limiter
     from toolyard.limits.ray import RayLimiter
+    from toolyard.records.trajectory import Trajectory
+    from toolyard.rollout.config import load_config
+    from toolyard.rollout.run import run_rollouts
     from toolyard.sandbox.local import LocalSandbox
     from toolyard.sandbox.protocol import Execution, Limits, Program, Sandbox, Session, Verdict
     from toolyard.sandbox.remote import RemoteSandbox
+    from toolyard.tasks.protocol import Task
 
 __all__ = [
     "ConfigError",
@@ -51,9 +59,13 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "Session",
+    "Task",
     "ToolyardError",
+    "Trajectory",
     "Verdict",
     "__version__",
+    "load_config",
+    "run_rollouts",
 ]
 
 
