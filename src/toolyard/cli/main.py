@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard import __version__
-from toolyard.cli import audit, chat, doctor, models, rollout, sandbox, tasks, tools
+from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, tasks, tools
 from toolyard.cli.console import INTERRUPTED, complain
 from toolyard.errors import ToolyardError
 
@@ -28,6 +28,7 @@ app.add_typer(chat.app, name="chat")
 app.add_typer(models.app, name="models")
 app.add_typer(sandbox.app, name="sandbox")
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 
 
 def _version(wanted: bool) -> None:
