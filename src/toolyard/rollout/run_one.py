@@ -11,15 +11,14 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from toolyard.chat.protocol import MalformedCall, ParsedCall
+from toolyard.chat.protocol import ParsedCall
 from toolyard.errors import DivergenceError, InteractionError, RecordError
 from toolyard.messages import JSON, Message, ToolCall
-from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.final import FinalReward
@@ -27,9 +26,9 @@ from toolyard.tools.answers import as_reward
 from toolyard.tools.base import BaseTool
 from toolyard.tools.calls import in_short
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances, to_the_end
-from toolyard.tools.policy import truncate
 
 from .blame import OURS, TASK, Broken, broken, late
+from .call_records import call_id_of, call_records, plain
 from .chance import Chance
 from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
@@ -57,8 +56,6 @@ from .request import AsyncRolloutRequest, turn_seed
 from .speaking import Answer, Speaker, Spoken
 
 T = TypeVar("T")
-_CHARS_OF_A_TOKEN = 16
-"""More than a token has on average in any text that a program prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ class Play:
         stage, began = self._progress.state, self.chance.now()
         try:
             event = await self._perform(effect, began)
-        except DivergenceError:
+        except (DivergenceError, RecordError):  # of tapes: they end the run
             raise
         except Exception as error:  # of what we do with the answers: deterministic, and so not on the tape
             event = broken(error, stage)
@@ -254,31 +251,22 @@ class Play:
         self._spoken = spoken = speaker.take(request, answer)
         parsed = spoken.parsed
         calls = tuple(
-            ToolCall(self._call_id(i, call.id), call.name, call.arguments) for i, call in enumerate(parsed.calls)
+            ToolCall(call_id_of(len(request.turns), i, call.id), call.name, call.arguments)
+            for i, call in enumerate(parsed.calls)
         )
         request.messages.append(Message("assistant", parsed.text, parsed.reasoning, calls))
         return Sampled(spoken.tokens, answer.generation.finish, len(parsed.calls), len(parsed.malformed))
 
-    def _call_id(self, index: int, given: str | None) -> str:
-        return given or f"call_{len(self.request.turns)}_{index}"
-
     async def _call_tools(self) -> Event | Broken:
         assert self._spoken is not None
         request, limits, parsed = self.request, self.setting.limits, self._spoken.parsed
-        made, refused = parsed.calls[: limits.max_parallel_calls], parsed.calls[limits.max_parallel_calls :]
+        made = parsed.calls[: limits.max_parallel_calls]
         request.waits_for = ", ".join(call.name for call in made)
         asked: JSON = {"calls": [[call.name, call.arguments] for call in made]}
         results = await self._asked("tools", asked, _RESULTS, lambda: self._executed(made), limits.tool_seconds)
         if isinstance(results, Broken):
             return results
-        records = [
-            self._record(index, call, result) for index, (call, result) in enumerate(zip(made, results, strict=True))
-        ]
-        said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
-        for call in refused:
-            record = CallRecord(self._call_id(len(records), call.id), call.name, call.arguments, "too_many_calls", said)
-            records.append(record)
-        records += [self._malformed(len(records) + index, call) for index, call in enumerate(parsed.malformed)]
+        records = call_records(parsed, results, len(request.turns), limits, self.setting.speaker.count)
         self._calls = records
         failed = next((result for result in results if result.outcome is ToolOutcome.FAILED), None)
         if failed is not None:
@@ -292,42 +280,10 @@ class Play:
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
         assert self._instances is not None
         if len(calls) == 1:  # most often; a task of its own would cost as much as the call
-            return [_plain(await self._instances.call(calls[0].name, calls[0].arguments))]
+            return [plain(await self._instances.call(calls[0].name, calls[0].arguments))]
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._instances.call(call.name, call.arguments)) for call in calls]
-        return [_plain(task.result()) for task in running]
-
-    def _record(self, index: int, call: ParsedCall, result: ToolResult) -> CallRecord:
-        text, cut = self._shortened(result.response.text or "")
-        return CallRecord(
-            id=self._call_id(index, call.id),
-            name=call.name,
-            arguments=call.arguments,
-            outcome=result.outcome.value,
-            response=text,
-            reward=result.reward,
-            metrics=result.metrics,
-            seconds=result.seconds,
-            attempts=result.attempts,
-            truncated=result.truncated or cut,
-            error=result.error,
-        )
-
-    def _shortened(self, text: str) -> tuple[str, bool]:
-        limit = self.setting.limits.max_tool_response_length
-        if len(text) <= limit and text.isascii():  # a token is a byte at least
-            return text, False
-        count = self.setting.speaker.count
-
-        def measure(part: str) -> int:
-            # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
-            return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
-
-        return truncate(text, limit, self.setting.limits.tool_response_truncate_side, measure)
-
-    def _malformed(self, index: int, call: MalformedCall) -> CallRecord:
-        text, _ = self._shortened(f"Error: this call could not be read: {call.why}")
-        return CallRecord(self._call_id(index, None), "", call.text, "malformed", text, error=call.why)
+        return [plain(task.result()) for task in running]
 
     async def _interact(self) -> Event | Broken:
         request, interaction = self.request, self.setting.interaction
@@ -419,13 +375,3 @@ class Play:
                 await interaction.finalize(self.request.request_id, **(self.request.task.interaction_kwargs or {}))
 
         await to_the_end([finalize()])
-
-
-def _plain(result: ToolResult) -> ToolResult:
-    """With metrics as JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
-    if not result.metrics:
-        return result
-    try:
-        return replace(result, metrics=decode(encode(result.metrics)))
-    except (RecordError, RecursionError, ValueError) as error:
-        return replace(result, metrics={"unreadable": in_short(error)})

@@ -1,0 +1,87 @@
+"""What is kept of a turn's calls, and what the model is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from toolyard.chat.protocol import ParsedTurn
+from toolyard.errors import RecordError
+from toolyard.records.jsonl import decode, encode
+from toolyard.records.trajectory import CallRecord
+from toolyard.tools.calls import in_short
+from toolyard.tools.instance import ToolResult
+from toolyard.tools.policy import truncate
+
+from .limits import RolloutLimits
+
+_CHARS_OF_A_TOKEN = 16
+"""More than a token has on average in any text that a program prints."""
+
+
+def call_records(
+    parsed: ParsedTurn, results: Sequence[ToolResult], turn: int, limits: RolloutLimits, count: Callable[[str], int]
+) -> list[CallRecord]:
+    """Of the calls that were made, which have results, then of those that were too many or could not be read."""
+
+    def shortened(text: str) -> tuple[str, bool]:
+        limit = limits.max_tool_response_length
+        if len(text) <= limit and text.isascii():  # a token is a byte at least
+            return text, False
+
+        def measure(part: str) -> int:
+            # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
+            return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
+
+        return truncate(text, limit, limits.tool_response_truncate_side, measure)
+
+    def call_id(given: str | None = None) -> str:
+        return call_id_of(turn, len(records), given)
+
+    records: list[CallRecord] = []
+    for call, result in zip(parsed.calls, results, strict=False):
+        text, cut = shortened(_told(result))
+        record = CallRecord(
+            id=call_id(call.id),
+            name=call.name,
+            arguments=call.arguments,
+            outcome=result.outcome.value,
+            response=text,
+            reward=result.reward,
+            metrics=result.metrics,
+            seconds=result.seconds,
+            attempts=result.attempts,
+            truncated=result.truncated or cut,
+            error=result.error,
+        )
+        records.append(record)
+    said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
+    for call in parsed.calls[len(results) :]:
+        record = CallRecord(call_id(call.id), call.name, call.arguments, "too_many_calls", said)
+        records.append(record)
+    for bad in parsed.malformed:
+        text, _ = shortened(f"Error: this call could not be read: {bad.why}")
+        records.append(CallRecord(call_id(), "", bad.text, "malformed", text, error=bad.why))
+    return records
+
+
+def call_id_of(turn: int, index: int, given: str | None) -> str:
+    """The model's own, or one that is unique in the request."""
+    return given or f"call_{turn}_{index}"
+
+
+def plain(result: ToolResult) -> ToolResult:
+    """With metrics as JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
+    if not result.metrics:
+        return result
+    try:
+        return replace(result, metrics=decode(encode(result.metrics)))
+    except (RecordError, RecursionError, ValueError) as error:
+        return replace(result, metrics={"unreadable": in_short(error)})
+
+
+def _told(result: ToolResult) -> str:
+    response = result.response
+    if response.text:
+        return response.text
+    return "[an image or a video, which is not shown]" if response.image or response.video else ""
