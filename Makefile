@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VERL ?= .venv-verl
+VENV_VLLM ?= .venv-vllm
 ARGS ?=
 BENCH ?= sandbox
 
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-verl check format bench clean
+.PHONY: help demo test test-verl test-vllm check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ test: $(VENV)/.ready-to-develop ## run the tests
 
 test-verl: $(VENV_VERL)/.ready ## run our tools under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
+
+test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -40,7 +44,7 @@ bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENC
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
-	rm -rf $(VENV) $(VENV_VERL) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VERL) $(VENV_VLLM) dist build .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments ---------------------------------------------------------------------------------------------------------
@@ -66,4 +70,12 @@ $(VENV_VERL)/.ready: pyproject.toml constraints-verl.txt
 	$(PYTHON) -m venv $(VENV_VERL)
 	$(PIP_VERL) --constraint constraints-verl.txt torch
 	$(PIP_VERL) --no-deps --requirement constraints-verl.txt --editable .
+	@touch $@
+
+$(VENV_VLLM)/.ready: PIP_VLLM = $(VENV_VLLM)/bin/python -m pip --disable-pip-version-check install --quiet
+$(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(PIP_VLLM) --constraint constraints-vllm.txt torch
+	$(PIP_VLLM) --no-deps --requirement constraints-vllm.txt --editable .
+	$(VENV_VLLM)/bin/toolyard models fetch
 	@touch $@
