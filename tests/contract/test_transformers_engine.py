@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toolyard.engines.protocol import Finish, Generation, Sampling
+from toolyard.engines.stops import StopTexts
 from toolyard.engines.transformers import TransformersEngine
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.testing import EngineContract
@@ -397,6 +400,23 @@ async def test_stop_texts_without_a_tokenizer_are_refused_with_the_reason(folder
         assert (await sample(engine, PROMPT)).finish is Finish.LENGTH
 
 
+async def test_an_abort_while_the_tokenizer_is_being_loaded_is_not_lost(folder):
+    loaded = asyncio.Event()
+    async with make(folder, decode=None) as engine:
+        loop = asyncio.get_running_loop()
+
+        def load_slowly():
+            asyncio.run_coroutine_threadsafe(loaded.wait(), loop).result(20)
+            return decode
+
+        engine._load_decoder = load_slowly
+        running = asyncio.ensure_future(sample(engine, PROMPT, max_tokens=4000, stop=("\n",)))
+        await asyncio.sleep(0.05)
+        await engine.abort("r")
+        loaded.set()
+        assert (await running).finish is Finish.ABORT
+
+
 async def test_models_and_options_that_do_not_work_are_refused_on_entering(folder, tmp_path):
     for bad, complaint in (
         (TransformersEngine(tmp_path / "nothing", device="cpu"), "cannot be loaded"),
@@ -453,3 +473,44 @@ async def test_the_embedded_model_answers():
     async with TransformersEngine(there.path, device="cpu") as engine:
         found = await sample(engine, ids, temperature=0.0, stop=("Paris",))
     assert (found.finish, found.stop_text) == (Finish.STOP, "Paris")
+
+
+# Stop texts -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    text=st.text("ab`\né😀", max_size=40),
+    stops=st.lists(st.text("ab`\né😀", min_size=1, max_size=5), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=20),
+)
+def test_a_stop_text_is_found_with_the_token_that_completes_it_wherever_tokens_part(text, stops, sizes):
+    pieces, rest, at = list[bytes](), text.encode(), 0
+    while rest:
+        size = sizes[at % len(sizes)]
+        pieces, rest, at = [*pieces, rest[:size]], rest[size:], at + 1
+
+    def decoded(ids: Sequence[int]) -> str:
+        return b"".join(pieces[token] for token in ids).decode("utf-8", "replace")
+
+    watch = StopTexts(stops, decoded)
+    for count in range(1, len(pieces) + 1):
+        whole = decoded(range(count))
+        complete = [stop for stop in stops if stop in whole]
+        found = watch.add(count - 1)
+        assert (found in complete) if complete else (found is None)
+        if complete:
+            break
+
+
+def test_looking_for_stop_texts_costs_the_same_for_every_token():
+    looked_at = 0
+
+    def decoded(ids: Sequence[int]) -> str:
+        nonlocal looked_at
+        looked_at += len(ids)
+        return "\N{REPLACEMENT CHARACTER}" * len(ids)  # the worst there is: no character ever ends
+
+    watch = StopTexts(("\n```\n",), decoded)
+    for token in range(1000):
+        assert watch.add(token) is None
+    assert looked_at < 1000 * 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import signal
@@ -127,6 +128,14 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_what_it_raised(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.lock"]
 
 
+def test_a_full_disk_is_told_with_the_way_out(tmp_path):
+    def fill(into: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(EngineError, match="No space left on device: make room"):
+        ModelFolder(tmp_path / "m", "source").ensure(fill)
+
+
 def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="TOOLYARD_CACHE_DIR"):
@@ -169,8 +178,7 @@ def test_of_processes_that_want_it_at_once_one_builds_and_all_get_it(tmp_path):
     folder, log = ModelFolder(tmp_path / "m", "source"), tmp_path / "log"
     builders = [start_builder(folder.path, log, 0.3) for _ in range(4)]
     for builder in builders:
-        with builder:
-            pass
+        builder.communicate(timeout=30)
         assert builder.returncode == 0
     assert log.read_text() == "built\n"
     assert folder.fault(verify=True) is None

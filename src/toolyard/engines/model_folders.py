@@ -23,6 +23,13 @@ from toolyard.errors import EngineError
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ": make room, or set TOOLYARD_CACHE_DIR"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+        ": set TOOLYARD_CACHE_DIR to a folder that you may write to",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,8 @@ class ModelFolder:
                     progress(f"building {self.path.name} again: {fault}")
                 self._build(build)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "make room, or set TOOLYARD_CACHE_DIR" if full else "set TOOLYARD_CACHE_DIR to a folder of yours"
-            raise EngineError(f"cannot write {self.path}: {error.strerror or error}: {remedy}") from error
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            raise EngineError(f"cannot prepare {self.path}: {error.strerror or error}{remedy}") from error
         return self.path
 
     def _build(self, build: Callable[[Path], None]) -> None:

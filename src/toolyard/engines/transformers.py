@@ -77,6 +77,7 @@ class TransformersEngine:
         self._limits = (max_batch_size, prefill_tokens, cache_tokens)
         self._max_model_len = max_model_len
         self._decode = decode
+        self._loading = threading.Lock()
         self._version = weight_version
         self._worker: _Worker | None = None
         self._jobs: dict[str, set[Job]] = {}
@@ -127,10 +128,11 @@ class TransformersEngine:
         most = min(sampling.max_tokens, worker.context - len(ids))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Generation] = loop.create_future()
-        stops = StopTexts(sampling.stop, await self._decoder()) if sampling.stop else _NO_STOPS
-        job = Job(request_id, ids, sampling, most, stops, lambda outcome: _deliver(loop, answer, outcome))
+        job = Job(request_id, ids, sampling, most, lambda outcome: _deliver(loop, answer, outcome))
         self._jobs.setdefault(request_id, set()).add(job)
         try:
+            if sampling.stop:
+                job.stops = StopTexts(sampling.stop, self._decode or await asyncio.to_thread(self._load_decoder))
             worker.add(job)
             return await answer
         except asyncio.CancelledError:
@@ -171,10 +173,11 @@ class TransformersEngine:
             raise _not_open()
         return self._worker
 
-    async def _decoder(self) -> Callable[[Sequence[int]], str]:
-        if self._decode is None:
-            self._decode = await asyncio.to_thread(_load_decoder, self._name)
-        return self._decode
+    def _load_decoder(self) -> Callable[[Sequence[int]], str]:
+        with self._loading:
+            if self._decode is None:
+                self._decode = _load_decoder(self._name)
+            return self._decode
 
 
 class _Worker:
@@ -314,6 +317,3 @@ def _load_decoder(model: str | Path) -> Callable[[Sequence[int]], str]:
     except (OSError, ValueError) as error:
         raise EngineRequestError(f"stop texts need the tokenizer of {str(model)!r}: {error}") from error
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-_NO_STOPS = StopTexts((), lambda _: "")

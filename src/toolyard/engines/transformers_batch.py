@@ -32,9 +32,9 @@ class Job:
     sampling: Sampling
     most: int
     """How many tokens may be sampled."""
-    stops: StopTexts
     deliver: Callable[[Generation | EngineError], None]
     """Is called once, by the thread that runs the batch."""
+    stops: StopTexts | None = None
     prompt: int = 0
     logprobs: list[float] = field(default_factory=list[float])
     span: Span | None = None
@@ -70,6 +70,7 @@ class Batch:
         self.version = "0"
         self._most = most
         self._prefill_tokens = prefill_tokens
+        self._cache_tokens = cache_tokens
         self._rows = Rows(model.shape)
         self._prefixes = Prefixes(cache_tokens)
         self._waiting: deque[Job] = deque()
@@ -97,6 +98,8 @@ class Batch:
             pieces = list(self._next_pieces())
             if pieces or self._decoding:
                 self._run(pieces)
+            if not self.is_busy and self._rows.capacity > self._cache_tokens:
+                self._rows.clear()  # idle, it takes no more memory than what is kept on purpose
         except Exception as error:
             self._fail_step(error)
 
@@ -241,7 +244,7 @@ class Batch:
                 continue
             job.ids.append(token)
             job.logprobs.append(logprob)
-            stop_text = job.stops.add(token)
+            stop_text = job.stops.add(token) if job.stops else None
             if token in job.sampling.stop_token_ids or stop_text is not None:
                 finish = Finish.STOP
             elif len(job.logprobs) >= job.most:

@@ -8,6 +8,7 @@ request or by another request that begins alike; the least recently used go firs
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,25 +35,21 @@ class Shape:
     dtype: torch.dtype
     device: torch.device
 
-    def keys(self, *sizes: int) -> Tensor:
-        """Zeros for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
-        return self._zeros(self.key_dim, sizes)
-
-    def values(self, *sizes: int) -> Tensor:
-        return self._zeros(self.value_dim, sizes)
-
-    def _zeros(self, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    def room(self, make: Callable[..., Tensor], *sizes: int) -> Source:
+        """Keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens, by torch's `make`."""
         *rows, tokens = sizes
-        # Not just empty: what is masked out counts nothing times its value, and nothing times "not a number" is that.
-        return torch.zeros(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
+        keys, values = (
+            make(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
+            for dim in (self.key_dim, self.value_dim)
+        )
+        return keys, values
 
 
 class Span:
     """Keys and values of one sequence: [layers, heads, tokens, dim]."""
 
     def __init__(self, shape: Shape, tokens: int) -> None:
-        self.keys = shape.keys(tokens)
-        self.values = shape.values(tokens)
+        self.keys, self.values = shape.room(torch.empty, tokens)
 
     @property
     def tokens(self) -> int:
@@ -79,13 +76,17 @@ class Rows:
     def clear(self) -> None:
         """Forget all, and free its memory."""
         self.lengths.clear()
-        self._keys = self._shape.keys(0, 0)
-        self._values = self._shape.values(0, 0)
+        self._keys, self._values = self._shape.room(torch.zeros, 0, 0)
         self._split()
 
     @property
     def dtype(self) -> torch.dtype:
         return self._shape.dtype
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for, in all rows together."""
+        return self._keys.shape[1] * self._keys.shape[3]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, to be read and written: [rows, heads, tokens, dim]."""
@@ -133,7 +134,8 @@ class Rows:
             return wanted
         rows = had_rows if rows <= had_rows else max(rows, 2 * had_rows)
         tokens = had_tokens if wanted <= had_tokens else _rounded(max(wanted, had_tokens + had_tokens // 2), _GROWTH)
-        keys, values = self._shape.keys(rows, tokens), self._shape.values(rows, tokens)
+        # Not just empty: what is masked out counts nothing times its value, and nothing times "not a number" is that.
+        keys, values = self._shape.room(torch.zeros, rows, tokens)
         for row, length in enumerate(self.lengths):
             keys[:, row, :, :length] = self._keys[:, row, :, :length]
             values[:, row, :, :length] = self._values[:, row, :, :length]
