@@ -11,8 +11,8 @@ import pytest_asyncio
 from toolyard.engines.protocol import Engine
 from toolyard.engines.sglang import SglangEngine
 from toolyard.engines.vllm import VllmEngine
-from toolyard.testing.byte_model import BYTE_VOCABULARY, byte_decode
 from toolyard.testing import EngineContract
+from toolyard.testing.byte_model import BYTE_VOCABULARY, byte_decode
 from toolyard.testing.engine_servers import SGLANG, VLLM, VLLM_TOKENS, EngineServer
 
 

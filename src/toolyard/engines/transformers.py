@@ -54,7 +54,7 @@ class TransformersEngine:
         dtype: str = "auto",
         max_batch_size: int = 16,
         max_model_len: int | None = None,
-        prefill_tokens: int = 512,
+        prefill_tokens: int = 1024,
         cache_tokens: int = 32_768,
         decode: Callable[[Sequence[int]], str] | None = None,
         weight_version: str = "0",

@@ -71,6 +71,8 @@ class Step:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """From [heads, tokens, dim] to [tokens, heads, dim]."""
+        if not self._pieces:
+            return self._attend_rows(layer, query, key, value, scale)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self._count:
             part = slice(0, self._count)

@@ -36,7 +36,7 @@ class Shape:
     device: torch.device
 
     def room(self, make: Callable[..., Tensor], *sizes: int) -> Source:
-        """Keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens, by torch's `make`."""
+        """Keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
         *rows, tokens = sizes
         keys, values = (
             make(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
