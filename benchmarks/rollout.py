@@ -1,7 +1,8 @@
 """The runner alone: turns per second, CPU per turn and memory per request, with an engine that costs nothing.
 
-    python benchmarks/rollout.py            three minutes or so
+    python benchmarks/rollout.py            a minute or so
     python benchmarks/rollout.py --quick
+    python benchmarks/rollout.py --embedded the embedded model as well, against transformers.generate (engine.py)
 
 Every request plays 8 turns, and 8 requests are the group of one task: the model calls a tool, reads its answer, and so
 on. The engine is scripted, the tool adds numbers, the tokenizer is a byte-level one or, if it is cached, SmolLM2's own;
@@ -25,7 +26,7 @@ from rich.table import Table
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import Tokenizer
-from toolyard.engines.models import EMBEDDED, embedded_folder
+from toolyard.engines.models import EMBEDDED, embedded_folder, resolve_model
 from toolyard.engines.protocol import Sampling
 from toolyard.engines.scripted import ScriptedEngine
 from toolyard.messages import Message
@@ -187,4 +188,10 @@ async def main(quick: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
-    asyncio.run(main(parser.parse_args().quick))
+    parser.add_argument("--embedded", action="store_true", help="also the embedded model: three minutes more")
+    options = parser.parse_args()
+    asyncio.run(main(options.quick))
+    if options.embedded:
+        from engine import measure
+
+        asyncio.run(measure(resolve_model("smollm2-135m"), "cpu", 1))
