@@ -273,7 +273,7 @@ class Simulated(BaseInteraction):
         if self.fail_in == "respond":
             raise RuntimeError("lost for words")
         done = "42" in messages[-1]["content"]
-        return done, "" if done else "Try again.", 0.0 if done else -0.1, {}
+        return done, "" if done else "Try again.", 0.0 if done else -0.1, {"patience": 0.5}
 
     async def score(self, instance_id, **kwargs):
         if self.fail_in == "score":
@@ -291,6 +291,7 @@ async def test_a_simulated_user_answers_until_it_is_satisfied():
     assert trajectory.finish_reason == FinishReason.INTERACTION_ENDED
     assert trajectory.rewards["interaction"] == pytest.approx(0.2)
     assert trajectory.score == pytest.approx(1.2)
+    assert trajectory.metrics["interaction"] == [{"patience": 0.5}] * 2
     assert not user.open
 
 

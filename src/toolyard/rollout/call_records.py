@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from toolyard.chat.protocol import ParsedTurn
 from toolyard.errors import RecordError
+from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord
 from toolyard.tools.calls import in_short
@@ -71,13 +73,15 @@ def call_id_of(turn: int, index: int, given: str | None) -> str:
 
 
 def plain(result: ToolResult) -> ToolResult:
-    """With metrics as JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
-    if not result.metrics:
-        return result
+    return replace(result, metrics=plain_metrics(result.metrics)) if result.metrics else result
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> JSON:
+    """As JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
     try:
-        return replace(result, metrics=decode(encode(result.metrics)))
+        return decode(encode(metrics))
     except (RecordError, RecursionError, ValueError) as error:
-        return replace(result, metrics={"unreadable": in_short(error)})
+        return {"unreadable": in_short(error)}
 
 
 def _told(result: ToolResult) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -28,7 +28,7 @@ from toolyard.tools.calls import in_short
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances, to_the_end
 
 from .blame import OURS, TASK, Broken, broken, late
-from .call_records import call_id_of, call_records, plain
+from .call_records import call_id_of, call_records, plain, plain_metrics
 from .chance import Chance
 from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
@@ -70,6 +70,7 @@ class UserAnswer:
     done: bool
     text: str
     reward: float | None
+    metrics: dict[str, Any]
 
 
 _BEGUN = TypeAdapter[Begun | Broken](Begun | Broken)
@@ -292,8 +293,10 @@ class Play:
         async def respond() -> UserAnswer:
             said = [message.as_openai() for message in request.messages]
             kwargs = request.task.interaction_kwargs or {}
-            done, text, reward, _ = await interaction.generate_response(request.request_id, said, **kwargs)
-            return UserAnswer(bool(done), str(text), None if reward is None else as_reward(reward))
+            done, text, reward, metrics = await interaction.generate_response(request.request_id, said, **kwargs)
+            return UserAnswer(
+                bool(done), str(text), None if reward is None else as_reward(reward), plain_metrics(metrics)
+            )
 
         asked: JSON = {"messages": len(request.messages), "last": request.messages[-1].content}
         limits = self.setting.limits
@@ -302,6 +305,8 @@ class Play:
             return answer
         if answer.reward is not None:
             self.interaction_rewards.append(answer.reward)
+        if answer.metrics:
+            request.metrics.setdefault("interaction", []).append(answer.metrics)
         return UserSaid(0 if answer.done else self._propose([Message("user", answer.text)]), answer.done)
 
     # ------------------------------------------------------------------------------------------------------- its parts
