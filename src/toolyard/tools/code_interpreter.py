@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from toolyard.errors import ConfigError, ProgramError, ToolchainMissingError
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
+from toolyard.limits.widest import widest_limiter
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.sandbox.languages import find_language
 from toolyard.sandbox.local import LocalSandbox
@@ -247,15 +247,10 @@ class SandboxFusionTool(BaseTool):
         if not self.settings.enable_global_rate_limit:
             _log.info("%s: at most %d executions in flight of this tool; no global limit", self.name, workers)
             return
-        ray: Any = sys.modules.get("ray")
-        if ray is not None and ray.is_initialized():
-            from toolyard.limits.ray import RayLimiter
-
-            self._limiter = await asyncio.to_thread(RayLimiter, LIMITER, rate)  # it waits for the cluster
-            _log.info("%s: at most %d executions in flight in the Ray cluster", self.name, rate)
-        else:
-            self._limiter = LocalLimiter(rate, name=LIMITER)
-            _log.info("%s: at most %d executions in flight in this process; Ray is not connected", self.name, rate)
+        self._limiter = await asyncio.to_thread(widest_limiter, LIMITER, rate)
+        local = isinstance(self._limiter, LocalLimiter)
+        where = "in this process; Ray is not connected" if local else "in the Ray cluster"
+        _log.info("%s: at most %d executions in flight %s", self.name, rate, where)
 
 
 def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from pydantic import ValidationError
 
 from toolyard.errors import ConfigError, ToolError
 from toolyard.limits.background import background
-from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
+from toolyard.limits.widest import widest_limiter
 from toolyard.messages import OpenAIFunctionToolSchema
 
 from .base import BaseTool, ToolResponse
@@ -84,16 +83,8 @@ class Rate:
         if self._limit is None:
             return nullcontext()
         if self._limiter is None:
-            self._limiter = await asyncio.to_thread(self._choose, self._limit)
+            self._limiter = await asyncio.to_thread(widest_limiter, self._name, self._limit)
         return self._limiter.permit(tenant, label=label)
-
-    def _choose(self, limit: int) -> Limiter:
-        ray: Any = sys.modules.get("ray")
-        if ray is not None and ray.is_initialized():
-            from toolyard.limits.ray import RayLimiter
-
-            return RayLimiter(self._name, limit)
-        return LocalLimiter(limit, name=self._name)
 
 
 def mcp_tools(
