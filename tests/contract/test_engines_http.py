@@ -8,24 +8,26 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
+from toolyard.engines.openai import OpenaiEngine
 from toolyard.engines.protocol import Engine
 from toolyard.engines.sglang import SglangEngine
 from toolyard.engines.vllm import VllmEngine
 from toolyard.testing import EngineContract
 from toolyard.testing.byte_model import BYTE_VOCABULARY, byte_decode
-from toolyard.testing.engine_servers import SGLANG, VLLM, VLLM_TOKENS, EngineServer
+from toolyard.testing.chat_as_engine import ChatAsEngine
+from toolyard.testing.engine_servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer
 
 
 class HttpContract(EngineContract):
     vocabulary = BYTE_VOCABULARY
-    context = 4096
+    context: int | None = 4096
     speaks: Sequence[str] = ()
     kind: type[SglangEngine | VllmEngine]
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class", autouse=True)
     @classmethod
     async def server(cls) -> AsyncIterator[EngineServer]:
-        async with EngineServer(cls.speaks, token_seconds=0.001, context=cls.context) as server:
+        async with EngineServer(cls.speaks, token_seconds=0.001, context=cls.context or 4096) as server:
             cls.url = server.url
             yield server
 
@@ -48,6 +50,17 @@ class HttpContract(EngineContract):
         async with asyncio.timeout(5):
             while server.running:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
+
+
+class TestOpenai(HttpContract):
+    speaks = (OPENAI,)
+    context = None  # how much of it the server's own words take is not known
+    continues_tokens = False
+    out_of_range_is_refused = False
+
+    @classmethod
+    def make(cls) -> Engine:
+        return ChatAsEngine(OpenaiEngine(cls.url), byte_decode)
 
 
 class TestSglang(HttpContract):
