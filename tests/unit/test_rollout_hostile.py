@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from playing import CHAT, TOKENIZER, Echo, call, played, playing, request_for, said, scripted, setting, task
-from toolyard.engines.protocol import Finish, Generation
+from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.errors import EngineError
 from toolyard.records.audit import audit
 from toolyard.records.lines import to_line
@@ -127,6 +127,16 @@ async def test_aborts_that_bring_tokens_are_progress_and_those_that_do_not_are_a
     assert (await played(say)).score == 1.0
     trajectory = await played([Generation([], [], Finish.ABORT)] * 9)
     assert trajectory.finish_reason == FinishReason.ABORTED
+
+
+async def test_a_stop_text_that_an_abort_cut_in_two_is_found():
+    def say(_, turn, prompt):
+        ids = TOKENIZER.encode("so: DO" if turn == 0 else "NE, and much more")
+        return Generation(ids, [-0.1] * len(ids), Finish.ABORT if turn == 0 else Finish.LENGTH)
+
+    trajectory = await played(say, sampling=Sampling(max_tokens=100, stop=("DONE",)))
+    assert (trajectory.output, trajectory.turns[0].sampled.finish) == ("so: DONE", "stop")
+    assert audit(trajectory, TOKENIZER.decode) == []
 
 
 async def test_an_engine_that_calls_a_cancellation_an_error_is_not_asked_again():

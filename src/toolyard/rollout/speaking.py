@@ -151,11 +151,17 @@ class TokenSpeaker(Speaker):
             got, tries = await self._retried(fruitless, partial(self._generate, prompt, asked, request.request_id))
             attempts += tries - fruitless
             fruitless = 0 if got.token_ids else tries
+            joint = len(ids)
             ids += got.token_ids
             logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
             cached = got.cached_tokens if cached is None else cached
             if got.weight_version is not None and got.weight_version not in versions:
                 versions.append(got.weight_version)
+            end = self._stop_across(ids, joint, sampling) if joint else None
+            if end is not None:
+                logprobs = None if logprobs is None else logprobs[:end]
+                whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
+                return Answer(whole, attempts, tuple(versions), tokens=end)
             if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
                 break
             # Aborted, but not by us: for new weights, say. The request goes on from exactly where it was.
@@ -163,6 +169,18 @@ class TokenSpeaker(Speaker):
         finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
         whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
         return Answer(whole, attempts, tuple(versions), tokens=len(ids))
+
+    def _stop_across(self, ids: list[int], joint: int, sampling: Sampling) -> int | None:
+        """Where a stop text ends that began before `joint`: the engine, which was asked anew there, did not see it."""
+        if not sampling.stop or any(stop in self._chat.decode(ids[:joint]) for stop in sampling.stop):
+            return None
+        for end in range(joint + 1, len(ids) + 1):
+            text, after = self._chat.decode(ids[:end]), self._chat.decode(ids[joint:end])
+            if any(stop in text and stop not in after for stop in sampling.stop):
+                return end
+            if len(after) > max(map(len, sampling.stop)):
+                break
+        return None
 
     async def _generate(self, prompt: list[int], sampling: Sampling, request_id: str) -> Generation:
         """The engine's answer, if it is one."""
