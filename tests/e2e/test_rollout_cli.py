@@ -16,6 +16,10 @@ from typer.testing import CliRunner
 from toolyard.cli.main import app
 from toolyard.errors import ToolyardError
 from toolyard.records.dump import read_dump
+from toolyard.rollout.config import load_config
+from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
+from toolyard.testing.byte_model import ByteModel
+from toolyard.testing.engine_servers import EngineServer
 
 TOOLS = """
 import asyncio
@@ -192,3 +196,70 @@ def test_settings_are_printed_as_they_would_be_used(place):
     done = toolyard(place, "rollout", "rollout.yaml", "--n", "7", "--set", "sampling.top_p=0.9", "--print-config")
     assert "n: 7" in done.stdout
     assert "top_p: 0.9" in done.stdout
+
+
+# Resuming, in this process --------------------------------------------------------------------------------------------
+
+
+class Noted(Observer):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+async def again(*settings: str) -> tuple[RolloutResult, list[str]]:
+    observer = Noted()
+    result = await run_rollouts(load_config("rollout.yaml", ["rollout_data_dir=runs/a", *settings]), observer)
+    return result, observer.notes
+
+
+async def test_what_failed_is_played_again_on_request_and_has_one_line(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "script.json").write_text(json.dumps({"t0": ["#### 42"], "t2": ["#### 41"]}))
+    first, _ = await again("tasks.limit=3", "n=1")
+    assert (first.summary.completed, first.summary.finish_reasons["bad_task"]) == (2, 1)
+    (place / "script.json").write_text(json.dumps(["#### 42"]))
+    kept, _ = await again("tasks.limit=3", "n=1")
+    assert (kept.summary.trajectories, kept.done_before) == (0, 3)
+    mended, _ = await again("tasks.limit=3", "n=1", "retry_failed=true")
+    assert (mended.summary.trajectories, mended.done_before, mended.missing) == (1, 2, 0)
+    lines = {line.trajectory.batch_data_id: line.trajectory.score for line in read_dump(place / "runs/a")}
+    assert lines == {"t0": 1.0, "t1": 1.0, "t2": 0.0}
+    assert len(ids(place / "runs/a")) == 3
+
+
+async def test_only_what_this_run_asks_for_counts_as_done_and_other_settings_are_told(place, monkeypatch):
+    monkeypatch.chdir(place)
+    await again("tasks.limit=3")
+    fewer, notes = await again("tasks.limit=2", "n=1", "sampling.top_p=0.9")
+    assert (fewer.done_before, fewer.missing, fewer.summary.trajectories) == (2, 0, 0)
+    assert any("other settings of sampling, tasks" in note for note in notes)
+    (place / "runs/a/rollout.json").write_text("{half")
+    await again("tasks.limit=2", "n=1")
+    assert json.loads((place / "runs/a/rollout.json").read_text())["tools"] == "tools.yaml"
+
+
+async def test_the_tape_of_a_resumed_run_replays_what_it_has(place, monkeypatch):
+    monkeypatch.chdir(place)
+    await again("tasks.limit=2", "n=1")
+    await again("tasks.limit=3", "n=1", "record=rest.tape")
+    replayed, notes = await again("tasks.limit=3", "n=1", "replay=rest.tape", "rollout_data_dir=runs/b")
+    assert (replayed.summary.trajectories, replayed.missing) == (1, 0)
+    assert "the tape has 1 of 3 requests; the others are left out" in notes
+    with pytest.raises(ToolyardError, match="a tape is never written over"):
+        await again("record=rest.tape")
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm", "openai"])
+async def test_servers_are_named_in_settings(place, monkeypatch, kind):
+    monkeypatch.chdir(place)
+    async with EngineServer(model=ByteModel("#### 42"), api_key="secret") as server:
+        engine = [f"engine.kind={kind}", f"engine.urls=[{server.url}]", "engine.api_key=secret", "tasks.limit=3"]
+        model = ["engine.model=null"] if kind == "openai" else []
+        result, _ = await again(*engine, *model)
+    assert (result.summary.completed, result.summary.token_exact) == (6, 6)
+    if kind == "openai":  # elsewhere, the folder's tokenizer gives the server's bytes other numbers
+        assert result.summary.score.mean == 1.0
+    assert "secret" not in (place / "runs/a/rollout.json").read_text()

@@ -174,7 +174,7 @@ def print_result(result: RolloutResult, seconds: float, console: Console | None)
     text += f"; {result.missing} were not played: run it again" if result.missing else ""
     good = summary.completed or result.done_before
     console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
-    if result.dump is not None:
+    if result.dump is not None and (summary.trajectories or result.done_before):
         console.print(
             f"dump: [bold]{escape(str(result.dump))}[/]   check it: toolyard audit {escape(str(result.dump))}"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _PATIENCE = 20.0
 """Seconds after which something that should have happened is taken not to happen at all."""
 
 
-class EngineContract:
+class EngineContract(ABC):
     """Inherit, and provide the fixture `engine`: an open one, of class scope. Then say what is true of yours:
 
     class TestMine(EngineContract):
@@ -69,13 +70,13 @@ class EngineContract:
     """Ids that are no token are refused. Some servers leave the check to their users."""
 
     @classmethod
+    @abstractmethod
     def make(cls) -> Engine:
         """Another engine, not yet open. It may share what is expensive with others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, as the engine itself sees it when it looks for stop texts."""
-        raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- sampling
     async def test_it_is_an_engine(self, engine: Engine) -> None:
