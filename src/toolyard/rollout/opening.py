@@ -30,8 +30,8 @@ from toolyard.tools.registry import initialize_tools_from_config
 from .config import RolloutConfig
 from .interaction import load_interaction
 from .request import AsyncRolloutRequest, create_request, request_id_of
-from .run_one import Setting
-from .speaking import MessageSpeaker, Speaker, TokenSpeaker
+from .run_one import ANSWER, Setting
+from .speaking import Answer, MessageSpeaker, Speaker, TokenSpeaker
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
@@ -251,8 +251,6 @@ def _is_script(found: Any) -> bool:
 def _replaying(place: str | None) -> Engine:
     from toolyard.engines.replay import RecordedGeneration, ReplayEngine
 
-    from .run_one import ANSWER
-
     if place is None:
         raise ConfigError("engine.tape: the replay engine says what a tape recorded; name it")
     tape = Tape.read(place)
@@ -260,10 +258,8 @@ def _replaying(place: str | None) -> Engine:
     for request_id in tape.request_ids:
         for entry in tape.entries(request_id):
             answer = ANSWER.validate_python(entry.got["answer"]) if entry.kind == "sampled" else None
-            generation = getattr(answer, "generation", None)
-            if generation is not None:
+            if isinstance(answer, Answer):
                 asked = entry.asked
-                recorded.setdefault(request_id, []).append(
-                    RecordedGeneration(asked["prompt_crc"], asked["prompt_tokens"], generation)
-                )
+                said = RecordedGeneration(asked["prompt_crc"], asked["prompt_tokens"], answer.generation)
+                recorded.setdefault(request_id, []).append(said)
     return ReplayEngine(recorded)
