@@ -87,3 +87,20 @@ def test_collecting_an_abandoned_execution_while_the_limiter_is_at_work_does_not
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.stdout == "at work\n", done.stderr
+
+
+def test_a_fork_starts_with_all_permits_of_its_own():
+    """Those held at the fork are the parent's: in the child nobody would ever give them back."""
+    program = """
+        import os
+        from toolyard.limits.local import LocalLimiter
+
+        limiter = LocalLimiter(1, name="shared")
+        with limiter.permit():
+            child = os.fork()
+            if child == 0:
+                with LocalLimiter(1, name="shared").permit(timeout=5):
+                    os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)

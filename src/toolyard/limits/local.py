@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 
@@ -153,6 +154,16 @@ class LocalDesk(Desk):
 
 _named: dict[str | None, LocalDesk] = {}
 _named_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """In the child of a fork: permits that are held are the parent's, and nobody here would give them back."""
+    global _named_lock
+    _named_lock = threading.Lock()
+    _named.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def check_limit(limit: int, name: str) -> None:
