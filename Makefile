@@ -60,7 +60,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet]'
+	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer]'
 	$(BIN)/toolyard models fetch
 	@touch $@ $(VENV)/.ready-to-run
 

@@ -32,6 +32,7 @@ ACCEPTED_IN_CI = (
     re.compile(r"(not|only as|needs) root"),
     re.compile(r"no IPv6 here"),
     re.compile(r"this architecture"),
+    re.compile(r"the labelled GSM8K solutions are not here"),
     re.compile(r"the engine does not promise it|the engine's context is not known"),
 )
 """What no CI machine can be expected to change: hardware, the user it runs as, languages we do not insist on."""

@@ -41,6 +41,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "chat": ("httpx", "jinja2", "renderers", "tokenizers", "transformers"),
     "hf": ("accelerate", "gguf", "torch"),
     "parquet": ("pyarrow",),
+    "math": ("math_verify",),
     "viewer": ("textual",),
     "trl": ("trl",),
     "verl": ("verl",),

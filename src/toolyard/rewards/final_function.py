@@ -1,0 +1,151 @@
+"""A function of the user's as the final reward."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar, cast
+
+from pydantic_core import to_jsonable_python
+
+from toolyard.errors import ConfigError, RewardError
+
+from .final_protocol import FinalReward, FinalScore
+from .threads import Threads
+
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_TRACE_CHARS = 10_000
+_VALUE_CHARS = 80
+
+
+def check_call(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: the function does not take verl's arguments, or not the options.
+    """
+    if clashing := [key for key in options if key in ARGUMENTS]:
+        raise ConfigError(f"option {clashing[0]!r}: that argument is the task's or the model's, and cannot be set")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some builtins nobody knows it
+        return
+    try:
+        signature.bind(**dict.fromkeys((*ARGUMENTS, *options)))
+    except TypeError as error:
+        called = ", ".join((*ARGUMENTS, *options))
+        raise ConfigError(
+            f"the function takes {signature}, and would be called with the keywords {called}: {error}"
+        ) from None
+
+
+class FunctionReward(FinalReward):
+    """A function of the user's; `options` are keyword arguments of every call.
+
+    An async one runs in the event loop, which it must not block; when it is late it is cancelled, and has to end then.
+    Another one runs in a thread, at most `max_running` at the same time; waiting for a thread does not count towards
+    the deadline. A thread cannot be stopped: one that is late is abandoned and goes on until the function returns. With
+    `max_hung` such threads, further calls are refused until one of them ends.
+    """
+
+    reads_the_task: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        options: Mapping[str, Any] | None = None,
+        *,
+        max_running: int = 32,
+        max_hung: int = 32,
+    ) -> None:
+        self.name = name
+        self._function = function
+        self._options = dict(options or {})
+        self._threads = Threads(f"reward {name!r}", max_running, max_hung)
+        called: Any = getattr(function, "__call__", None)  # noqa: B004  (an object may have an async one)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+    async def score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any],
+        *,
+        deadline_seconds: float,
+    ) -> FinalScore:
+        try:
+            return self._read(
+                await self._call(deadline_seconds, data_source, solution_str, ground_truth, dict(extra_info))
+            )
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._failed(error) from error  # the function's own doing
+        except RewardError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(error) from error
+
+    async def _call(self, seconds: float, *values: Any) -> Any:
+        # Copies: what one call does to them must not be seen by the next, or by the trajectory.
+        arguments = copy.deepcopy(dict(zip(ARGUMENTS, values, strict=True)) | self._options)
+        async with nullcontext() if self._is_async else self._threads.slot():
+            late = asyncio.timeout(seconds)
+            try:
+                async with late:
+                    if self._is_async:
+                        return await self._function(**arguments)
+                    returned = await self._threads.run(lambda: self._function(**arguments))
+                    return await returned if inspect.isawaitable(returned) else returned
+            except TimeoutError:
+                if late.expired():
+                    raise RewardError(f"reward {self.name!r}: did not finish within {seconds:g} s") from None
+                raise  # the function's own
+
+    def _failed(self, error: BaseException) -> RewardError:
+        trace = "".join(traceback.format_exception(error))
+        if len(trace) > _TRACE_CHARS:  # its end says what happened
+            trace = "…" + trace[-_TRACE_CHARS:]
+        return RewardError(f"reward {self.name!r}: raised {type(error).__name__}\n{trace}")
+
+    def _read(self, returned: Any) -> FinalScore:
+        if not isinstance(returned, Mapping):
+            return FinalScore(self._number(returned))
+        given = cast("Mapping[Any, Any]", returned)
+        if "score" not in given:
+            keys = ", ".join(map(str, given)) or "none"
+            raise RewardError(f"reward {self.name!r}: returned a dict without 'score'; its keys: {_short(keys)}")
+        others = {key: value for key, value in given.items() if key != "score"}
+        try:
+            extras: Any = to_jsonable_python(others, fallback=_nearest, inf_nan_mode="null", bytes_mode="base64")
+        except ValueError as error:  # it contains itself, say
+            raise RewardError(f"reward {self.name!r}: what it returned with the score is no JSON: {error}") from None
+        return FinalScore(self._number(given["score"]), extras)
+
+    def _number(self, given: Any) -> float:
+        item: Any = getattr(given, "item", None)  # of numpy's and torch's numbers, also in an array of one
+        try:
+            plain: Any = item() if callable(item) else given
+            value = math.nan if isinstance(plain, str | bytes | bytearray) else float(plain)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise RewardError(f"reward {self.name!r}: returned {_short(repr(given))}, which is not a finite number")
+        return value
+
+
+def _nearest(value: Any) -> Any:
+    """What JSON has no word for: numpy's as lists and numbers, others as text."""
+    as_list = getattr(value, "tolist", None)
+    return as_list() if callable(as_list) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
