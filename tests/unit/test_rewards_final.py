@@ -80,7 +80,7 @@ async def test_a_ground_truth_that_gsm8k_cannot_use_is_the_tasks_fault(truth):
     assert issubclass(GroundTruthError, ConfigError)
 
 
-@pytest.mark.parametrize("spec", ["gsm9k", "", "math", "None"])
+@pytest.mark.parametrize("spec", ["gsm9k", "", "maths", "None", "gsm8k:strct", "code:frac", "math:sqrt", "none:x"])
 def test_an_unknown_name_lists_the_known_ones(spec):
     with pytest.raises(ConfigError, match=rf"reward '{spec}': expected one of gsm8k, .*none, module:function"):
         load_reward(spec)
@@ -133,7 +133,6 @@ async def test_a_function_of_a_file_that_may_import_its_neighbours(module):
         ("reward_beside_2:number", "number is a int, and cannot be called"),
         ("reward_beside_2:", "expected module:function or"),
         (":f", "expected module:function or"),
-        ("gsm8k:strct", "there is no module 'gsm8k'"),
         ("missing.py:f", "there is no file 'missing.py'"),
         ("reward_beside_3:f", "importing reward_beside_3 failed: ZeroDivisionError: division by zero"),
         ("reward_beside_3.py:f", "running .*reward_beside_3.py failed: ZeroDivisionError"),
@@ -158,6 +157,23 @@ def test_what_is_wrong_with_a_module_is_told(module, spec, told):
     with pytest.raises(ConfigError, match=told) as caught:
         load_reward(spec)
     assert str(caught.value).startswith(f"reward {spec!r}: ")
+
+
+async def test_options_of_a_function_are_its_keyword_arguments(module):
+    code = """
+        def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0, seen=()):
+            seen.append(1)
+            return {"score": bonus, "calls": len(seen)}
+        def plain(data_source, solution_str, ground_truth, extra_info):
+            return 0
+    """
+    module(code, "reward_beside_options")
+    reward = load_reward("reward_beside_options:compute_score", {"bonus": 0.25, "seen": []})
+    assert [await score(reward), await score(reward)] == [FinalScore(0.25, {"calls": 1})] * 2, "a copy for each"
+    with pytest.raises(ConfigError, match=r"would be called with the keywords .*, penalty: .*'penalty'"):
+        load_reward("reward_beside_options:plain", {"penalty": 1})
+    with pytest.raises(ConfigError, match="option 'ground_truth': that argument is the task's or the model's"):
+        load_reward("reward_beside_options:compute_score", {"ground_truth": 1})
 
 
 # What it is called with -----------------------------------------------------------------------------------------------

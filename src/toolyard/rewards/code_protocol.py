@@ -54,11 +54,11 @@ class Comparison(BaseModel):
 
     mode: Literal["lines", "tokens", "exact"] = "lines"
     """`lines`: line by line, each without white space at its end. `tokens`: white space of any kind and amount
-    separates. `exact`: byte by byte."""
+    separates. `exact`: byte by byte, whatever else is set here."""
     absolute_tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float = Field(default=0.0, ge=0)
     """Where both are 0, `1.0` and `1` differ in stdout. Above that, tokens that both read as numbers, one of them not
-    an integer, may differ by the larger of the two."""
+    an integer, may differ by the larger of the two. Returned floats get a relative 1e-9 where both are 0."""
     unordered: Literal["no", "lines", "tokens"] = "no"
     """Lines, or tokens within a line, may come in any order. Of a returned list: its elements."""
     ignore_case: bool = False
@@ -215,7 +215,7 @@ class Submission:
     """One answer to be scored, for `CodeJudge.judge_all`."""
 
     answer: str
-    tests: Suite | str | dict[str, Any]
+    tests: Suite | str | dict[str, Any] | list[Any]
     """A suite, or one of the forms that `read_suite` reads."""
     tenant: str = ""
     """Unit of fairness at the limiter."""

@@ -1,0 +1,207 @@
+"""Runs the cases of one answer: in batches under permits, on as many workers as are free, again after our failures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol, cast, runtime_checkable
+
+from toolyard.errors import ConfigError, LimiterError, ProgramError, SandboxBusyError, SandboxError, ToolyardError
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
+
+from .code_checker import check
+from .code_ledger import Ledger
+from .code_opening import Workplace
+from .code_protocol import CaseResult, CaseVerdict, CodeSettings
+from .code_verdicts import Plan, one_line, read_execution
+
+_FIRST_DELAY, _LONGEST_DELAY, _LONGEST_ASKED = 0.05, 5.0, 60.0
+"""Seconds between two tries: at first, at most, and at most if a service asks for it."""
+_LARGE = 512 * 1024
+"""Outputs longer than that are compared in a thread: the event loop has others to serve."""
+_MOST_INPUT = 16 * MIB
+"""Of one batch, unless a single case has more."""
+_chance = random.SystemRandom()
+
+
+@runtime_checkable
+class RunsEach(Protocol):
+    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+
+    def run_each(
+        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
+    ) -> AsyncGenerator[Execution]: ...
+
+
+class Run:
+    """One answer's cases. What becomes of them is in the ledger, also if this is cancelled."""
+
+    def __init__(self, place: Workplace, plan: Plan, ledger: Ledger, settings: CodeSettings, tenant: str) -> None:
+        self._place = place
+        self._plan = plan
+        self._ledger = ledger
+        self._settings = settings
+        self._tenant = tenant
+        self._at: dict[asyncio.Task[None], int] = {}
+        """Who runs which case."""
+        self._given_up = False
+        """The last case to end was given up: if the next is as well, it is not the case's doing."""
+
+    async def run(self) -> None:
+        """
+        Raises:
+            ConfigError: the task, or this machine's setup, does not allow it.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                self._hire()
+        except BaseExceptionGroup as failures:
+            raise first_of(failures) from None
+
+    def _hire(self) -> None:
+        task = self._group.create_task(self._work())
+        self._at[task] = 0
+        self._place.busy += 1
+        task.add_done_callback(self._leave)
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        del self._at[task]
+        self._place.busy -= 1
+
+    async def _work(self) -> None:
+        while todo := self._ledger.take(self._share()):
+            await self._batch(todo)
+
+    def _share(self) -> int:
+        hands = len(self._at) + self._place.free
+        return min(self._settings.cases_per_run, -(-self._ledger.pending // hands))
+
+    # -------------------------------------------------------------------------------------------------- one batch
+    async def _batch(self, todo: deque[int]) -> None:
+        me, tries = asyncio.current_task(), 1
+        assert me is not None
+        while todo:
+            first = self._at[me] = todo[0]
+            try:
+                async with self._place.permits(self._tenant):
+                    await self._attempt(me, todo, tries)
+            except (SandboxError, LimiterError) as error:
+                if not todo:
+                    return
+                failed = tries if todo[0] == first else 1
+                if error.retryable and failed <= self._settings.retries and not self._given_up:
+                    tries = failed + 1
+                    await asyncio.sleep(_delay(error, failed))
+                else:
+                    tries = 1
+                    self._give_up(todo, error, failed)
+            except ProgramError as error:
+                if not self._plan.chosen_by_answer:
+                    raise ConfigError(str(error)) from error
+                # The model may name any language; that this one is not to be had here is no answer's fault.
+                self._give_up(todo, error, tries)
+
+    async def _attempt(self, me: asyncio.Task[None], todo: deque[int], tries: int) -> None:
+        """Take from `todo` what is done, for good; the rest too, if it is not needed or better done by others."""
+        async with aclosing(self._executions(self._inputs(todo))) as executions:
+            async for execution in executions:
+                result = await self._result(todo[0], execution, tries)
+                tries = 1
+                todo.popleft()
+                self._settle(result)
+                if not todo:
+                    return
+                # After a time-out, which took long, workers may have come free for the rest.
+                if result.verdict is CaseVerdict.TIME_LIMIT or not self._ledger.needs(todo[0]):
+                    self._ledger.put_back(todo)
+                    todo.clear()
+                    self._hire_for_the_rest()
+                    return
+                self._at[me] = todo[0]
+        raise SandboxError(f"the sandbox ran fewer cases than it was given: {len(todo)} are missing")
+
+    def _settle(self, result: CaseResult) -> None:
+        self._ledger.add(result)
+        self._given_up = result.verdict is CaseVerdict.INFRASTRUCTURE
+        for task, index in self._at.items():
+            if not self._ledger.needs(index) and task is not asyncio.current_task():
+                task.cancel()
+        # Not before the first case is known: most wrong answers fail there, and what does not compile is told once.
+        self._hire_for_the_rest()
+
+    def _hire_for_the_rest(self) -> None:
+        for _ in range(min(self._place.free, self._ledger.pending)):
+            self._hire()
+
+    def _give_up(self, todo: deque[int], error: ToolyardError, tries: int) -> None:
+        why = one_line(f"{type(error).__name__}: {error}")
+        hopeless = self._given_up or not error.retryable
+        rest = [*todo, *self._ledger.take(self._ledger.pending)] if hopeless else [todo[0]]
+        for index in rest:
+            self._settle(CaseResult(index, CaseVerdict.INFRASTRUCTURE, why=why, tries=tries))
+            tries = 0 if hopeless else tries
+        if hopeless:
+            todo.clear()
+        else:
+            todo.popleft()
+
+    # --------------------------------------------------------------------------------------------------- one case
+    def _inputs(self, todo: deque[int]) -> list[str]:
+        """What the first of them read, as many as are sent at once. The others are put back."""
+        stdins: list[str] = []
+        size = 0
+        for index in todo:
+            stdin = self._plan.stdin(index)
+            size += len(stdin)
+            if stdins and size > _MOST_INPUT:
+                break
+            stdins.append(stdin)
+        if len(stdins) < len(todo):
+            self._ledger.put_back(list(todo)[len(stdins) :])
+            while len(todo) > len(stdins):
+                todo.pop()
+        return stdins
+
+    def _executions(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:
+        sandbox = self._place.sandbox
+        # With a checker, one by one: a batch would hold the worker that the checker waits for.
+        if isinstance(sandbox, RunsEach) and self._plan.suite.checker is None:
+            return sandbox.run_each(self._plan.program, stdins, self._plan.limits)
+        return self._one_by_one(stdins)
+
+    async def _one_by_one(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:
+        for stdin in stdins:
+            program = self._plan.program.model_copy(update={"stdin": stdin})
+            yield await self._place.sandbox.run(program, self._plan.limits)
+
+    async def _result(self, index: int, execution: Execution, tries: int) -> CaseResult:
+        plan, stage = self._plan, execution.run
+        if stage is not None and len(stage.stdout_bytes) > _LARGE:
+            result = await asyncio.to_thread(read_execution, plan, index, execution, tries)
+        else:
+            result = read_execution(plan, index, execution, tries)
+        if result.verdict is CaseVerdict.COMPILE_ERROR and self._ledger.compiled:
+            if execution.verdict is Verdict.COMPILE_FAILED:
+                raise SandboxError(f"what was compiled before is not compiled now: {result.why}")
+            return replace(result, verdict=CaseVerdict.RUNTIME_ERROR)  # it only says so
+        if plan.suite.checker is not None and result.verdict is CaseVerdict.PASSED:
+            return await check(self._place.sandbox, plan, result, execution)
+        return result
+
+
+def _delay(error: ToolyardError, tries: int) -> float:
+    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * _chance.uniform(0.5, 1.0)
+    asked = error.retry_after if isinstance(error, SandboxBusyError) else None
+    return max(delay, min(asked or 0.0, _LONGEST_ASKED))
+
+
+def first_of(failure: BaseException) -> BaseException:
+    """Of a group of tasks, the failure that came first: the others were stopped for it."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = cast("BaseException", failure.exceptions[0])  # pyright: ignore[reportUnknownMemberType]
+    return failure

@@ -1,0 +1,70 @@
+"""The program in a completion, and the program that calls one function of it, by verl's rules."""
+
+from __future__ import annotations
+
+import re
+
+_FENCE = "```"
+_PYTHON = "```python"
+_VERSION = re.compile(r"3(\.\d+)?(?=\s)")
+_LANGUAGE = re.compile(r"[A-Za-z][\w+#.-]*")
+
+_STAR_IMPORTS = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
+    "builtins typing"
+)
+"""What solutions to LiveCodeBench take for granted: everything in these, and then the modules themselves."""
+
+_CALL = """\
+import ast, importlib, json, sys, types
+
+def argument(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return ast.literal_eval(line)
+
+text = sys.stdin.read()
+arguments = [argument(line) for line in text.split("\\n")] if text.strip() else []
+given = {{}}
+modules = [importlib.import_module(name) for name in {modules!r}.split()]
+for module in modules:
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if name[0] != "_"]
+    given.update((name, getattr(module, name)) for name in names)
+given.update((module.__name__, module) for module in modules)
+solution = sys.modules["solution"] = types.ModuleType("solution")
+vars(solution).update(given)
+exec(compile({code!r}, "solution.py", "exec"), vars(solution))
+found = vars(solution).get({function!r})
+if found is None or found is given.get({function!r}):  # `search` is also a function of re
+    if "Solution" not in vars(solution):
+        sys.exit("there is no function " + {function!r} + ", and no class Solution")
+    found = getattr(solution.Solution(), {function!r})
+value = found(*arguments)
+print(json.dumps(value) if value is None or isinstance(value, (bool, dict, list, tuple)) else value)
+"""
+
+
+def program_in(completion: str) -> str | None:
+    """The last block fenced as python; without one, the first fenced block; None without any.
+
+    A block whose fence is never closed ends with the text.
+    """
+    if _PYTHON in completion:
+        block = completion.rpartition(_PYTHON)[2].partition(_FENCE)[0]
+        return _VERSION.sub("", block, count=1) if _VERSION.match(block) else block
+    if _FENCE not in completion:
+        return None
+    block = completion.partition(_FENCE)[2].partition(_FENCE)[0]
+    first, line_end, rest = block.partition("\n")
+    return rest if line_end and _LANGUAGE.fullmatch(first.strip()) else block
+
+
+def calling(code: str, function: str) -> str:
+    """A Python program that reads arguments, one a line, and prints what `function` of `code` returns for them.
+
+    `function` may also be a method of a class `Solution`. Lists, dicts, booleans and None are printed as JSON. An
+    exception, a missing function or an unreadable argument is exit code 1. `code` is not `__main__`: what it would do
+    as a script, it does not do here.
+    """
+    return _CALL.format(code=code, function=function, modules=_STAR_IMPORTS)

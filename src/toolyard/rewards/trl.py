@@ -1,0 +1,159 @@
+"""Our rewards as TRL's `reward_funcs`. TRL itself is not needed here.
+
+    GRPOTrainer(reward_funcs=[trl_reward()], …)                    # by the data set's column `data_source`
+    GRPOTrainer(reward_funcs=[trl_reward("gsm8k"), my_own], …)     # by one of ours, whatever the data source
+    GRPOTrainer(reward_funcs=[trl_reward("code:fraction", rate_limit=64)], …)
+
+Columns of the data set: `ground_truth`, or verl's `reward_model` with a `ground_truth` in it; `data_source`, where the
+reward depends on it; `extra_info`, if there is one. All answers of a batch are scored at once. One whose reward could
+not be computed is None, which TRL (1.16) leaves out of its group's mean and does not train on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from toolyard.errors import ConfigError, RewardError
+
+from . import blocking
+from .data_sources import DEADLINE_SECONDS, scorer_for
+from .final import FinalReward, FunctionReward, load_reward
+from .final_function import check_call
+
+_log = logging.getLogger(__name__)
+
+_REASONS_TOLD = 3
+
+
+def trl_reward(
+    reward: str | Callable[..., Any] = "default",
+    *,
+    name: str | None = None,
+    data_source: str | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    **options: Any,
+) -> TrlReward:
+    """A function for `reward_funcs`.
+
+    Args:
+        reward: A name that `load_reward` knows, or a function with verl's arguments, which may be async.
+        name: As TRL reports it (`rewards/<name>/mean`). None: by the reward's own name.
+        data_source: Of all rows, where the data set has no such column.
+        deadline_seconds: For each answer. Waiting for the sandbox counts.
+        options: The reward's own settings, as for `load_reward`.
+
+    Raises:
+        ConfigError: there is no such reward, or it does not take those options.
+        MissingDependencyError: it needs a package that is not installed.
+    """
+    if not isinstance(reward, str):
+        check_call(reward, options)
+    elif load_reward(reward, options) is None:
+        raise ConfigError(f"reward {reward!r}: there is nothing to train on")
+    return TrlReward(reward, name, data_source, deadline_seconds, options)
+
+
+class TrlReward:
+    """Made by `trl_reward`. It can be pickled if the function can: what it opens stays in the process."""
+
+    def __init__(
+        self,
+        reward: str | Callable[..., Any],
+        name: str | None,
+        data_source: str | None,
+        deadline_seconds: float,
+        options: Mapping[str, Any],
+    ) -> None:
+        called = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+        self.__name__ = name or called.replace(":", "_").replace("/", "_")
+        self._reward = reward
+        self._data_source = data_source
+        self._deadline_seconds = deadline_seconds
+        self._options = dict(options)
+
+    def __call__(
+        self, prompts: Sequence[Any] | None = None, completions: Sequence[Any] = (), **columns: Any
+    ) -> list[float | None]:
+        """
+        Args:
+            prompts: Not looked at.
+            completions: Texts, or lists of messages, of which the assistant's count.
+            columns: Of the data set, one value for each completion.
+
+        Raises:
+            ConfigError: there is no ground truth among the columns, or a data source has no reward.
+        """
+        sources = columns.get("data_source") or [self._data_source or ""] * len(completions)
+        if self._reward == "default":
+            for source in set(sources):
+                scorer_for(source)  # a mistake in the set-up, and not in some of its answers
+        extras = columns.get("extra_info") or [None] * len(completions)
+        rows = zip(sources, map(_text, completions), _ground_truths(columns), extras, strict=True)
+        return blocking.run(self._score_all(list(rows)))
+
+    async def _score_all(self, rows: list[tuple[str, str, Any, Mapping[str, Any] | None]]) -> list[float | None]:
+        key = (TrlReward, self._reward, repr(sorted(self._options.items())))
+        reward = await blocking.kept(key, self._opened)
+        why: list[str] = []
+        mistakes: list[ConfigError] = []
+
+        async def score(source: str, text: str, truth: Any, extra: Mapping[str, Any] | None) -> float | None:
+            try:
+                found = await reward.score(source, text, truth, extra or {}, deadline_seconds=self._deadline_seconds)
+            except RewardError as error:
+                why.append(str(error))
+                return None
+            except ConfigError as error:
+                mistakes.append(error)
+                return None
+            return found.value
+
+        async with asyncio.TaskGroup() as group:
+            scores = [group.create_task(score(*row)) for row in rows]
+        if mistakes:
+            raise mistakes[0]
+        if why:
+            told = "\n".join(sorted(set(why))[:_REASONS_TOLD])
+            _log.warning("%s: %d of %d answers have no reward:\n%s", self.__name__, len(why), len(rows), told)
+        return [score.result() for score in scores]
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[FinalReward]:
+        if isinstance(self._reward, str):
+            reward = load_reward(self._reward, self._options)
+            assert reward is not None
+        else:
+            reward = FunctionReward(self.__name__, self._reward, self._options)
+        try:
+            yield reward
+        finally:
+            await reward.close()
+
+
+def _ground_truths(columns: Mapping[str, Any]) -> Sequence[Any]:
+    if "ground_truth" in columns:
+        return columns["ground_truth"]
+    if "reward_model" in columns:
+        return [model.get("ground_truth") for model in columns["reward_model"]]
+    raise ConfigError(
+        f"the data set has neither a column 'ground_truth' nor verl's 'reward_model'; it has {', '.join(columns)}"
+    )
+
+
+def _text(completion: Any) -> str:
+    """What the model said: of messages, the assistant's, and of their parts, those that are text."""
+    if isinstance(completion, str):
+        return completion
+    messages = cast("Sequence[Mapping[str, Any]]", completion)
+    return "\n".join(_content(message.get("content")) for message in messages if message.get("role") == "assistant")
+
+
+def _content(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = cast("Sequence[Mapping[str, Any]]", content)
+    return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
