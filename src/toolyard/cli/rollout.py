@@ -36,7 +36,17 @@ def rollout(
         str | None,
         typer.Option(
             metavar="SPEC",
-            help="The final reward: gsm8k, gsm8k:strict, none, or module:function with verl's compute_score signature.",
+            help="The final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data "
+            "source), none, or module:function with verl's compute_score signature.",
+            rich_help_panel=_TASKS,
+        ),
+    ] = None,
+    reward_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reward-option",
+            metavar="KEY=VALUE",
+            help="A setting of it, as in --reward-option memory_limit_mb=512; of a function, a keyword argument.",
             rich_help_panel=_TASKS,
         ),
     ] = None,
@@ -156,7 +166,8 @@ def rollout(
     }
     embedded = config is None and engine is None and model is None
     changed = ["tasks.limit=null"] if embedded and tasks is not None else []  # it is for the bundled problems
-    loaded = load_config(EMBEDDED if embedded else config, [*changed, *settings_of(given), *(settings or ())])
+    changed += [*settings_of(given), *(f"rewards.options.{option}" for option in reward_options or ())]
+    loaded = load_config(EMBEDDED if embedded else config, [*changed, *(settings or ())])
     if print_config:
         import yaml
 

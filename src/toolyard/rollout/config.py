@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -29,6 +29,8 @@ from .limits import RolloutLimits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""
+SETTINGS_BESIDE_DUMP = "rollout.json"
+"""Lies in a dump's folder: the settings it was made with."""
 
 
 class _Part(BaseModel):
@@ -91,8 +93,10 @@ class TaskConfig(_Part):
 
 class RewardConfig(_Part):
     final: str = "gsm8k"
-    """gsm8k, gsm8k:strict, none, or `module:function` with verl's signature compute_score(data_source, solution_str,
-    ground_truth, extra_info)."""
+    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by the task's data source), none, or
+    `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    options: JSON | None = None
+    """Settings of the final reward: `{memory_limit_mb: 512}` for code, say; of a function, keyword arguments."""
     weights: Weights = Field(default_factory=Weights)
 
 
@@ -142,8 +146,7 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | S
     """
     place = "settings" if path is None else str(path)
     given = {} if path is None else _read(Path(path))
-    for override in [overrides] if isinstance(overrides, Mapping) else [_parsed(text) for text in overrides]:
-        given = _merged(given, override)
+    given = _merged(given, overrides) if isinstance(overrides, Mapping) else overridden(given, overrides)
     try:
         return RolloutConfig.model_validate(given)
     except ValidationError as error:
@@ -152,6 +155,17 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | S
         known = _keys_beside(first["loc"]) if first["type"] == "extra_forbidden" else ""
         shown = "" if first["type"] == "missing" else f"; given: {str(first['input'])[:80]!r}"
         raise ConfigError(f"{place}: {where}: {first['msg']}{shown}{known}") from None
+
+
+def overridden(given: JSON, overrides: Iterable[str]) -> JSON:
+    """`given` with texts `a.b=value` put into it, one after the other.
+
+    Raises:
+        ConfigError: one of them is no such text.
+    """
+    for override in overrides:
+        given = _merged(given, _parsed(override))
+    return given
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> str:

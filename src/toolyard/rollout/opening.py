@@ -55,11 +55,13 @@ async def open_rollout(
         ConfigError, ToolError, EngineError: something is wrong with it, or cannot be opened.
     """
     _find_users_modules(config)
-    reward = load_reward(config.rewards.final)
+    reward = load_reward(config.rewards.final, config.rewards.options)
     interaction = None
     if config.interaction is not None:
         interaction = load_interaction(config.interaction.class_name, config.interaction.config)
     async with AsyncExitStack() as stack:
+        if reward is not None:
+            stack.push_async_callback(reward.close)
         tools: Mapping[str, BaseTool] = {}
         if tape is None:
             tools = {tool.name: tool for tool in _open_tools(config)}

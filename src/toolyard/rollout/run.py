@@ -19,14 +19,13 @@ from toolyard.records.tape import Tape, TapeWriter
 from toolyard.records.trajectory import Trajectory
 
 from .chance import Chance, RecordingChance, ReplayedChance
-from .config import RolloutConfig
+from .config import SETTINGS_BESIDE_DUMP, RolloutConfig
 from .finish import FinishReason, RolloutState
 from .opening import OpenedRollout, open_rollout, planned, requests_of
 from .request import AsyncRolloutRequest
 from .run_many import RolloutRun, Stuck
 from .summary import Summary
 
-_SETTINGS = "rollout.json"
 """Beside the dump: the settings it was made with."""
 
 
@@ -181,7 +180,7 @@ def _remember(config: RolloutConfig, folder: Path, note: Callable[[str], None]) 
     unimportant = {"rollout_data_dir", "concurrency", "record", "replay", "retry_failed", "step", "n"}
     kept = config.model_dump(mode="json", exclude=unimportant)
     del kept["engine"]["api_key"], kept["engine"]["urls"]
-    file = folder / _SETTINGS
+    file = folder / SETTINGS_BESIDE_DUMP
     try:
         before: JSON = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # there is none, or half of one
