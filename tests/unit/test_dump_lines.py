@@ -283,3 +283,10 @@ def test_a_line_of_fifty_megabytes_goes_there_and_back() -> None:
     line = to_line(long)
     assert len(line) > 50_000_000
     assert trajectory_of(line) == long
+
+
+def test_a_number_that_no_float_holds_is_refused_by_name():
+    line = json.loads(to_line(good_trajectory()))
+    line["turns"][0]["tool_calls"] = [{"id": "c", "name": "t", "seconds": 10**400}]
+    with pytest.raises(RecordError, match=r"turns\[0\].tool_calls\[0\].seconds .* 64 bits"):
+        trajectory_of(json.dumps(line))

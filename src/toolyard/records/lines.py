@@ -245,7 +245,10 @@ class _Fields:
     def number(self, name: str, default: float | None = None) -> float:
         value = self._value(name, default)
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if good else self._refuse(name, "a number")
+        try:
+            return float(value) if good else self._refuse(name, "a number")
+        except OverflowError:
+            return self._refuse(name, "a number that fits into 64 bits")
 
     def score(self) -> float | None:
         """Whatever a reward function may have made of it: NaN and null are none."""
