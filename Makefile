@@ -40,7 +40,7 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=rollout, engine, limiter, tools for others
+bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=rewards, viewer, rollout, engine, limiter, tools
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds

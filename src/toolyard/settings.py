@@ -1,7 +1,8 @@
 """The only reader of environment variables. Everything else takes its settings as arguments.
 
 `TOOLYARD_SANDBOX_TOKEN`: bearer token of `toolyard sandbox serve` and of `RemoteSandbox`.
-`TOOLYARD_CACHE_DIR`: where precompiled headers and models are kept (default: `$XDG_CACHE_HOME/toolyard`).
+`TOOLYARD_CACHE_DIR`: where precompiled headers, models and indexes of read-only dumps are kept (default:
+`$XDG_CACHE_HOME/toolyard`).
 Any that a file of the user's names as `${NAME}`: see `expanded`.
 """
 

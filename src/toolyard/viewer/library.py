@@ -1,0 +1,373 @@
+"""The library: all trajectories below a folder, found without reading them.
+
+    with Library.open(folder, progress=…) as library:
+        for row in library.rows(parse_query("score<0.5 sort:-time"), limit=50):
+            trajectory = library.trajectory(row.number)
+
+An index beside the dump is built once and grows with it; `refresh` takes in what was added. Several threads may ask at
+once, and several viewers may have the same folder open.
+"""
+
+# ruff: noqa: S608 - what is put together here are constants; every value is a parameter
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+from toolyard.errors import RecordError
+from toolyard.records.trajectory import Trajectory
+from toolyard.viewer.index_build import Builder, Progress
+from toolyard.viewer.index_files import MAX_LINE, DumpFile, Source
+from toolyard.viewer.index_place import Place, find_place
+from toolyard.viewer.index_sql import LOOKED_UP, NATURAL, ROW, TABLES, order_by, where
+from toolyard.viewer.index_steps import step_summaries
+from toolyard.viewer.index_store import State, Store, bytes_done
+from toolyard.viewer.protocol import Row, StepSummary
+from toolyard.viewer.query import Query
+from toolyard.viewer.rows import label, trajectory_in
+
+RAW_CHARS = 1_000_000
+_POLL_SECONDS = 0.05
+_AT_ONCE = 500
+"""Rows fetched by one statement."""
+_ANSWERS = 12
+"""That are remembered: eight bytes a row."""
+_EVERYTHING = Query()
+
+T = TypeVar("T")
+
+
+class Neighbours(NamedTuple):
+    group: list[Row]
+    """The other samples of the same task, in the same step and run. Where lines name no task: of the same prompt."""
+    elsewhere: list[Row]
+    """The same request in other lines, of other runs as a rule."""
+
+
+class _Index(NamedTuple):
+    place: Place
+    store: Store
+
+    def close(self) -> None:
+        self.store.close()
+        self.place.close()
+
+    def is_there(self) -> bool:
+        return self.place.is_there() and self.store.is_there()
+
+
+class Library:
+    """See `open`. Every method may raise RecordError if the index or the folder is gone or unreadable."""
+
+    folder: Path
+    """What file names are relative to."""
+
+    def __init__(self, path: Path, index_dir: Path | None, progress: Progress | None) -> None:
+        self._source = Source(path)
+        self.folder = path.parent if self._source.is_file else path
+        self._index_dir = index_dir
+        self._refreshing = threading.Lock()
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._files: dict[str, DumpFile] = {}
+        self._retired: list[_Index] = []
+        self._closed = False
+        self._index = self._opened(progress)
+        self._seen = self._index.store.state().changes
+
+    @classmethod
+    def open(
+        cls, folder: str | PathLike[str], *, progress: Progress | None = None, index_dir: Path | None = None
+    ) -> Library:
+        """Build the index, or bring it up to date. If somebody else is doing that, wait for it.
+
+        `folder`: a dump, or a folder whose sub-folders are dumps, or one file. `progress` is told the bytes done and
+        the bytes in all; what it raises ends the opening, and what was done is kept. `index_dir`: where the index is to
+        lie; otherwise in `.toolyard-index` beside the dump or, where that cannot be written, in the cache.
+
+        Raises:
+            RecordError: there is no such folder, or no place for the index.
+        """
+        return cls(Path(folder), index_dir, progress)
+
+    def close(self) -> None:
+        """Closing twice is allowed; everything else fails afterwards."""
+        with self._refreshing:
+            self._closed = True
+            for index in (*self._retired, self._index):
+                index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Following --------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> int:
+        """Take in what was added since. The number of rows that came or went since the last time, by whomever."""
+        with self._refreshing:
+            index = self._index
+            if self._closed:
+                raise RecordError(f"the library of {self.folder} is closed")
+            if index.is_there():
+                with index.place.writing() as granted:
+                    if granted:  # otherwise somebody is at it
+                        Builder(index.store, self._source).run()
+                changes = index.store.state().changes
+                came, self._seen = changes - self._seen, changes
+                return came
+            # Deleted, with the dump as a rule, which is being written anew. Readers may still be at the old one.
+            self._source.files()  # or it is still gone
+            self._index = self._opened(None)
+            self._retired.append(index)
+            gone, self._seen = self._seen, self._index.store.state().changes
+            return gone + self._seen
+
+    @property
+    def generation(self) -> int:
+        """Grows when rows are gone, or have new numbers: a file was replaced or deleted."""
+        return self._index.store.state().generation
+
+    def _opened(self, progress: Progress | None) -> _Index:
+        place = find_place(self._source, self._index_dir)
+        try:
+            while True:
+                with place.writing() as granted:
+                    if granted:
+                        store = Store(place)
+                        try:
+                            Builder(store, self._source, progress).run()
+                        except BaseException:
+                            store.close()
+                            raise
+                        return _Index(place, store)
+                if progress is not None:
+                    total = sum(file.signature.size for file in self._source.files())
+                    progress(min(bytes_done(place), total), total)
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            place.close()
+            raise
+
+    # Rows -------------------------------------------------------------------------------------------------------------
+
+    def count(self, query: Query | None = None) -> int:
+        return len(self._order(query))
+
+    def rows(self, query: Query | None = None, *, offset: int = 0, limit: int = 100) -> list[Row]:
+        """In the query's order."""
+        start = max(0, offset)
+        return self._fetched(self._order(query)[start : start + max(0, limit)])
+
+    def row(self, number: int) -> Row | None:
+        return next(iter(self._fetched([_bound(number)])), None)
+
+    def at(self, file: str, line: int) -> Row | None:
+        """By its place in the dump; files are known by their names below the folder."""
+        named = file.encode("utf-8", "replace").decode(), _bound(line)
+        return next(iter(self._looked_up("files.name = ? AND rows.line = ?", *named, tables=TABLES)), None)
+
+    def position(self, number: int, query: Query | None = None) -> int | None:
+        """Where it stands in the query's order, from 0; None if it is not asked for."""
+        try:
+            return self._order(query).index(number)
+        except ValueError:
+            return None
+
+    def find(self, request_id: str) -> list[Row]:
+        """The lines of a request, of all runs; its id may be cut short, as long as only one begins like that."""
+        wanted = label(request_id)
+        if not wanted:
+            return []
+        exact = self._looked_up("rows.request_id = ?", wanted)
+        if exact:
+            return exact
+        between = "rows.request_id >= ? AND rows.request_id < ?"
+        ends = wanted, f"{wanted}\U0010ffff"
+        with self._index.store.reading() as connection:
+            ids = connection.execute(f"SELECT DISTINCT request_id FROM rows WHERE {between} LIMIT 2", ends).fetchall()
+        return self._looked_up(between, *ends) if len(ids) == 1 else []
+
+    def neighbours(self, number: int) -> Neighbours:
+        """Empty for a line that is damaged or gone."""
+        with self._index.store.reading() as connection:
+            found = connection.execute(
+                f"SELECT rows.family, rows.task, rows.step, files.run, rows.request_id FROM {LOOKED_UP} "
+                "WHERE rows.number = ? AND rows.damaged = ''",
+                (_bound(number),),
+            ).fetchone()
+        if found is None:
+            return Neighbours([], [])
+        *same, request_id = found
+        group = self._looked_up(
+            "rows.family = ? AND rows.task = ? AND rows.step = ? AND files.run = ? AND rows.damaged = ''",
+            *same,
+            order=f"rows.sample, {NATURAL}",
+        )
+        elsewhere = self._looked_up("rows.request_id = ?", request_id) if request_id else []
+        return Neighbours(*([row for row in rows if row.number != number] for rows in (group, elsewhere)))
+
+    def steps(self, query: Query | None = None) -> list[StepSummary]:
+        """Of the rows that are asked for, by step."""
+
+        def summed_up(store: Store, state: State) -> list[StepSummary]:
+            condition, values = _where(wanted, store, state)
+            with store.reading() as connection:
+                return step_summaries(connection, condition, values)
+
+        wanted = query or _EVERYTHING
+        return list(self._remembered("steps", wanted, summed_up))
+
+    def scores(self, query: Query | None = None) -> list[tuple[int, float | None]]:
+        """The step and the score of every row that is asked for and not damaged, for distributions."""
+
+        def found(store: Store, state: State) -> list[tuple[int, float | None]]:
+            condition, values = _where(wanted, store, state)
+            with store.reading() as connection:
+                return connection.execute(
+                    f"SELECT rows.step, rows.score FROM {LOOKED_UP} WHERE {condition} AND rows.damaged = ''", values
+                ).fetchall()
+
+        wanted = query or _EVERYTHING
+        return list(self._remembered("scores", wanted, found))
+
+    # What a line says -------------------------------------------------------------------------------------------------
+
+    def trajectory(self, number: int) -> Trajectory | None:
+        """None if the line is damaged, or not there any more."""
+        line = self._line(number, MAX_LINE)
+        try:
+            return None if line is None else trajectory_in(line)
+        except RecordError:
+            return None
+
+    def raw(self, number: int, max_chars: int = RAW_CHARS) -> str:
+        """The line as it stands there, or its beginning; what is not UTF-8 is replaced. Empty if it is gone."""
+        line = self._line(number, max(0, max_chars) * 4 + 1, cut=True)
+        return "" if line is None else line.decode("utf-8", "replace").rstrip("\n")[:max_chars]
+
+    def contains(self, number: int, needle: str) -> bool:
+        """Whether it was said there, by anybody; case does not matter."""
+        store = self._index.store
+        with store.reading() as connection:
+            places = connection.execute("SELECT text_start, text_end FROM rows WHERE number = ?", (_bound(number),))
+            found = places.fetchone()
+        if found is None:
+            return False
+        start, end = found
+        return store.text.contains(start, end, needle)
+
+    def next_match(
+        self, needle: str, number: int | None, query: Query | None = None, *, backwards: bool = False
+    ) -> Row | None:
+        """The next row after `number` in which `needle` was said, in the query's order; after the last comes the first
+        again, and after all others the row itself. Without a number, or if the query does not ask for it: the first."""
+        store = self._index.store
+        found = set(store.text.lines_with(needle, store.state().text_end))
+        order = self._order(query)
+        try:
+            here = order.index(number) if number is not None else None
+        except ValueError:
+            here = None
+        if backwards:
+            before = len(order) if here is None else here
+            around = (*order[:before][::-1], *order[before:][::-1])
+        else:
+            after = 0 if here is None else here + 1
+            around = (*order[after:], *order[:after])
+        match = next((candidate for candidate in around if candidate in found), None)
+        return None if match is None else self.row(match)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _order(self, query: Query | None) -> array[int]:
+        """The numbers of all rows that are asked for."""
+
+        def in_order(store: Store, state: State) -> array[int]:
+            condition, values = _where(wanted, store, state)
+            with store.reading() as connection:
+                found = connection.execute(
+                    f"SELECT rows.number FROM {TABLES} WHERE {condition} ORDER BY {order_by(wanted)}", values
+                )
+                return array("q", (number for (number,) in found))
+
+        wanted = query or _EVERYTHING
+        return self._remembered("order", wanted, in_order)
+
+    def _remembered(self, what: str, query: Query, answer: Callable[[Store, State], T]) -> T:
+        """What was answered before, as long as nothing came or went."""
+        store = self._index.store
+        state = store.state()
+        key = (what, query, state.generation, state.changes)
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                return self._answers[key]
+        found = answer(store, state)
+        with self._lock:
+            self._answers[key] = found
+            if len(self._answers) > _ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def _fetched(self, numbers: Sequence[int]) -> list[Row]:
+        """Those that are there, in the order of the numbers."""
+        found: dict[int, Row] = {}
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            rows = self._looked_up(f"rows.number IN ({', '.join('?' * len(some))})", *some, order="1")
+            found |= {row.number: row for row in rows}
+        return [found[number] for number in numbers if number in found]
+
+    def _looked_up(self, condition: str, *values: Any, order: str = NATURAL, tables: str = LOOKED_UP) -> list[Row]:
+        with self._index.store.reading() as connection:
+            found = connection.execute(f"SELECT {ROW} FROM {tables} WHERE {condition} ORDER BY {order}", values)
+            return [Row(*columns) for columns in found]
+
+    def _line(self, number: int, most: int, *, cut: bool = False) -> bytes | None:
+        """At most so many bytes of it: those, if it may be cut, or nothing."""
+        with self._index.store.reading() as connection:
+            found = connection.execute(
+                f"SELECT files.name, rows.start, rows.size, rows.crc FROM {LOOKED_UP} WHERE rows.number = ?",
+                (_bound(number),),
+            ).fetchone()
+        if found is None:
+            return None
+        name, start, size, crc = found
+        file = self._file(name)
+        if file is None or (size > most and not cut):
+            return None
+        try:
+            with self._source.opened(file) as fd:
+                line = os.pread(fd, min(size, most), start)
+        except OSError:
+            return None
+        # The file may have been replaced since it was taken in: rather no line than another.
+        return line if len(line) < size or zlib.crc32(line) == crc else None
+
+    def _file(self, name: str) -> DumpFile | None:
+        with self._lock:
+            if name not in self._files:
+                self._files = {file.name: file for file in self._source.files()}
+            return self._files.get(name)
+
+
+def _bound(number: int) -> int:
+    """As SQLite takes it. A link may name any number, and no row has a negative one."""
+    return number if 0 <= number < 1 << 63 else -1
+
+
+def _where(query: Query, store: Store, state: State) -> tuple[str, list[Any]]:
+    """Not what was committed since `state` was: its text is not searched."""
+    condition, values = where(query, lambda needle: store.text.lines_with(needle, state.text_end))
+    return f"({condition}) AND rows.number <= {state.last_number}", values

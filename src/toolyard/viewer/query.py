@@ -1,0 +1,364 @@
+r"""The small language in which rows are asked for: `score<0.5 tools>2 finish:length text:"220000" sort:-time`.
+
+    several conditions          all of them hold
+    a or b                      one of them does; everything between two `or` belongs together
+    score<0.5, score:0.2..0.8   numbers: score, tools, turns, length, prompt, chars, time, step, line, sample
+    score:none                  it could not be computed
+    finish:length, finish=stop  texts that contain, that are: finish, state, source, task, id, verdict, file
+    damaged:yes                 lines that cannot be read
+    220000, "a b", text:"a b"   what was said, by anybody
+    -finish:stop, score!=1      not; `!=` is `-` before `=`, so it holds for what has no score as well
+    sort:score, sort:-time      the order; the first counts most, and what has no score comes last
+
+Case does not matter in texts. In quotes, `\"` is a quote, `\\` a backslash, `\n` a new line and `\t` a tab.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NoReturn
+
+from toolyard.errors import ConfigError
+
+
+class Kind(Enum):
+    """What a field holds, and with it what can be asked of it."""
+
+    NUMBER = "a number"
+    TEXT = "a text"
+    FLAG = "yes or no"
+    CONTENT = "what was said"
+
+
+FIELDS = {
+    **dict.fromkeys(
+        ("score", "tools", "turns", "length", "prompt", "chars", "time", "step", "line", "sample"), Kind.NUMBER
+    ),
+    **dict.fromkeys(("finish", "state", "source", "task", "id", "verdict", "file"), Kind.TEXT),
+    "damaged": Kind.FLAG,
+    "text": Kind.CONTENT,
+}
+SORTABLE = tuple(name for name, kind in FIELDS.items() if kind in (Kind.NUMBER, Kind.TEXT) and name != "verdict")
+MAX_CONDITIONS = 100
+"""More than anybody types, and few enough for any SQLite."""
+
+_OTHER_NAMES = {
+    "reward": "score",
+    "calls": "tools",
+    "tokens": "length",
+    "response_tokens": "length",
+    "prompt_tokens": "prompt",
+    "seconds": "time",
+    "duration": "time",
+    "finish_reason": "finish",
+    "data_source": "source",
+    "batch_data_id": "task",
+    "request_id": "id",
+    "request": "id",
+    "rollout_offset": "sample",
+    "run": "file",
+    "order": "sort",
+}
+"""What people may try, and what they mean."""
+_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_SPACE = re.compile(r"\s*")
+_BARE = re.compile(r"\S*")
+_ESCAPE = re.compile(r'\\(["\\nt])')
+_MEANT = {"n": "\n", "t": "\t"}
+
+
+class QueryError(ConfigError):
+    """The text is no query. The message says where, and what would be right."""
+
+    def __init__(self, problem: str, position: int) -> None:
+        super().__init__(f"at character {position + 1}: {problem}")
+        self.position = position
+        """In the text, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Both ends belong to it; None: open."""
+
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        return "..".join("" if end is None else _said(end) for end in (self.low, self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`field operator value`, or not."""
+
+    field: str
+    operator: str
+    """`:` `=` `<` `<=` `>` `>=`. Texts contain by `:` and equal by `=`; for everything else, `=` is said as `:`."""
+    value: float | Range | str | bool | None
+    negated: bool = False
+
+    def __str__(self) -> str:
+        value = self.value
+        if isinstance(value, str):
+            said = _quoted(value)
+        elif isinstance(value, bool):
+            said = "yes" if value else "no"
+        else:
+            said = "none" if value is None else str(value) if isinstance(value, Range) else _said(value)
+        return f"{'-' if self.negated else ''}{self.field}{self.operator}{said}"
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    field: str
+    descending: bool = False
+
+    def __str__(self) -> str:
+        return f"sort:{'-' if self.descending else ''}{self.field}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """`str()` of it is its text in one spelling, which is read as the same query."""
+
+    alternatives: tuple[tuple[Condition, ...], ...] = ()
+    """One of them holds, with all its conditions. None: everything is asked for."""
+    sort: tuple[SortKey, ...] = ()
+    """Where all are equal, and without any: in the order of the files and their lines."""
+
+    def __str__(self) -> str:
+        wanted = " or ".join(" ".join(map(str, conditions)) for conditions in self.alternatives)
+        return " ".join([*([wanted] if wanted else []), *map(str, self.sort)])
+
+    @property
+    def needles(self) -> tuple[str, ...]:
+        """The texts that a row may have been found by: what a reader wants to see marked."""
+        found = [
+            condition.value
+            for conditions in self.alternatives
+            for condition in conditions
+            if condition.field == "text" and not condition.negated and isinstance(condition.value, str)
+        ]
+        return tuple(dict.fromkeys(found))
+
+    def sorted_by(self, field: str, *, descending: bool = False) -> Query:
+        """The same rows in another order."""
+        if field not in SORTABLE:
+            raise ConfigError(f"rows cannot be sorted by {field!r}; by one of {', '.join(SORTABLE)}")
+        return replace(self, sort=(SortKey(field, descending),))
+
+
+def parse_query(text: str) -> Query:
+    """
+    Raises:
+        QueryError: it is none.
+    """
+    return _Parser(text).query()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._term = 0
+        """Where the term begins that is being read: most problems are told of that place."""
+        self._alternatives: list[list[Condition]] = [[]]
+        self._sort: dict[str, SortKey] = {}
+        self._last_word = ""
+
+    def query(self) -> Query:
+        while self._skip_space():
+            self._term = self._at
+            self._one()
+        if len(self._alternatives) > 1 and not self._alternatives[-1]:
+            self._refuse("a condition is missing after `or`", len(self._text))
+        if sum(map(len, self._alternatives)) > MAX_CONDITIONS:
+            self._refuse(f"a query has at most {MAX_CONDITIONS} conditions", 0)
+        found = tuple(tuple(conditions) for conditions in self._alternatives if conditions)
+        return Query(found, tuple(self._sort.values()))
+
+    def _one(self) -> None:
+        if self._word().lower() == "or":
+            if not self._alternatives[-1]:
+                self._refuse('a condition is missing before `or`; to search for the word, write "or"')
+            self._at += 2
+            self._alternatives.append([])
+            return
+        negated = self._text[self._at] == "-" and bool(self._word()[1:])
+        self._at += negated
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            self._bare(negated)
+        elif name[1].lower() == "sort":
+            self._at = name.end()
+            self._sorting(name[2], negated)
+        else:
+            self._field(name, negated)
+
+    def _bare(self, negated: bool) -> None:
+        word = self._word()
+        if word[0] in "<>=!:" and self._last_word.lower() in FIELDS:
+            self._refuse(f"no space belongs around an operator: write {self._last_word}{word}")
+        quoted = self._text[self._at] == '"'
+        self._content(self._value(), ":", negated)
+        self._last_word = "" if quoted or negated else word
+
+    def _field(self, name: re.Match[str], negated: bool) -> None:
+        field, operator = name[1].lower(), name[2]
+        kind = FIELDS.get(field)
+        if kind is None:
+            self._unknown(name[1])
+        self._last_word = ""
+        self._at = name.end()
+        if operator == "!=":
+            negated, operator = not negated, "="
+        if self._at == len(self._text) or self._text[self._at].isspace():
+            self._refuse(f"{self._text[self._term : self._at]} needs {kind.value} right after it, without a space")
+        start, quoted, value = self._at, self._text[self._at] == '"', self._value()
+        if kind is Kind.CONTENT:
+            self._content(value, operator, negated)
+        elif kind is Kind.TEXT:
+            self._text_field(field, operator, value, negated)
+        elif operator not in ":=" and kind is Kind.FLAG:
+            self._refuse(f"{field} is {kind.value}: write {field}:yes or {field}:no")
+        elif quoted:
+            self._refuse(f"{field} is {kind.value}, which needs no quotes", start)
+        elif kind is Kind.FLAG:
+            if value.lower() not in _WORDS:
+                self._refuse(f"{field} is {kind.value}: write {field}:yes or {field}:no", start)
+            self._add(Condition(field, ":", _WORDS[value.lower()], negated))
+        else:
+            self._number(field, operator, value, start, negated)
+
+    def _text_field(self, field: str, operator: str, value: str, negated: bool) -> None:
+        if operator not in ":=":
+            self._refuse(f"{field} is a text: {field}:{_quoted(value)} contains it, {field}={_quoted(value)} equals it")
+        if not value and operator == ":":
+            self._refuse(f'every {field} contains nothing; {field}="" finds the empty ones')
+        self._add(Condition(field, operator, value, negated))
+
+    def _content(self, value: str, operator: str, negated: bool) -> None:
+        if operator not in ":=":
+            self._refuse(f"what was said cannot be compared: write text:{_quoted(value)}")
+        if not value:
+            self._refuse("the text to search for is empty")
+        self._add(Condition("text", ":", value, negated))
+
+    def _number(self, field: str, operator: str, value: str, start: int, negated: bool) -> None:
+        operator = ":" if operator == "=" else operator
+        if value.lower() == "none":
+            if field != "score":
+                self._refuse(f"only score can be none; {field} is a number everywhere", start)
+            if operator != ":":
+                self._refuse("none is neither more nor less: write score:none or score!=none")
+            self._add(Condition(field, ":", None, negated))
+        elif ".." in value:
+            if operator != ":":
+                self._refuse(f"a range cannot be compared: write {field}:{value}")
+            self._add(Condition(field, ":", self._range(field, value, start), negated))
+        else:
+            self._add(Condition(field, operator, self._float(field, value, start), negated))
+
+    def _range(self, field: str, value: str, start: int) -> Range:
+        first, _, second = value.partition("..")
+        low = self._float(field, first, start) if first else None
+        high = self._float(field, second, start + len(first) + 2) if second else None
+        if low is None and high is None:
+            self._refuse(f"a range has at least one end: {field}:1..5, {field}:1.. or {field}:..5", start)
+        if low is not None and high is not None and low > high:
+            self._refuse(f"the range is empty; {field}:{_said(high)}..{_said(low)} would not be", start)
+        return Range(low, high)
+
+    def _float(self, field: str, value: str, start: int) -> float:
+        number = float(value) if _NUMBER.fullmatch(value) else math.nan
+        if not math.isfinite(number):
+            example = "0.5" if field in ("score", "time") else "3"
+            also = ", or none" if field == "score" else ""
+            self._refuse(f"{value!r} is no number; {field} takes one such as {example}, a range as 1..5{also}", start)
+        return number + 0.0  # no negative zero: equal queries have equal texts
+
+    def _sorting(self, operator: str, negated: bool) -> None:
+        if negated or operator not in ":=":
+            self._refuse("write sort:score, or sort:-score for the other direction")
+        start, value = self._at, self._bare_value()
+        descending = value.startswith("-")
+        field = value.removeprefix("-").lower()
+        if field not in SORTABLE:
+            guess = _closest(field, SORTABLE)
+            meant = f"did you mean sort:{'-' if descending else ''}{guess}? " if guess else ""
+            self._refuse(f"rows cannot be sorted by {field!r}; {meant}They can by {', '.join(SORTABLE)}", start)
+        self._sort.setdefault(field, SortKey(field, descending))
+
+    def _value(self) -> str:
+        if self._at == len(self._text) or self._text[self._at] != '"':
+            return self._bare_value()
+        opened = self._at
+        at = opened + 1
+        while at < len(self._text) and self._text[at] != '"':
+            at += 2 if self._text[at] == "\\" else 1
+        if at >= len(self._text):
+            self._refuse("the quote is not closed", opened)
+        self._at = at + 1
+        if self._at < len(self._text) and not self._text[self._at].isspace():
+            self._refuse('a space is missing after the quote; a quote within a text is written \\"', self._at)
+        return _ESCAPE.sub(lambda found: _MEANT.get(found[1], found[1]), self._text[opened + 1 : at])
+
+    def _bare_value(self) -> str:
+        word = self._word()
+        self._at += len(word)
+        return word
+
+    def _word(self) -> str:
+        """From here to the next space."""
+        found = _BARE.match(self._text, self._at)
+        return found[0] if found else ""
+
+    def _skip_space(self) -> bool:
+        """Whether something is left."""
+        found = _SPACE.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._at < len(self._text)
+
+    def _add(self, condition: Condition) -> None:
+        self._alternatives[-1].append(condition)
+
+    def _unknown(self, name: str) -> NoReturn:
+        guess = _closest(name.lower(), (*FIELDS, "sort"))
+        meant = f"did you mean {guess}? " if guess else ""
+        word = self._text[self._at : self._at + len(self._word())]
+        self._refuse(
+            f"there is no field {name!r}; {meant}The fields are {', '.join(FIELDS)} and sort. "
+            f"To search for the text itself, put it in quotes: {_in_quotes(word)}",
+            self._at,
+        )
+
+    def _refuse(self, problem: str, position: int | None = None) -> NoReturn:
+        raise QueryError(problem, self._term if position is None else position)
+
+
+def _closest(name: str, names: tuple[str, ...]) -> str | None:
+    other = _OTHER_NAMES.get(name)
+    if other in names:
+        return other
+    found = difflib.get_close_matches(name[:40], names, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _said(number: float) -> str:
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def _quoted(value: str) -> str:
+    """As it can stand behind an operator."""
+    return value if value and not re.search(r'\s|^"', value) else _in_quotes(value)
+
+
+def _in_quotes(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
