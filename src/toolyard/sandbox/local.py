@@ -7,13 +7,12 @@ Not covered: bugs of the kernel itself. For programs written by hostile humans p
 from __future__ import annotations
 
 import logging
-import marshal
 import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,21 +23,21 @@ from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, 
 
 from . import languages
 from .builds import Build, Builds, build_key, made_of
+from .cases import Processors, replies
 from .compilers import Compilers
-from .guest import frames
 from .isolation import Level, choose_level, probe
 from .jail import zygote_config
+from .plans import Plan, compile_order, python_plan, run_order
 from .pool import Pool, Slots
 from .protocol import MIB, Execution, Limits, Program, Verdict
-from .requests import as_bytes, header_of, stage_result, unpack_files
+from .requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
 from .routing import LIGHT, choose_profile
 from .session import LocalSession
 from .toolchains import Toolchain
-from .zygote import Reply, Worker, Zygote
+from .zygote import Zygote
 
 _log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()
-MAX_PROGRAM_BYTES = 256 * MIB
 SESSION = "session"
 """The profile of sessions: its zygote also has what a notebook cell needs."""
 
@@ -121,6 +120,7 @@ class LocalSandbox:
         self._profiles = {name: frozenset(modules) for name, modules in self.config.profiles.items()}
         self._compilers = Compilers()
         self._slots = Slots(self._workers)
+        self._processors = Processors()
         self._builds = Builds(self.config.compile_cache_bytes)
         self._pool = Pool(self._make_zygote, idle=self._workers, max_runs=self.config.max_runs_per_worker)
         self._opened = True
@@ -175,74 +175,107 @@ class LocalSandbox:
         Raises:
             SandboxBusyError: no worker came free in that time; the program did not start.
         """
+        self._refuse(program, [program.stdin])
+        limits = limits or _DEFAULT_LIMITS
+        with self._counting_errors():
+            plan = await self._plan(program, limits, start_within)
+            if plan.compiles:
+                waited = await self._slots.take(start_within)
+                try:
+                    async with self._pool.worker(self._profile(plan)) as worker:
+                        reply = await ask(worker, plan.order, limits, limits.run_seconds, program.stdin)
+                finally:
+                    self._slots.give()
+                execution = plan.execution(reply, self.level, waited)
+            else:
+                execution = plan.execution(None, self.level)
+        self._executions[execution.verdict.value] += 1
+        return execution
+
+    async def run_each(
+        self,
+        program: Program,
+        stdins: Sequence[Input],
+        limits: Limits | None = None,
+        *,
+        start_within: float | None = None,
+    ) -> AsyncGenerator[Execution]:
+        """Run `program` once on each of `stdins`, one after the other, and yield what `run` would have returned.
+
+        Cheaper than that: it is compiled once, waits for one worker, and a Python program is forked from one prepared
+        process. No run sees another. `limits` are each one's own; `queue_seconds` counts for the first. Leaving early
+        stops the run that is under way and abandons the rest; `aclose()` it to know when that is done.
+
+        Raises:
+            ProgramError: also if `program` has an input of its own.
+            SandboxError: the next one could not be run; those before it are good.
+        """
+        if program.stdin is not None:
+            raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
+        self._refuse(program, stdins)
+        with self._counting_errors():
+            plan = await self._plan(program, limits or _DEFAULT_LIMITS, start_within)
+            async with aclosing(self._each(plan, stdins, limits or _DEFAULT_LIMITS, start_within)) as executions:
+                async for execution in executions:
+                    self._executions[execution.verdict.value] += 1
+                    yield execution
+
+    async def _each(
+        self, plan: Plan, stdins: Sequence[Input], limits: Limits, start_within: float | None
+    ) -> AsyncGenerator[Execution]:
+        if not plan.compiles:
+            for _ in stdins:
+                yield plan.execution(None, self.level)
+                plan = plan.again()
+            return
+        waited = await self._slots.take(start_within)
+        try:
+            inputs = list(map(input_bytes, stdins))
+            with self._processors.lend() as processor:
+                found = replies(self._pool, self._profile(plan), plan.order, inputs, limits, processor)
+                async with aclosing(found):
+                    later = plan.again()
+                    async for reply in found:
+                        yield plan.execution(reply, self.level, waited)
+                        plan, waited = later, 0.0
+        finally:
+            self._slots.give()
+
+    def _refuse(self, program: Program, stdins: Sequence[Input]) -> None:
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
-        limits = limits or _DEFAULT_LIMITS
-        _refuse_oversize(program)
-        language = languages.find_language(program.language)
+        refuse_oversize(program, stdins)
+
+    @contextmanager
+    def _counting_errors(self) -> Generator[None]:
         try:
-            if language.name == "python":
-                execution = await self._run_python(program, limits, start_within)
-            else:
-                jailed = self.level in (Level.FULL, Level.NAMESPACES)
-                toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
-                execution = await self._run_with(toolchain, program, limits, start_within)
+            yield
         except SandboxError as error:
             self._executions["error"] += 1
             if not self._opened:
                 raise SandboxClosedError("the sandbox was closed while the program ran") from error
             raise
-        self._executions[execution.verdict.value] += 1
-        return execution
 
-    async def _run_python(self, program: Program, limits: Limits, start_within: float | None) -> Execution:
-        queued = await self._slots.take(start_within)
-        try:
-            profile = self._profile(program.code)
-            async with self._pool.worker(profile) as worker:
-                meta = (tuple(program.args), dict(program.env), _manifest(program.files, 0o644))
-                reply = await self._request(
-                    worker, frames.RUN_PYTHON, meta, program, limits, limits.run_seconds, program.code, program.files
-                )
-        finally:
-            self._slots.give()
-        return self._execution(reply, queued)
+    async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> Plan:
+        """Compile it, where the language wants that."""
+        language = languages.find_language(program.language)
+        if language.name == "python":
+            return python_plan(program)
+        jailed = self.level in (Level.FULL, Level.NAMESPACES)
+        toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
+        if not toolchain.compile_argv:
+            return Plan(run_order(toolchain, program, {}))
+        build, cached, queued = await self._build(toolchain, program, limits, start_within)
+        return Plan(run_order(toolchain, program, build.artifacts), build, cached, queued)
 
-    def _profile(self, code: str) -> str:
-        profile = choose_profile(code, self._profiles)
+    def _profile(self, plan: Plan) -> str:
+        profile = choose_profile(plan.order.code, self._profiles)
         if profile == LIGHT or self._pool.ready(profile):
             return profile
         return LIGHT
 
-    async def _run_with(
-        self, toolchain: Toolchain, program: Program, limits: Limits, start_within: float | None
-    ) -> Execution:
-        files = {toolchain.source_name: as_bytes(program.code), **program.files}
-        build, cached, queued = None, False, 0.0
-        if toolchain.compile_argv:
-            build, cached, queued = await self._build(toolchain, program, files, limits, start_within)
-            if build.stage.verdict is not Verdict.OK:
-                return Execution(
-                    Verdict.COMPILE_FAILED, None, build.stage, isolation=self.level, queue_seconds=queued,
-                    compile_cached=cached,
-                )  # fmt: skip
-        waited = await self._slots.take(start_within)
-        try:
-            argv = (*toolchain.run_argv, *program.args)
-            artifacts: Mapping[str, bytes] = build.artifacts if build else {}
-            given = {name: content for name, content in files.items() if name not in artifacts}
-            manifest = (*_manifest(given, 0o644), *_manifest(artifacts, 0o755))
-            meta = (argv, {**toolchain.env, **program.env}, manifest)
-            async with self._pool.worker(LIGHT) as worker:
-                reply = await self._request(
-                    worker, frames.RUN_COMMAND, meta, program, limits, limits.run_seconds, "", {**given, **artifacts}
-                )
-        finally:
-            self._slots.give()
-        return self._execution(reply, queued + waited, build, cached)
-
     async def _build(
-        self, toolchain: Toolchain, program: Program, files: Mapping[str, bytes], limits: Limits, within: float | None
+        self, toolchain: Toolchain, program: Program, limits: Limits, within: float | None
     ) -> tuple[Build, bool, float]:
         queued = 0.0
 
@@ -250,15 +283,10 @@ class LocalSandbox:
             nonlocal queued
             queued = await self._slots.take(within)
             try:
-                assert toolchain.compile_argv
+                order = compile_order(toolchain, program)
                 roomy = limits.model_copy(update={"memory_bytes": max(limits.memory_bytes, 1024 * MIB)})
-                meta = (toolchain.compile_argv, {**toolchain.env, **program.env}, _manifest(files, 0o644))
-                fetch = [name for artifact in toolchain.artifacts for name in (artifact, artifact + "/")]
-                task = Program(program.code, program.language, fetch_files=fetch)
                 async with self._pool.worker(LIGHT) as worker:
-                    reply = await self._request(
-                        worker, frames.RUN_COMMAND, meta, task, roomy, limits.compile_seconds, "", files
-                    )
+                    reply = await ask(worker, order, roomy, limits.compile_seconds, None)
             finally:
                 self._slots.give()
             stage = stage_result(reply)
@@ -268,44 +296,6 @@ class LocalSandbox:
 
         build, cached = await self._builds.get(build_key(toolchain, program), compile_it)
         return build, cached, queued
-
-    async def _request(
-        self,
-        worker: Worker,
-        operation: int,
-        meta: tuple[Any, ...],
-        program: Program,
-        limits: Limits,
-        seconds: float,
-        code: str,
-        files: Mapping[str, bytes],
-    ) -> Reply:
-        stdin = program.stdin or b""
-        parts = [
-            marshal.dumps(meta, 4),
-            as_bytes(code),
-            b"".join(files.values()),
-            as_bytes(stdin) if isinstance(stdin, str) else stdin,
-            marshal.dumps(list(program.fetch_files), 4) if program.fetch_files else b"",
-        ]
-        reply = await worker.request(header_of(operation, limits, seconds, parts), parts, seconds)
-        if reply.reason == frames.REFUSED:
-            raise ProgramError(reply.extra.decode("utf-8", "replace"))
-        if reply.reason == frames.CANCELLED:
-            raise SandboxError("the program was cancelled")
-        return reply
-
-    def _execution(self, reply: Reply, queued: float, build: Build | None = None, cached: bool = False) -> Execution:
-        stage = stage_result(reply)
-        return Execution(
-            stage.verdict,
-            stage,
-            build.stage if build else None,
-            files=unpack_files(reply.extra),
-            isolation=self.level,
-            queue_seconds=queued,
-            compile_cached=cached,
-        )
 
     # ----------------------------------------------------------------------------------------------- sessions
     @asynccontextmanager
@@ -356,13 +346,3 @@ class LocalSandbox:
     def process_ids(self) -> Mapping[str, int]:
         """Zygotes' pids by profile, for those who watch or test them."""
         return {name: zygote.pid for name, zygote in self._pool.zygotes.items()}
-
-
-def _refuse_oversize(program: Program) -> None:
-    size = len(program.code) + len(program.stdin or "") + sum(map(len, program.files.values()))
-    if size > MAX_PROGRAM_BYTES:
-        raise ProgramError(f"code, stdin and files are {size} bytes together; at most {MAX_PROGRAM_BYTES} can be sent")
-
-
-def _manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:
-    return tuple((name, len(content), mode) for name, content in files.items())

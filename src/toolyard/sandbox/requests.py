@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import marshal
 import os
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from toolyard.errors import SandboxError
+from toolyard.errors import ProgramError, SandboxError
 
 from .guest import frames
-from .protocol import Limits, StageResult, Verdict
-from .zygote import Reply
+from .protocol import MIB, Limits, Program, StageResult, Verdict
+from .worker import Reply, Worker
 
 _REASONS = {
     frames.TIMED_OUT: Verdict.TIMED_OUT,
@@ -18,6 +22,55 @@ _REASONS = {
     frames.OUTPUT_EXCEEDED: Verdict.OUTPUT_EXCEEDED,
     frames.DISK_EXCEEDED: Verdict.DISK_EXCEEDED,
 }
+
+
+MAX_PROGRAM_BYTES = 256 * MIB
+Input = str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker is to run, but for the input."""
+
+    operation: int
+    meta: tuple[Any, ...]
+    code: str
+    files: Mapping[str, bytes]
+    fetch: Sequence[str] = ()
+
+    def parts(self, stdin: bytes) -> list[bytes]:
+        """The body of the request, in the order of `frames.REQUEST`."""
+        return [
+            marshal.dumps(self.meta, 4),
+            as_bytes(self.code),
+            b"".join(self.files.values()),
+            stdin,
+            marshal.dumps(list(self.fetch), 4) if self.fetch else b"",
+        ]
+
+
+def refuse_oversize(program: Program, stdins: Sequence[Input]) -> None:
+    """
+    Raises:
+        ProgramError: a worker would not take it.
+    """
+    size = len(program.code) + sum(len(stdin or "") for stdin in stdins) + sum(map(len, program.files.values()))
+    if size > MAX_PROGRAM_BYTES:
+        raise ProgramError(f"code, stdin and files are {size} bytes together; at most {MAX_PROGRAM_BYTES} can be sent")
+
+
+def input_bytes(stdin: Input) -> bytes:
+    return as_bytes(stdin) if isinstance(stdin, str) else stdin or b""
+
+
+def inputs_part(stdins: Sequence[bytes], processor: int) -> bytes:
+    """The stdin part of an EACH request."""
+    table = struct.pack(f"<{len(stdins)}Q", *map(len, stdins))
+    return b"".join((frames.CASES.pack(len(stdins), processor), table, *stdins))
+
+
+def manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:
+    return tuple((name, len(content), mode) for name, content in files.items())
 
 
 def as_bytes(text: str) -> bytes:
@@ -39,6 +92,24 @@ def header_of(operation: int, limits: Limits, seconds: float, parts: Sequence[by
         max(limits.flood_bytes, limits.output_bytes),
         *map(len, parts),
     )
+
+
+async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdin: Input) -> Reply:
+    """
+    Raises:
+        ProgramError: it cannot be run as asked.
+        SandboxError: it was not run.
+    """
+    parts = order.parts(input_bytes(stdin))
+    return accepted(await worker.request(header_of(order.operation, limits, seconds, parts), parts, seconds))
+
+
+def accepted(reply: Reply) -> Reply:
+    if reply.reason == frames.REFUSED:
+        raise ProgramError(reply.extra.decode("utf-8", "replace"))
+    if reply.reason == frames.CANCELLED:
+        raise SandboxError("the program was cancelled")
+    return reply
 
 
 def verdict_of(reply: Reply) -> tuple[Verdict, int | None]:

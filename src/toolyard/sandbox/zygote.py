@@ -11,187 +11,24 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 
-from .guest import cgroups, frames
+from .guest import cgroups
 from .isolation import GUEST_MAIN
+from .worker import Reply as Reply
+from .worker import Worker, hang_up
 
 _START_SECONDS = 60.0
 """For a zygote with large packages to import."""
 _SPAWN_SECONDS = 30.0
 """For one worker, others asked for before it included."""
-_OVERTIME = 3.0
-"""A worker that has not answered this long after its program's limit is broken, and is killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A worker's answer: numbers from the header, and the bytes."""
-
-    reason: int
-    flags: int
-    status: int
-    wall: float
-    cpu: float
-    peak: int
-    stdout: bytes
-    stderr: bytes
-    extra: bytes
-
-
-class WorkerDiedError(SandboxError):
-    """The worker was killed or crashed in mid-run. The program died with it; running it again is safe."""
-
-
-class Worker:
-    """One jail. Takes one request at a time; the pool sees to that."""
-
-    def __init__(self, channel: socket.socket, zygote: Zygote, launcher: int, pid: int, cgroup: str) -> None:
-        self.zygote = zygote
-        self.pid = pid
-        self.runs = 0
-        self.alive = True
-        self._launcher = launcher
-        self._cgroup = cgroup
-        self._kills_before = self._kills() if cgroup else 0
-        self._loop = asyncio.get_running_loop()
-        self._channel = channel
-        self._buffer = bytearray()
-        self._answer: asyncio.Future[Reply] | None = None
-        self._loop.add_reader(channel.fileno(), self._readable)
-
-    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> Reply:
-        """Send one request and wait for its answer; cancelling stops the program and leaves the worker usable.
-
-        Raises:
-            WorkerDiedError: it died; nothing of the program is left.
-        """
-        if not self.alive:
-            raise WorkerDiedError("the sandbox worker died before the program started")
-        self.runs += 1
-        answer = self._answer = self._loop.create_future()
-        overdue = self._loop.call_later(seconds + _OVERTIME, self._overdue)
-        try:
-            await self._send([header, *parts])
-            return await answer
-        except asyncio.CancelledError:
-            await self._cancel(answer)
-            raise
-        finally:
-            overdue.cancel()
-            self._answer = None
-
-    async def _send(self, parts: list[bytes]) -> None:
-        try:
-            sent = self._channel.sendmsg(parts)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._dead()
-            return
-        total = sum(map(len, parts))
-        if sent < total:
-            try:
-                await self._loop.sock_sendall(self._channel, memoryview(b"".join(parts))[sent:])
-            except OSError:
-                self._dead()
-            except asyncio.CancelledError:
-                self._answer = None  # nobody waits for it any more
-                self.kill()  # half a request went out: there is no way back to a known state
-                raise
-
-    async def _cancel(self, answer: asyncio.Future[Reply]) -> None:
-        """Stop the program and wait for the worker to be clean again. A second cancellation kills the worker."""
-        if not self.alive or not answer.cancelled():
-            return
-        # Our cancellation took the awaited future with it; the worker's answer still comes, to this one.
-        answer = self._answer = self._loop.create_future()
-        try:
-            self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
-            async with asyncio.timeout(_OVERTIME):
-                await answer
-        except (OSError, TimeoutError, SandboxError, asyncio.CancelledError):
-            self._answer = None
-            self.kill()
-
-    def _readable(self) -> None:
-        try:
-            chunk = self._channel.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self._dead()
-            return
-        self._buffer += chunk
-        if len(self._buffer) < frames.RESPONSE.size:
-            return
-        header = frames.RESPONSE.unpack_from(self._buffer)
-        sizes = header[6:9]
-        if len(self._buffer) < frames.RESPONSE.size + sum(sizes):
-            return
-        at = frames.RESPONSE.size
-        parts: list[bytes] = []
-        for size in sizes:
-            parts.append(bytes(self._buffer[at : at + size]))
-            at += size
-        self._buffer = bytearray()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Reply(*header[:6], *parts))
-        if header[1] & frames.RETIRING:
-            self.close()
-
-    def _dead(self) -> None:
-        if not self.alive:
-            return
-        if self._answer is not None and not self._answer.done() and self._kills() > self._kills_before:
-            # It went down with its program: then that is a verdict, not our failure.
-            self._answer.set_result(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
-        self.close()
-
-    def _kills(self) -> int:
-        """How often the kernel killed for memory in the worker's group, ever."""
-        for name in ("memory.oom_control", "memory.events"):
-            with contextlib.suppress(OSError), open(f"{self._cgroup}/{name}") as file:
-                return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-        return 0
-
-    def _overdue(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(WorkerDiedError("the sandbox worker did not answer in time and was replaced"))
-        self.kill()
-
-    def kill(self) -> None:
-        """For a worker that may not be listening any more; `close` is enough for one that is."""
-        if self.alive:
-            self.zygote.kill(self._launcher)
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the channel: the worker sees it and leaves, and everything in its jail with it.
-
-        Whoever still waits for its answer is told: nothing else would ever wake them.
-        """
-        if self.alive:
-            self.alive = False
-            self._loop.remove_reader(self._channel.fileno())
-            _hang_up(self._channel)
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(
-                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
-                )
-
-
-def _hang_up(channel: socket.socket) -> None:
-    """Also for copies of it that a fork of the host may hold."""
-    with contextlib.suppress(OSError):
-        channel.shutdown(socket.SHUT_RDWR)
-    channel.close()
+_BINDING = {"LD_BIND_NOW": "1"}
+"""Else every child looks up the same functions of the same libraries again, and copies the pages they are noted on."""
 
 
 class Zygote:
@@ -220,7 +57,8 @@ class Zygote:
             self._process = subprocess.Popen(
                 [self._python, GUEST_MAIN, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._complaints,
-                env=self._config["environment"], pass_fds=(theirs.fileno(),), cwd="/", start_new_session=True,
+                env={**self._config["environment"], **_BINDING}, pass_fds=(theirs.fileno(),), cwd="/",
+                start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._control.close()
@@ -307,7 +145,7 @@ class Zygote:
             return
         self.alive = False
         self._loop.remove_reader(self._control.fileno())
-        _hang_up(self._control)
+        hang_up(self._control)
         self._complaints.seek(0)
         said = self._complaints.read()[-2000:].decode(errors="replace").strip()
         waiting, self._waiting = self._waiting, {}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 from . import program
 
 KEPT = 1 << 20
 """Of each buffer; larger ones last for one request."""
+_PIPE = 65536
 
 
 def private_memory(size: int) -> memoryview:
@@ -46,7 +50,48 @@ def reap_orphans(first: int) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-class Child:
+class BecomeError(BaseException):
+    """In a forked process: go back to where the worker began, and become what it was forked for.
+
+    So that programs have the same stack below them, and as much of it left, wherever they were forked.
+    """
+
+    def __init__(self, role: Callable[[], NoReturn]) -> None:
+        self.role = role
+
+
+class Pipes:
+    """The worker's ends of a program's standard streams, and the program's first process."""
+
+    pid: int
+    stdin: int
+    stdout: int
+    stderr: int
+
+    def feed(self, content: memoryview) -> memoryview:
+        """Write what fits into the pipe, and close it after the last byte or when nobody reads. Returns the rest."""
+        try:
+            while len(content):
+                content = content[os.write(self.stdin, content[:_PIPE]) :]
+        except BlockingIOError:
+            return content
+        except BrokenPipeError:
+            content = content[:0]
+        self.close_input()
+        return content
+
+    def close_input(self) -> None:
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
+
+    def close(self) -> None:
+        self.close_input()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+class Child(Pipes):
     """A forked process, prepared ahead, that waits for an order; later the program itself."""
 
     def __init__(self, interpreter: program.Interpreter, null: int) -> None:
@@ -55,27 +100,23 @@ class Child:
         self.stderr, stderr = os.pipe()
         command, self.command = os.pipe()
         self.status, status = os.pipe()
+        os.set_blocking(self.stdin, False)
         # Put in place before the fork: here it copies no page.
         for target, source in enumerate((stdin, stdout, stderr, command, status)):
             os.dup2(source, target, target < program.COMMAND)
             os.close(source)
         self.pid = os.fork()
         if self.pid == 0:
-            program.prepare(interpreter.scope)
-            program.rehearse(interpreter)
-            program.run(interpreter)
+            raise BecomeError(partial(program.run, interpreter))
         for target in range(program.STATUS + 1):
             os.dup2(null, target, False)
 
     def close(self) -> None:
-        for handle in (self.stdin, self.stdout, self.stderr, self.command, self.status):
+        super().close()
+        for handle in (self.command, self.status):
             if handle >= 0:
                 os.close(handle)
-        self.stdin = self.command = -1
-
-    def close_input(self) -> None:
-        os.close(self.stdin)
-        self.stdin = -1
+        self.command = -1
 
 
 class Stream:
@@ -101,6 +142,19 @@ class Stream:
         self.size += got if room else 0
         self.seen += got
         return got
+
+    def drain(self, handle: int, scratch: memoryview) -> None:
+        """Take what is in the pipe now; never wait for whoever may still hold its other end."""
+        os.set_blocking(handle, False)
+        with contextlib.suppress(BlockingIOError):
+            room = self.limit - self.size or len(scratch)
+            # A read that is not filled has emptied the pipe; one read past the limit tells that something was cut.
+            while self.take(handle, scratch) == room and not self.cut:
+                room = self.limit - self.size or len(scratch)
+
+    def put(self, content: memoryview) -> None:
+        self.memory[: len(content)] = content
+        self.size = self.seen = len(content)
 
     @property
     def cut(self) -> bool:

@@ -19,6 +19,15 @@ CELL = 4
 WRITE_FILES = 5
 READ_FILES = 6
 CANCEL = 7
+EACH_PYTHON = 8
+EACH_COMMAND = 9
+"""One program, many inputs: a response for each, in order. A cancellation ends it with one more, CANCELLED."""
+
+# What stands before the inputs in the stdin part of an EACH request: how many there are and the processor to run them
+# on (ANY: as it comes), then the length of each.
+CASES = struct.Struct("<Ii")
+CASE = struct.Struct("<Q")
+ANY = -1
 
 # reason, flags, wait status, wall s, cpu s, peak bytes, then the lengths of the parts: stdout, stderr, extra.
 RESPONSE = struct.Struct("<BBxxiddQQQQ")

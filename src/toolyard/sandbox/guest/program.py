@@ -19,7 +19,7 @@ import signal
 import sys
 from importlib.machinery import SourceFileLoader
 from itertools import islice
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn, cast
 
 from . import frames, kernel
@@ -33,9 +33,12 @@ BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
 _UNBLOCK = int(signal.SIG_UNBLOCK)
 _signal_mask: Any = sys.modules["_signal"].pthread_sigmask
 """Without the enums that `signal` wraps around it, which every child would copy pages for."""
+_run_exit_functions: Any = cast("Any", atexit)._run_exitfuncs
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
+Order = tuple[tuple[Any, ...], Meta, bytes, memoryview]
+"""The request's header, what `Meta` says, the code, and the contents of the files one after the other."""
 
 
 _orders = select.poll()
@@ -124,12 +127,20 @@ def prepare(scope: int) -> None:
     Every line here is paid for in copied pages, so the worker has done what it could: the streams are in place as
     descriptors 0 to 4, and the signal handlers are set, only blocked.
     """
-    os.setsid()
     if scope >= 0:
         kernel.restrict_self(scope)
     os.closerange(STATUS + 1, 1 << 20)
+    os.setsid()
     kernel.make_dumpable()
+    unblock_signals()
+    reseed()
+
+
+def unblock_signals() -> None:
     _signal_mask(_UNBLOCK, BLOCKED)
+
+
+def reseed() -> None:
     generator = sys.modules.get("numpy.random")
     if generator is not None:  # `random` reseeds itself after a fork; numpy's global generator does not
         generator.seed(int.from_bytes(os.urandom(4), "little"))
@@ -173,6 +184,8 @@ def rehearse(interpreter: Interpreter) -> None:
 
 def run(interpreter: Interpreter) -> NoReturn:
     """Wait for an order and carry it out."""
+    prepare(interpreter.scope)
+    rehearse(interpreter)
     try:
         args, code = _receive_order(interpreter)
     except BaseException as error:
@@ -180,16 +193,16 @@ def run(interpreter: Interpreter) -> NoReturn:
     os.close(COMMAND)
     os.close(STATUS)
     sys.argv[1:] = args
+    interpreter.make_main()
     run_main(interpreter, code)
 
 
-def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
-    """Read the order and set everything up for it. Commands and sessions go their own way from here."""
+def read_order() -> Order:
     data = bytearray(os.read(COMMAND, 65536))
     if len(data) < frames.REQUEST.size:
         os._exit(0)  # the worker went away
     header = frames.REQUEST.unpack_from(data)
-    operation, meta_size, code_size, files_size = header[0], header[10], header[11], header[12]
+    meta_size, code_size, files_size = header[10:13]
     total = frames.REQUEST.size + meta_size + code_size + files_size
     while len(data) < total:
         chunk = os.read(COMMAND, min(total - len(data), 1 << 20))
@@ -197,12 +210,18 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
             os._exit(0)
         data += chunk
     at = frames.REQUEST.size
-    order: Meta = marshal.loads(data[at : at + meta_size])
-    args, environment, files = order
+    meta: Meta = marshal.loads(data[at : at + meta_size])
     at += meta_size
-    code = bytes(data[at : at + code_size])
-    write_files(interpreter.work, files, memoryview(data)[at + code_size :])
-    _apply_limits(header, interpreter.data_factor, interpreter.others)
+    return header, meta, bytes(data[at : at + code_size]), memoryview(data)[at + code_size :]
+
+
+def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
+    """Read the order and set everything up for it. Commands and sessions go their own way from here."""
+    header, (args, environment, files), code, content = read_order()
+    operation = header[0]
+    write_files(interpreter.work, files, content)
+    apply_limits(header, interpreter)
+    limit_files(header)
     if environment:
         os.environ.update(environment)
     if operation == frames.RUN_COMMAND:
@@ -218,25 +237,34 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
 
 def _refuse(error: BaseException) -> NoReturn:
     """Say why on the status pipe, which closes before the first line of foreign code runs and so cannot be forged."""
-    text = str(error) if isinstance(error, (RefusedError, OSError)) else f"{type(error).__name__}: {error}"
-    os.write(STATUS, text.encode("utf-8", "backslashreplace")[:4000])
+    os.write(STATUS, why_refused(error))
     os._exit(125)
 
 
-def _apply_limits(header: tuple[Any, ...], data_factor: float, others: int) -> None:
-    _, _, cpu, memory, processes, open_files, file_bytes, *_ = header
+def why_refused(error: BaseException) -> bytes:
+    text = str(error) if isinstance(error, (RefusedError, OSError)) else f"{type(error).__name__}: {error}"
+    return text.encode("utf-8", "backslashreplace")[:4000]
+
+
+def apply_limits(header: tuple[Any, ...], interpreter: Interpreter, ours: int = 2) -> None:
+    """All but those on files. `ours`: processes of the same user that are not the program's."""
+    cpu, memory, processes = header[2:5]
     if cpu != frames.NO_CPU_LIMIT:
         # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
         seconds = int(cpu) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    if data_factor:
-        size = int(memory * data_factor)
+    if interpreter.data_factor:
+        size = int(memory * interpreter.data_factor)
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-    if others:  # and so are programs of other workers: some room for them, rather than failing for their sake
-        processes = others + 4 * processes
-    resource.setrlimit(resource.RLIMIT_NPROC, (processes + 2, processes + 2))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    if interpreter.others:  # and so are programs of other workers: some room, rather than failing for their sake
+        processes = interpreter.others + 4 * processes
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes + ours, processes + ours))
+
+
+def limit_files(header: tuple[Any, ...]) -> None:
+    """After the files that are given were written: what counts is what the program writes itself."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (header[5], header[5]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (header[6], header[6]))
 
 
 def target_of(work: str, name: str) -> str:
@@ -271,20 +299,22 @@ def _write_all(handle: int, content: memoryview | bytes) -> None:
         content = content[os.write(handle, content) :]
 
 
-def write_main(path: str, code: bytes) -> None:
+def write_main(path: str, code: bytes | memoryview) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     _write_all(handle, code)
     os.close(handle)
 
 
-def run_main(interpreter: Interpreter, code: bytes) -> NoReturn:
-    """Run the program as `python main.py` would, down to its exit code."""
+def run_main(interpreter: Interpreter, code: bytes | CodeType) -> NoReturn:
+    """Run the program, compiled or not, as `python main.py` would, down to its exit code. Its module is made."""
     finish(interpreter, _execute(interpreter, code))
 
 
-def _execute(interpreter: Interpreter, code: bytes) -> int:
+def _execute(interpreter: Interpreter, code: bytes | CodeType) -> int:
     try:
-        exec(compile(code, interpreter.path, "exec", dont_inherit=True), interpreter.make_main().__dict__)  # noqa: S102
+        if isinstance(code, bytes):
+            code = compile(code, interpreter.path, "exec", dont_inherit=True)
+        exec(code, sys.modules["__main__"].__dict__)  # noqa: S102
     except SystemExit as error:
         return exit_status(error)
     except BaseException as error:
@@ -317,15 +347,17 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
     try:
         if threading is not None:
             threading._shutdown()
-        cast("Any", atexit)._run_exitfuncs()
+        _run_exit_functions()
     except BaseException as error:
         report(error)
     if not (_flush("stdout") & _flush("stderr")):
         status = 120
     _let_go(interpreter)
     for stream in (sys.__stdout__, sys.__stderr__):  # destructors may print, and the program may have put others there
-        with contextlib.suppress(BaseException):
-            cast("Any", stream).flush()
+        try:  # a context manager would do, but touch more pages, here and below
+            stream.flush()  # type: ignore[union-attr]
+        except BaseException:  # noqa: S112
+            continue
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -350,12 +382,15 @@ def _let_go(interpreter: Interpreter) -> None:
     # other, so that the second time a file's buffer goes before its descriptor.
     gc.collect()
     # New modules stand at the end of the table. Looking at the others would copy the pages they lie on.
-    count = max(len(sys.modules) - interpreter.module_count, 0)
-    for name in ("__main__", *islice(reversed(sys.modules), count)):
-        sys.modules.pop(name, None)
+    modules = sys.modules
+    count = len(modules) - interpreter.module_count
+    for name in ("__main__", *islice(reversed(modules), count)) if count > 0 else ("__main__",):
+        modules.pop(name, None)
     gc.collect()
     # What a module of the zygote's still holds, a hook or a handler, is not destroyed; but its bytes are saved.
     for item in gc.get_objects():
         if issubclass(type(item), _WRITERS):
-            with contextlib.suppress(BaseException):
+            try:
                 item.flush()
+            except BaseException:  # noqa: S112
+                continue

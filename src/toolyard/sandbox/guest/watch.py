@@ -108,6 +108,8 @@ class Watch:
         self._by_looking = False
         self._next = 0.0
         self._cpu_before = 0.0
+        self.spared = ""
+        """A process that is not the program's, by its number."""
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""
@@ -173,7 +175,7 @@ class Watch:
     def _sample(self) -> tuple[int, float]:
         """Bytes (an upper bound: shared pages count once per process) and processor seconds of the tree."""
         pages = ticks = span = 0
-        processes = _processes()
+        processes = self._processes()
         for pid in processes:
             try:
                 with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -191,8 +193,11 @@ class Watch:
 
     def _exact_memory(self) -> int:
         """Proportional sizes: pages shared with siblings and with the zygote count in part. Costs more; asked late."""
-        processes = _processes()
+        processes = self._processes()
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
+
+    def _processes(self) -> list[str]:
+        return [name for name in os.listdir("/proc") if name.isdigit() and name not in ("1", self.spared)]
 
 
 def _tree_bytes(path: str) -> int:
@@ -224,10 +229,6 @@ def _bytes_below(folder: int, entries_left: list[int], levels_left: int) -> int:
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it changes under our eyes
     return total
-
-
-def _processes() -> list[str]:
-    return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
 def _proportional(pid: str) -> int:

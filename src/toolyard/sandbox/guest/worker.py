@@ -17,8 +17,11 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from . import collect, frames, program, root
-from .child import KEPT, Child, Stream, private_memory, reap, reap_orphans, write_all
+from . import collect, frames, program
+from .cases import Cases
+from .child import KEPT, BecomeError, Child, Pipes, Stream, private_memory, reap, reap_orphans, write_all
+from .replies import Replies
+from .rooms import Rooms
 from .watch import Cgroup, Watch
 
 GRACE = 0.1
@@ -49,36 +52,50 @@ class Worker:
         )
         self.watch = Watch(cgroup, config["writable"], config["disk_bytes"], pidns=config["namespaces"])
         self.request = private_memory(KEPT)
-        self.response = private_memory(4096)
+        self.replies = Replies(channel)
         self.scratch = private_memory(_PIPE)
         self.out, self.err, self.extra = Stream(), Stream(), Stream()
         self.ready: Child | None = None
+        self.prepares = True
+        """Whether to have a child ready ahead of the next request."""
         self.session: Child | None = None
         self.retiring = False
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         program.install_handlers()
-        self.kept = root.fixtures(config["read_only"]) if config["namespaces"] else frozenset[str]()
+        self.rooms = Rooms(config)
+        self.cases = Cases(self)
 
     def serve(self) -> NoReturn:
         """Requests until the host closes its end."""
-        self.clean_inodes = self._inodes()
+        self.rooms.settle()
         gc.collect()
         gc.freeze()
+        try:
+            self._serve()
+        except BecomeError as forked:
+            role = forked.role
+        role()
+
+    def _serve(self) -> NoReturn:
         while True:
-            if self.ready is None and self.session is None:
+            if self.prepares and self.ready is None and self.session is None:
                 self.ready = Child(self.interpreter, self.null)
             header = self._receive()
             operation = header[0]
             if operation in (frames.RUN_PYTHON, frames.RUN_COMMAND):
                 self._run(header)
+            elif operation in (frames.EACH_PYTHON, frames.EACH_COMMAND):
+                self.cases.run(header)
             elif operation == frames.OPEN_SESSION:
                 self._open_session(header)
             elif operation == frames.CELL:
                 self._cell(header)
             elif operation in (frames.WRITE_FILES, frames.READ_FILES):
                 self._files(header)
+            self.replies.flush()
             if self.retiring:
                 os._exit(0)
+            self._shrink()
 
     # ------------------------------------------------------------------------------------------------ frames
     def _receive(self) -> tuple[Any, ...]:
@@ -105,19 +122,15 @@ class Worker:
             have += got
         return have
 
-    def _respond(self, reason: int, status: int = 0, cpu: float = 0.0, peak: int = 0, wall: float = 0.0) -> None:
+    def _respond(
+        self, reason: int, status: int = 0, cpu: float = 0.0, peak: int = 0, wall: float = 0.0, *, hold: bool = False
+    ) -> None:
         flags = (frames.STDOUT_CUT if self.out.cut else 0) | (frames.STDERR_CUT if self.err.cut else 0)
         flags |= (frames.RETIRING if self.retiring else 0) | (frames.FILES_CUT if self.extra.cut else 0)
-        sizes = (self.out.size, self.err.size, self.extra.size)
-        frames.RESPONSE.pack_into(self.response, 0, reason, flags, status, wall, cpu, peak, *sizes)
-        parts = [self.response[: frames.RESPONSE.size], self.out.view(), self.err.view(), self.extra.view()]
-        parts = [part for part in parts if len(part)]
-        while parts:
-            sent = self.channel.sendmsg(parts)
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][sent:]
+        streams = (self.out, self.err, self.extra)
+        self.replies.put((reason, flags, status, wall, cpu, peak), streams, hold=hold)
+
+    def _shrink(self) -> None:
         if len(self.request) > KEPT:
             self.request = private_memory(KEPT)
         for stream in (self.out, self.err, self.extra):
@@ -125,27 +138,46 @@ class Worker:
 
     # ---------------------------------------------------------------------------------------------- programs
     def _run(self, header: tuple[Any, ...]) -> None:
-        child, self.ready = self.ready or Child(self.interpreter, self.null), None
         files_end = frames.REQUEST.size + sum(header[10:13])
         stdin = self.request[files_end : files_end + header[13]]
         fetch = self.request[files_end + header[13] : files_end + header[13] + header[14]]
-        self._reset(header)
-        self.watch.begin(header)
+        self.prepares = True
+        self.run_child(header, self.request[:files_end], stdin, fetch)
+
+    def run_child(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
+        """Run a program in a process of its own making and reply. Returns the reason of its end."""
+        child, self.ready = self.ready or Child(self.interpreter, self.null), None
+        self.begin(header)
         start = time.monotonic()
-        self._order(child, self.request[:files_end])
-        reason = self._pump(child, stdin, start + header[1], header[9])
+        self._order(child, order)
+        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start + header[1], header[9])
         wall = time.monotonic() - start
         status, usage = self._end(child)
-        found = self.watch.verdict(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
-        reason = found if reason == frames.ENDED else reason
-        refused = self._drain(child.status, self.extra) if reason == frames.ENDED else 0
-        if refused:
-            reason = frames.REFUSED
-        elif len(fetch):
-            self._collect(fetch)
-        self._clean()
-        self._respond(reason, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, wall)
+        self.extra.drain(child.status, self.scratch)
+        cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+        reason = self.conclude(reason, status, cpu, peak, wall, fetch)
         child.close()
+        return reason
+
+    def begin(self, header: tuple[Any, ...]) -> None:
+        self._reset(header)
+        self.watch.begin(header)
+
+    def conclude(
+        self, reason: int, status: int, cpu: float, peak: int, wall: float, fetch: memoryview, *, hold: bool = False
+    ) -> int:
+        """Everything is dead: fetch files, clean up, reply. In `extra` is why it was refused, if it was."""
+        found = self.watch.verdict(cpu, peak)  # also where it does not count: what it has seen must not count again
+        reason = found if reason == frames.ENDED else reason
+        if reason == frames.ENDED and self.extra.size:
+            reason = frames.REFUSED
+        else:
+            self.extra.reset(0)
+            if len(fetch):
+                self._collect(fetch)
+        self.retiring = not self.rooms.clean(self.interpreter.path)
+        self._respond(reason, status, cpu, peak, wall, hold=hold)
+        return reason
 
     def _reset(self, header: tuple[Any, ...]) -> None:
         self.out.reset(header[8])
@@ -157,22 +189,18 @@ class Worker:
         os.close(child.command)
         child.command = -1
 
-    def _pump(self, child: Child, stdin: memoryview, deadline: float, flood: int) -> int:
+    def pump(self, child: Pipes, ended: int, stdin: memoryview, deadline: float, flood: int) -> int:
         """Move bytes until the program's first process is gone or a limit is reached. Returns the reason.
 
-        Its end is the process's end, not the pipes': a daemon that keeps them open delays nothing.
+        Its end is the process's end, which `ended` tells, not the pipes': a daemon that keeps them open delays nothing.
         """
         poll = select.poll()
-        ended = os.pidfd_open(child.pid)
         streams = {child.stdout: self.out, child.stderr: self.err}
         for handle in (child.stdout, child.stderr, ended, self.channel.fileno()):
             poll.register(handle, select.POLLIN)
-        os.set_blocking(child.stdin, False)
-        stdin = self._feed(child, stdin)
+        stdin = child.feed(stdin)
         if len(stdin):
             poll.register(child.stdin, select.POLLOUT)
-        else:
-            child.close_input()
         reason = -1
         while reason < 0:
             timeout, tick = self.watch.next_wait(deadline)
@@ -186,12 +214,11 @@ class Worker:
                     elif streams[handle].seen > flood:
                         reason = frames.OUTPUT_EXCEEDED
                 elif handle == child.stdin:
-                    stdin = self._feed(child, stdin)
+                    stdin = child.feed(stdin)
                     if not len(stdin):
                         poll.unregister(handle)
-                        child.close_input()
                 else:
-                    self._cancelled()
+                    self.cancelled()
                     reason = frames.CANCELLED
             if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
                 reap_orphans(child.pid)
@@ -200,27 +227,17 @@ class Worker:
             self._ask_to_stop(child, poll, ended, streams)
         os.close(ended)
         for handle, stream in streams.items():
-            self._drain(handle, stream)
+            stream.drain(handle, self.scratch)
         return reason
 
-    def _feed(self, child: Child, stdin: memoryview) -> memoryview:
-        """Write what fits into the pipe; returns the rest: nothing, once the program no longer reads."""
-        try:
-            while len(stdin):
-                stdin = stdin[os.write(child.stdin, stdin[:_PIPE]) :]
-        except BlockingIOError:
-            return stdin
-        except BrokenPipeError:
-            return stdin[:0]
-        return stdin
-
-    def _cancelled(self) -> None:
+    def cancelled(self) -> None:
         if not self.channel.recv(frames.REQUEST.size):
             os._exit(0)
 
-    def _ask_to_stop(self, child: Child, poll: select.poll, ended: int, streams: dict[int, Stream]) -> None:
+    def _ask_to_stop(self, child: Pipes, poll: select.poll, ended: int, streams: dict[int, Stream]) -> None:
         """SIGXCPU: by default it ends a program at once; our Python programs flush their output first."""
-        os.kill(child.pid, signal.SIGXCPU)
+        with contextlib.suppress(ProcessLookupError):  # a case is reaped by its parent
+            os.kill(child.pid, signal.SIGXCPU)
         until = time.monotonic() + GRACE
         while (left := until - time.monotonic()) > 0:
             for handle, _ in poll.poll(left * 1000):
@@ -229,20 +246,14 @@ class Worker:
                 if (handle in streams and not streams[handle].take(handle, self.scratch)) or handle not in streams:
                     poll.unregister(handle)
 
-    def _drain(self, handle: int, stream: Stream) -> int:
-        """Take what is in the pipe now; never wait for whoever may still hold its other end."""
-        os.set_blocking(handle, False)
-        try:
-            while not stream.cut and stream.take(handle, self.scratch):  # one read past the limit tells a cut
-                pass
-        except BlockingIOError:
-            pass
-        return stream.size
-
     def _end(self, child: Child) -> tuple[int, resource.struct_rusage]:
         """Kill everything the program started and reap it; the first process's status is what counts."""
         os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
         _, status, usage = os.wait4(child.pid, 0)
+        self.end_all()
+        return status, usage
+
+    def end_all(self) -> None:
         if self.alone:  # at one stroke: nobody forks past it, and every orphan is ours to reap
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -251,7 +262,12 @@ class Worker:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
             reap()
-        return status, usage
+
+    def drop_ready(self) -> None:
+        if self.ready is not None:
+            self._end(self.ready)
+            self.ready.close()
+            self.ready = None
 
     # ---------------------------------------------------------------------------------------------- sessions
     def _open_session(self, header: tuple[Any, ...]) -> None:
@@ -307,7 +323,7 @@ class Worker:
                 if handle not in streams:
                     alive = False
                     if handle != ended:
-                        self._cancelled()
+                        self.cancelled()
                 elif not streams[handle].take(handle, self.scratch):
                     poll.unregister(handle)
                 elif streams[handle].seen > flood:
@@ -323,8 +339,8 @@ class Worker:
             elif due:
                 alive = False
         os.close(ended)
-        self._drain(child.stdout, self.out)
-        self._drain(child.stderr, self.err)
+        self.out.drain(child.stdout, self.scratch)
+        self.err.drain(child.stderr, self.scratch)
         return reason, alive
 
     def _answered(self) -> bool:
@@ -380,25 +396,3 @@ class Worker:
             pass
         os.close(answer_out)
         return os.waitpid(pid, 0)[1]
-
-    def _inodes(self) -> int:
-        if not self.config["namespaces"]:
-            return -1
-        space = os.statvfs(self.config["work"])
-        return space.f_files - space.f_ffree
-
-    def _clean(self) -> None:
-        """Remove everything the program wrote. A worker that cannot get clean retires."""
-        try:
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                os.unlink(self.interpreter.path)
-            dirty = self.clean_inodes < 0 or self._inodes() != self.clean_inodes
-            if dirty:
-                for path in self.config["writable"]:
-                    root.wipe(path, self.kept)
-            if self.config["owns_directories"]:
-                for path in self.config["writable"]:
-                    root.restore(path, self.config["directory_mode"])
-            self.retiring = dirty and self._inodes() != self.clean_inodes
-        except OSError:
-            self.retiring = True

@@ -1,0 +1,59 @@
+"""One program on many inputs: the host's part of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from .guest import frames
+from .pool import Pool
+from .protocol import Limits
+from .requests import Order, accepted, header_of, inputs_part
+from .worker import Reply
+
+_EACH = {frames.RUN_PYTHON: frames.EACH_PYTHON, frames.RUN_COMMAND: frames.EACH_COMMAND}
+_chance = random.SystemRandom()
+
+
+class Processors:
+    """Which processor a batch starts its cases on.
+
+    A case takes a fraction of a millisecond, and twice that when the kernel moves it to another processor than the one
+    its parent runs on. So a batch stays where it is; this sees to it that two of them do not stay in the same place.
+    The programs themselves may run anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._lent = Counter(dict.fromkeys(os.sched_getaffinity(0), 0))
+
+    @contextmanager
+    def lend(self) -> Generator[int]:
+        least = min(self._lent.values())
+        # By chance, since other processes' batches choose as well.
+        processor = _chance.choice([number for number, lent in self._lent.items() if lent == least])
+        self._lent[processor] += 1
+        try:
+            yield processor
+        finally:
+            self._lent[processor] -= 1
+
+
+async def replies(
+    pool: Pool, profile: str, order: Order, stdins: Sequence[bytes], limits: Limits, processor: int
+) -> AsyncGenerator[Reply]:
+    """One for each input, in order. When a worker retires, another goes on."""
+    order = replace(order, operation=_EACH[order.operation])
+    done = 0
+    while done < len(stdins):
+        parts = order.parts(inputs_part(stdins[done:], processor))
+        header = header_of(order.operation, limits, limits.run_seconds, parts)
+        async with pool.worker(profile) as worker:
+            answers = worker.request_each(header, parts, limits.run_seconds, len(stdins) - done)
+            async with aclosing(answers):
+                async for reply in answers:
+                    yield accepted(reply)
+                    done += 1

@@ -1,0 +1,59 @@
+"""Replies on their way from a worker to the host, out of memory that no child inherits."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+
+from . import frames
+from .child import Stream, private_memory
+
+_ROOM = 256 << 10
+_PATIENCE = 0.003
+"""Seconds that a reply is held back for others to come along: waking the host costs as much as a short case."""
+
+
+class Replies:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._header = private_memory(4096)
+        self._held = private_memory(_ROOM)
+        self._size = 0
+        self._since = 0.0
+
+    def put(self, numbers: tuple[int, int, int, float, float, int], streams: Sequence[Stream], *, hold: bool) -> None:
+        """Send a reply: reason, flags, wait status, wall and processor seconds, peak bytes, and the streams.
+
+        `hold`: more will come soon, and `flush` at the latest when they do not.
+        """
+        frames.RESPONSE.pack_into(self._header, 0, *numbers, *(stream.size for stream in streams))
+        parts = [self._header[: frames.RESPONSE.size], *(stream.view() for stream in streams)]
+        total = sum(map(len, parts))
+        if not hold or total > _ROOM:
+            self.flush()
+            self._send(parts)
+            return
+        if self._size + total > _ROOM:
+            self.flush()
+        if not self._size:
+            self._since = time.monotonic()
+        for part in parts:
+            self._held[self._size : self._size + len(part)] = part
+            self._size += len(part)
+        if time.monotonic() - self._since > _PATIENCE:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._size:
+            self._send([self._held[: self._size]])
+            self._size = 0
+
+    def _send(self, parts: list[memoryview]) -> None:
+        parts = [part for part in parts if len(part)]
+        while parts:
+            sent = self._channel.sendmsg(parts)
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][sent:]

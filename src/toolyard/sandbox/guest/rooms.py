@@ -1,0 +1,43 @@
+"""The writable directories of a worker, between two programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from . import root
+
+
+class Rooms:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._kept = root.fixtures(config["read_only"]) if config["namespaces"] else frozenset[str]()
+        self._clean_inodes = -1
+
+    def settle(self) -> None:
+        """As they are now is how they are to be."""
+        self._clean_inodes = self._inodes()
+
+    def clean(self, usual: str) -> bool:
+        """Remove everything a program wrote; `usual` is the one file that is always there. False: it cannot be done."""
+        try:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                os.unlink(usual)
+            dirty = self._clean_inodes < 0 or self._inodes() != self._clean_inodes
+            if dirty:
+                for path in self._config["writable"]:
+                    root.wipe(path, self._kept)
+            if self._config["owns_directories"]:
+                for path in self._config["writable"]:
+                    root.restore(path, self._config["directory_mode"])
+            return not dirty or self._inodes() == self._clean_inodes
+        except OSError:
+            return False
+
+    def _inodes(self) -> int:
+        """How many there are. -1 where they cannot be counted."""
+        if not self._config["namespaces"]:
+            return -1
+        space = os.statvfs(self._config["work"])
+        return space.f_files - space.f_ffree
