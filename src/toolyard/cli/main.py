@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard import __version__
-from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, tasks, tools
+from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, view
 from toolyard.cli.console import INTERRUPTED, complain
 from toolyard.errors import ToolyardError
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 app.command("rollout")(rollout.rollout)
 app.command("audit")(audit.audit)
+app.command("score")(score.score)
+app.command("view")(view.view)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(tools.app, name="tools")
 app.add_typer(chat.app, name="chat")

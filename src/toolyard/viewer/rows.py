@@ -192,6 +192,7 @@ def _preview(asked: str, messages: list[JSON], turns: int) -> str:
 
 def _last_asked(prompt: str) -> str:
     """Of a prompt that is only text: what follows the last mark of a user, or all of it."""
+    prompt = f"\n{prompt}"  # so that a mark at the very beginning is at that of a line, as any other
     start = max((at + len(mark) for mark in _SPEAKERS if (at := prompt.rfind(mark)) >= 0), default=0)
     said = prompt[start : start + 8 * PREVIEW_CHARS]
     return said[: min((at for mark in _ENDS if (at := said.find(mark)) >= 0), default=len(said))]

@@ -1,0 +1,77 @@
+"""Makes the pictures in docs/images from a dump: by default the recorded one of the demo.
+
+    python docs/screenshots.py [DIR]
+
+Needs Chromium, `playwright` and `textual`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.async_api import Page, async_playwright
+
+from toolyard.cli.viewing import decoder_for
+from toolyard.viewer.answers import Answers
+from toolyard.viewer.library import Library
+from toolyard.viewer.query import parse_query
+from toolyard.viewer.textual import Viewer
+from toolyard.viewer.web import Server
+
+DOCS = Path(__file__).parent
+RECORDED = DOCS.parent / "tests" / "data" / "embedded.jsonl.gz"
+WEB = {
+    "web-conversation": "#/t/0.jsonl%3A7",
+    "web-tokens": "#/t/0.jsonl%3A1?tab=tokens",
+    "web-step": "#/step/0",
+    "web-charts": "#/charts",
+    "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
+}
+
+
+async def main(folder: Path) -> None:
+    with Library.open(folder) as library:
+        decode = decoder_for(library, None)
+        async with async_playwright() as playwright:
+            chromium = shutil.which("chromium")
+            browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = await browser.new_page(viewport={"width": 1366, "height": 768})
+            async with Server(Answers(library, title="rollouts/demo", decode=decode)) as server:
+                for name, address in WEB.items():
+                    await page.goto("about:blank")
+                    await page.goto(server.url + address)
+                    await page.wait_for_selector("body[data-ready]")
+                    await _save(page, name)
+                await page.goto("about:blank")
+            await _terminal(library, decode, page)
+            await browser.close()
+
+
+async def _terminal(library: Library, decode: object, page: Page) -> None:
+    viewer = Viewer(library, query=parse_query(""), title="rollouts/demo", decode=decode)
+    async with viewer.run_test(size=(132, 38)) as pilot:
+        await pilot.pause(1.0)
+        await pilot.press(*"nnnnnn")
+        await pilot.pause(1.0)
+        picture = viewer.export_screenshot(title="toolyard view")
+    await page.set_content(picture)
+    await page.locator("svg").screenshot(path=DOCS / "images" / "terminal.png")
+
+
+async def _save(page: Page, name: str) -> None:
+    await page.wait_for_timeout(300)
+    await page.screenshot(path=DOCS / "images" / f"{name}.png")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        asyncio.run(main(Path(sys.argv[1])))
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "0.jsonl").write_bytes(gzip.decompress(RECORDED.read_bytes()))
+            asyncio.run(main(Path(scratch)))

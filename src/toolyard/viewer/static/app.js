@@ -1,0 +1,185 @@
+"use strict";
+// What the address says is shown; keys and the server's news change the address, or what is shown.
+(() => {
+  const { Toolyard } = window;
+  const { el } = Toolyard;
+  const WIDE = 900; // below it the list and what is shown take turns; as style.css has it
+  const LONGEST = 30000; // milliseconds between two tries to reach the server
+  const BREATH = 3; // what taking in news took, so many times longer nothing is asked for
+  const NOTHING_FOUND = "Nothing found: change the filter above.";
+  const NOTHING_YET = "Nothing is here yet: trajectories appear as they are written.";
+  const byId = (id) => document.getElementById(id);
+  const view = byId("view"), query = byId("query"), problem = byId("query-error"), away = byId("away");
+  let routed = 0;
+  let shown = ""; // the place whose view is on the page
+  let asked = null; // the filter that the list shows, or was asked for
+
+  // Theme: the reader's choice, else the system's.
+  const remembered = () => { try { return localStorage.getItem("toolyard-theme"); } catch { return null; } };
+  const setTheme = (name) => { document.documentElement.dataset.theme = name; };
+  const theme = () => {
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+    try { localStorage.setItem("toolyard-theme", document.documentElement.dataset.theme); } catch { /* only for now */ }
+  };
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(remembered() || (dark.matches ? "dark" : "light"));
+  dark.addEventListener("change", () => remembered() || setTheme(dark.matches ? "dark" : "light"));
+
+  const setQuery = (text) => {
+    const { parts, options } = Toolyard.place();
+    const staying = ["t", "charts", "step"].includes(parts[0]);
+    location.hash = Toolyard.address(staying ? parts : [], { ...options, q: text });
+  };
+  const trouble = (error) => {
+    if (error instanceof Toolyard.Away) lost();
+    else problem.textContent = Toolyard.visible(error.message);
+    if (!(error instanceof Toolyard.Refusal)) console.error(error);
+  };
+  const list = new Toolyard.List(byId("list"), { onQuery: setQuery, onTrouble: trouble });
+
+  // Routing ----------------------------------------------------------------------------------------------------------
+
+  const build = async (holder, { parts, options }) => {
+    const [kind, first, second] = parts;
+    const key = kind === "t" ? first : kind === undefined && innerWidth > WIDE && list.count ? (await list.rowAt(0)).key : null;
+    if (key) await Toolyard.showDetail(holder, key, options);
+    else if (kind === "compare") await Toolyard.showComparison(holder, first, second, options);
+    else if (kind === "charts") await Toolyard.showCharts(holder, options.q || "");
+    else if (kind === "step") await Toolyard.showStep(holder, first, options.q || "");
+    else holder.append(el("p.muted", list.count ? "Choose a trajectory." : asked ? NOTHING_FOUND : NOTHING_YET));
+    return key;
+  };
+
+  const navigation = (kind, q) => {
+    document.body.dataset.view = kind || "list";
+    for (const link of document.querySelectorAll("nav a")) {
+      const here = link.dataset.view === (kind === "charts" || kind === "step" ? "charts" : "list");
+      link.classList.toggle("here", here);
+      if (here) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+      link.href = Toolyard.address(link.dataset.view === "charts" ? ["charts"] : [], { q });
+    }
+  };
+
+  const showList = async (q, key) => {
+    if (q !== asked) query.value = q; // not while somebody types the next one
+    asked = q;
+    problem.textContent = "";
+    try {
+      if (q === list.query) await list.choice(key);
+      else await list.show(q, key);
+    } catch (error) {
+      trouble(error);
+    }
+  };
+
+  // What had the focus has it again afterwards, and a menu that was open is open.
+  const replace = (holder) => {
+    const focused = view.contains(document.activeElement) ? document.activeElement : null;
+    const { id = "", name = "" } = focused || {};
+    const menu = focused?.closest(".menu[open]");
+    view.replaceChildren(holder);
+    if (!focused || focused === view) return;
+    if (menu && byId(menu.id)) byId(menu.id).open = true;
+    const same = id ? byId(id) : name ? view.querySelector(`[name="${CSS.escape(name)}"]`) : null;
+    (same || view).focus({ preventScroll: true });
+  };
+
+  const route = async () => {
+    const mine = (routed += 1);
+    const place = Toolyard.place();
+    const what = JSON.stringify([place.parts, place.options.tab, place.options.by]);
+    navigation(place.parts[0], place.options.q);
+    await showList(place.options.q || "", place.parts[0] === "t" ? place.parts[1] : null);
+    if (mine !== routed) return;
+    const holder = el("div.holder");
+    let key = null;
+    try {
+      key = await build(holder, place);
+    } catch (error) {
+      holder.replaceChildren(el("p.damaged", error.message));
+      if (!(error instanceof Toolyard.Refusal)) console.error(error);
+      if (error instanceof Toolyard.Away) lost();
+    }
+    if (mine !== routed) return;
+    const top = what === shown ? view.scrollTop : 0; // the same, only otherwise: it stays where it was scrolled to
+    shown = what;
+    replace(holder);
+    view.dataset.key = key ?? "";
+    view.scrollTop = top;
+    if (key) await list.choice(key).catch(trouble);
+    if (place.options.find) Toolyard.searchShown();
+    document.body.dataset.ready = String(mine);
+  };
+
+  // Following --------------------------------------------------------------------------------------------------------
+
+  let revision = 0, generation = 0, wait = 0, wake = () => {};
+  const lost = () => {
+    away.textContent = "The server does not answer. This page goes on when it does.";
+    away.hidden = false;
+  };
+  const pause = (milliseconds) => new Promise((resolve) => { wake = resolve; setTimeout(resolve, milliseconds); });
+
+  const changed = async (told, back) => {
+    const replaced = told.generation !== generation;
+    ({ revision, generation } = told);
+    await list.refresh();
+    const { parts } = Toolyard.place();
+    const counts = parts[0] === "charts" || parts[0] === "step" || (!parts.length && !view.dataset.key);
+    if (back || replaced || counts) await route();
+  };
+  // A page that nobody sees asks nothing: a browser has few connections to one server, for all its windows.
+  const follow = async () => {
+    for (;;) {
+      if (document.hidden) await pause(LONGEST * 10);
+      const stop = new AbortController();
+      const leave = () => document.hidden && stop.abort();
+      document.addEventListener("visibilitychange", leave);
+      try {
+        const told = await Toolyard.ask("changes", { revision }, stop.signal);
+        const back = !away.hidden;
+        away.hidden = true;
+        wait = 0;
+        if (told.changed || back) {
+          const began = performance.now();
+          await changed(told, back);
+          await pause(BREATH * Math.max(performance.now() - began, 100)); // a dump may grow all the time
+        }
+      } catch {
+        if (!document.hidden) {
+          lost();
+          wait = Math.min(Math.max(2 * wait, 1000), LONGEST);
+          await pause(wait);
+        }
+      } finally {
+        document.removeEventListener("visibilitychange", leave);
+      }
+    }
+  };
+
+  const start = async () => {
+    const overview = await Toolyard.ask("overview", {});
+    ({ revision, generation } = overview);
+    document.title = `${overview.folder_name} · Toolyard`;
+    byId("title").textContent = byId("title").title = Toolyard.visible(overview.title);
+    byId("theme").addEventListener("click", theme);
+    byId("skip").addEventListener("click", () => view.focus());
+    byId("filter").addEventListener("submit", (event) => {
+      event.preventDefault();
+      setQuery(query.value.trim());
+      query.blur();
+    });
+    query.addEventListener("search", () => query.value || setQuery("")); // its cross was clicked
+    addEventListener("hashchange", route);
+    Toolyard.keys({ list, theme });
+    await route();
+    if (Toolyard.exported) return;
+    for (const name of ["visibilitychange", "focus", "online"]) addEventListener(name, () => document.hidden || wake());
+    follow();
+  };
+  start().catch((error) => {
+    view.replaceChildren(el("p.damaged", `This page cannot start: ${error.message}`));
+    throw error;
+  });
+})();

@@ -1,0 +1,83 @@
+"use strict";
+// A trajectory as a conversation: bubbles, calls beside their results, reasoning folded.
+(() => {
+  const { Toolyard } = window;
+  const { el, number, seconds, count } = Toolyard;
+  const MANY = 5;
+
+  // What can be left out of the conversation; their names stand in the address.
+  Toolyard.PARTS = [["prompt", "earlier messages of the prompt"], ["reasoning", "reasoning"], ["calls", "tool calls"],
+    ["results", "results of calls"], ["timings", "timings and measurements"]];
+
+  const ended = (call) => (call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
+  const KINDS = new Map([["ok", "good"], ["unknown", "none"], ["not answered", "none"], ["", "none"]]);
+  const badge = (said) => (said ? el(`span.badge.${KINDS.get(said) || "bad"}`, said) : null);
+
+  const piece = (one, hidden) => {
+    if (one.kind === "code") return Toolyard.code(one.text, one.language);
+    if (one.kind !== "reasoning") return Toolyard.prose(one.text);
+    if (hidden.has("reasoning")) return null;
+    const summary = `reasoning, ${count(one.text.length, "character")}`;
+    return el("details.reasoning", el("summary", summary), Toolyard.prose(one.text));
+  };
+
+  const asked = (one) => el("div.asked",
+    one.code !== null ? Toolyard.code(one.code, one.language) : null,
+    one.arguments ? Toolyard.code(one.arguments, "json") : null,
+    one.code === null && !one.arguments ? el("span.muted", "(no arguments)") : null);
+  const answered = (one, hidden) => {
+    const measured = Object.keys(one.metrics).length && !hidden.has("timings");
+    return el("div.answered",
+      el("div.bar", el("span.muted", "result"), one.response ? Toolyard.copyButton(one.response) : null),
+      Toolyard.output(one.response),
+      one.error ? Toolyard.output(one.error, "error") : null,
+      measured ? el("details", el("summary", "measured"), Toolyard.json(one.metrics)) : null);
+  };
+  const call = (one, hidden) => {
+    const times = hidden.has("timings") ? [] : [
+      one.wait_seconds ? `waited ${seconds(one.wait_seconds)}` : null,
+      one.seconds ? `ran ${seconds(Math.max(one.seconds - one.wait_seconds, 0))}` : null];
+    const facts = [one.reward !== null ? `step reward ${number(one.reward)}` : null, ...times].filter(Boolean).join(" · ");
+    const name = el("span.name", el("strong", one.name || "a call that could not be read"), " ", badge(ended(one)));
+    return el("div.call", el("div.bar", name, el("span.muted", facts)),
+      el(hidden.has("results") ? "div" : "div.beside", asked(one), hidden.has("results") ? null : answered(one, hidden)));
+  };
+  const calls = (all, hidden) => {
+    if (hidden.has("calls") || !all.length) return null;
+    const ends = new Map();
+    for (const one of all) ends.set(ended(one), (ends.get(ended(one)) || 0) + 1);
+    const told = [...ends].map(([name, times]) => `${number(times)} ${name || "unknown"}`).join(", ");
+    const shown = all.map((one) => call(one, hidden));
+    return all.length > MANY ? el("div.many", el("p.muted", `${count(all.length, "call")}: ${told}`), shown) : shown;
+  };
+
+  const bubble = (one, { plain, hidden }) => {
+    const { generating } = one.timings;
+    const head = el("div.bar",
+      el("span.name", el("strong.role", one.role), one.name ? ` ${one.name}` : null,
+        one.turn === null ? null : el("span.muted", ` turn ${one.turn}`)),
+      el("span.muted", generating && !hidden.has("timings") ? `sampled in ${seconds(generating)}` : ""));
+    const body = plain && one.raw !== null ? [Toolyard.output(one.raw, "raw")]
+      : [one.pieces.map((part) => piece(part, hidden)), calls(one.calls, hidden)];
+    const nothing = !one.pieces.length && !one.calls.length;
+    return el(`article.bubble.role-${one.role}`, head, body, nothing ? el("span.muted", "(nothing)") : null);
+  };
+
+  const failure = ({ whose, stage, error }) => el("article.bubble.failure",
+    el("strong.name", `Failed in ${stage}: ${whose === "ours" ? "our failure" : `the ${whose}'s doing`}`),
+    Toolyard.output(error, "error"));
+
+  // `plain`: sampled messages as they were sampled, call syntax and all. `hidden`: parts that are left out.
+  Toolyard.conversation = (detail, looks) => {
+    const first = detail.bubbles.findIndex((one) => one.turn !== null);
+    const prompt = detail.bubbles.slice(0, first < 0 ? detail.bubbles.length : first);
+    const earlier = looks.hidden.has("prompt") ? [] : prompt.slice(0, -1);
+    return el("div.conversation",
+      earlier.length ? el("details.prompt", { open: earlier.length < 3 },
+        el("summary", `${count(earlier.length, "earlier message")} of the prompt`),
+        earlier.map((one) => bubble(one, looks))) : null,
+      [...prompt.slice(-1), ...detail.bubbles.slice(prompt.length)].map((one) => bubble(one, looks)),
+      detail.bubbles.length ? null : el("p.muted", "Nothing was said."),
+      detail.failure ? failure(detail.failure) : null);
+  };
+})();

@@ -1,0 +1,29 @@
+"use strict";
+// Where answers come from: the server, or the data inside an exported page.
+(() => {
+  const { Toolyard } = window;
+
+  class Away extends Error {}
+  Toolyard.Away = Away;
+
+  const fromServer = async (name, asked, signal) => {
+    const address = new URLSearchParams();
+    for (const [key, value] of Object.entries(asked)) if (value !== null && value !== undefined) address.set(key, value);
+    let answer, told;
+    try {
+      answer = await fetch(`api/${name}?${address}`, { signal });
+      told = await answer.json();
+    } catch {
+      throw new Away("The server does not answer.");
+    }
+    if (!answer.ok) throw new Toolyard.Refusal(told.error || answer.statusText);
+    return told;
+  };
+
+  const inside = document.getElementById("toolyard-data");
+  const report = inside && new Toolyard.Report(JSON.parse(inside.textContent));
+  Toolyard.exported = report !== null;
+  // A report has not all comparisons: there are too many.
+  Toolyard.comparable = (left, right) => !report || report.compared(left, right) !== undefined;
+  Toolyard.ask = report ? async (name, asked) => report[name](asked) : fromServer;
+})();

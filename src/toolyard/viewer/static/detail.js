@@ -1,0 +1,163 @@
+"use strict";
+// One trajectory: conversation, tokens, timeline, rewards, the line itself.
+(() => {
+  const { Toolyard } = window;
+  const { el, number, seconds, count } = Toolyard;
+  const TABS = ["conversation", "tokens", "timeline", "rewards", "raw"];
+  const OTHERS = 200;
+  const FOLDS = 50; // that are kept in an address
+
+  // Its head ---------------------------------------------------------------------------------------------------------
+
+  const comparisons = (detail) => {
+    const where = (one) => (detail.row.task ? "" : ` (${one.file}, line ${one.line})`);
+    const others = [
+      ...detail.group.map((one) => [one, `sample ${one.sample}, score ${number(one.score)}${where(one)}`]),
+      ...detail.twins.map((one) => [one, `the same request in ${one.file}, score ${number(one.score)}`]),
+    ].filter(([one]) => Toolyard.comparable(detail.key, one.key));
+    if (!others.length) return null;
+    const chosen = ({ target }) => {
+      const { q } = Toolyard.place().options;
+      if (target.value) location.hash = Toolyard.address(["compare", detail.key, target.value], { q });
+    };
+    return el("label.muted.others", "compare with ", el("select.compare", { id: "compare", onchange: chosen },
+      el("option", { value: "" }, `… (${number(others.length)})`),
+      others.slice(0, OTHERS).map(([one, name]) => el("option", { value: one.key }, name))));
+  };
+
+  const exactness = (exact) => (exact
+    ? el("span.badge.good", { title: "every token is what was sampled and seen" }, "token-exact")
+    : el("span.badge.none", { title: "tokens were made from the text" }, "not token-exact"));
+  const facts = (detail) => {
+    const { row } = detail;
+    const tokens = `${number(row.prompt_tokens)} + ${count(row.response_tokens, "token")}`;
+    const told = [
+      row.turns ? count(row.turns, "turn") : null, row.tools ? count(row.tools, "call") : null,
+      detail.has_tokens ? `${tokens} (${number(row.sampled_tokens)} sampled)` : count(row.chars, "character"),
+      row.seconds ? seconds(row.seconds) : null];
+    const score = row.score === null ? "no score" : `score ${number(row.score, 6)}`;
+    return el("div.facts",
+      el(`span.score.large.${Toolyard.scoreClass(row.score)}`, { title: score }, number(row.score)),
+      el("span.badge.none", { title: `how it ended: ${row.finish}` }, row.finish),
+      row.state === "FAILED" ? el("span.badge.bad", "FAILED") : null,
+      detail.has_tokens ? exactness(detail.token_exact) : null,
+      el("span.muted", told.filter(Boolean).join(" · ")),
+      comparisons(detail));
+  };
+
+  const head = (detail, options) => {
+    const { row } = detail;
+    const id = row.request_id || detail.key;
+    const copy = Toolyard.copyButton(id);
+    copy.id = "copy-id";
+    return el("div.detail-head",
+      el("div.name", el("code.id", id), " ", copy, el("span.muted", ` ${row.file}, line ${row.line} · `),
+        el("a", { href: Toolyard.address(["step", row.step], { q: options.q }) }, `step ${row.step}`),
+        row.task ? el("span.muted", ` · task ${row.task}, sample ${row.sample}`) : null),
+      facts(detail));
+  };
+
+  // Its tabs ---------------------------------------------------------------------------------------------------------
+
+  const timeline = ({ timeline: line }) => {
+    if (!line.segments.length) return el("p.muted", "This line does not say how long anything took.");
+    const rows = line.segments.map((one) => el("tr",
+      el("td", el(`i.swatch.stage-${one.stage}`), one.stage), el("td.right", one.turn === null ? "" : `${one.turn}`),
+      el("td.right", seconds(one.start)), el("td.right", seconds(one.end - one.start)), el("td.muted", one.label)));
+    const names = [el("th", "stage"), el("th.right", "turn"), el("th.right", "from"), el("th.right", "for"), el("th", "")];
+    return el("div", Toolyard.timeline(line), Toolyard.scale(line.seconds), Toolyard.stageLegend(Toolyard.byStage(line)),
+      line.estimated ? el("p.muted", "The line says how long things took, not when: they are drawn one after the other.") : null,
+      el("table", el("thead", el("tr", names)), el("tbody", rows)));
+  };
+
+  const rewards = (detail) => {
+    const score = detail.score === null ? "none" : number(detail.score, 6);
+    const made = Object.entries(detail.rewards).map(([name, value]) => el("tr",
+      el("td", name), el("td.right", value === null ? el("span.badge.bad", "could not be computed") : number(value, 6))));
+    const calls = detail.bubbles.flatMap((bubble) => bubble.calls.map((call) => ({ ...call, turn: bubble.turn })));
+    const stepped = calls.filter((call) => call.reward !== null).map((call) => el("tr",
+      el("td.muted", `step reward, turn ${call.turn}, ${call.name}`), el("td.right", number(call.reward, 6))));
+    const truth = detail.ground_truth;
+    const more = [["Metrics", detail.metrics], ["Other fields of the line", detail.extra]];
+    const whole = el("td.right", el(`span.score.${Toolyard.scoreClass(detail.score)}`, score));
+    return el("div",
+      el("table.rewards", el("tbody", el("tr", el("th", "score"), whole), made, stepped)),
+      made.length || stepped.length ? null : el("p.muted", "The line does not say what the score was made of."),
+      el("h3", "Ground truth"), typeof truth === "string" ? Toolyard.output(truth) : Toolyard.json(truth),
+      more.filter(([, value]) => Object.keys(value).length).map(([name, value]) => [el("h3", name), Toolyard.json(value)]));
+  };
+
+  const raw = async (detail) => {
+    const where = `${detail.row.file}, line ${detail.row.line}, indented`;
+    const { text, told = where } = await Toolyard.ask("raw", { key: detail.key });
+    return el("div", el("div.bar", el("span.muted", told), Toolyard.copyButton(text)),
+      Toolyard.output(Toolyard.indented(text), "raw"));
+  };
+
+  // Which folds are open is kept in the address, as far as it is not what is usual.
+  const rememberFolds = (body, options) => {
+    const folds = [...body.querySelectorAll("details")];
+    if (options.unfold) for (const fold of folds) fold.open = true;
+    const usual = folds.map((fold) => fold.open);
+    for (const index of (options.open || "").match(/\d+/g) || []) if (folds[index]) folds[index].open = !usual[index];
+    body.addEventListener("toggle", () => {
+      const changed = folds.flatMap((fold, index) => (fold.open === usual[index] ? [] : [index]));
+      if (changed.length <= FOLDS && body.isConnected) Toolyard.change({ open: changed.join(",") }, { replace: true });
+    }, true);
+  };
+
+  // What stands above them -------------------------------------------------------------------------------------------
+
+  const choices = (hidden) => {
+    const names = Toolyard.PARTS.map(([part]) => part);
+    const shown = names.length - hidden.size;
+    const changed = ({ target }) => {
+      const left = names.filter((one) => (one === target.name ? !target.checked : hidden.has(one)));
+      Toolyard.change({ hide: left.join(","), open: "" });
+    };
+    return el("details.menu", { id: "parts" },
+      el("summary", { title: "Which parts are shown (f)" }, hidden.size ? `parts: ${shown} of ${names.length}` : "parts"),
+      el("div.menu-body", Toolyard.PARTS.map(([part, name]) => el("label",
+        el("input", { type: "checkbox", name: part, checked: !hidden.has(part), onchange: changed }), ` ${name}`))));
+  };
+  const sampled = (plain) => el("label.muted", { title: "Sampled messages as the model wrote them (r)" },
+    el("input", { type: "checkbox", id: "plain", checked: plain,
+      onchange: ({ target }) => Toolyard.change({ plain: target.checked ? "1" : "", open: "" }) }), " as sampled");
+  const submitted = (event) => {
+    event.preventDefault();
+    Toolyard.nextMatch(1);
+  };
+  const search = (find) => el("form.find", { role: "search", onsubmit: submitted },
+    el("input", { id: "find", type: "search", placeholder: "search (s)", value: find || "", "aria-label": "Search",
+      autocomplete: "off", oninput: Toolyard.searchTyped }),
+    el("span.muted", { id: "matches", role: "status" }));
+  const tabs = (key, tab, options) => el("div.tabs", { role: "tablist", "aria-label": "Views of this trajectory" },
+    TABS.map((name, index) => el("a", {
+      href: Toolyard.address(["t", key], { ...Toolyard.kept(options), tab: name === "conversation" ? "" : name }),
+      role: "tab", id: `tab-${name}`, "aria-selected": String(name === tab), "aria-controls": "tab-body",
+      title: `${name} (${index + 1})`, data: { tab: name } }, name)));
+
+  const damaged = (detail) => el("div",
+    el("div.detail-head", el("h2", `Damaged: ${detail.row.file}, line ${detail.row.line}`), el("p.damaged", detail.damaged)),
+    el("div.bar", el("span.muted", "as it stands there"), Toolyard.copyButton(detail.raw)), Toolyard.output(detail.raw, "raw"));
+
+  Toolyard.showDetail = async (view, key, options) => {
+    const detail = await Toolyard.ask("row", { key });
+    if (detail.damaged !== undefined) {
+      view.replaceChildren(damaged(detail));
+      return;
+    }
+    const tab = TABS.includes(options.tab) ? options.tab : "conversation";
+    const plain = options.plain === "1";
+    const left = (options.hide || "").split(",");
+    const hidden = new Set(Toolyard.PARTS.map(([part]) => part).filter((part) => left.includes(part)));
+    const build = {
+      conversation: () => Toolyard.conversation(detail, { plain, hidden }), tokens: () => Toolyard.tokens(detail),
+      timeline: () => timeline(detail), rewards: () => rewards(detail), raw: () => raw(detail),
+    };
+    const body = el("div.tab-body", { role: "tabpanel", id: "tab-body", "aria-labelledby": `tab-${tab}` }, await build[tab]());
+    view.replaceChildren(head(detail, options), el("div.tab-bar", tabs(key, tab, options),
+      tab === "conversation" ? [sampled(plain), choices(hidden)] : null, search(options.find)), body);
+    rememberFolds(body, options);
+  };
+})();

@@ -1,0 +1,203 @@
+"use strict";
+// The filter's language, for pages without a server; the same as `toolyard.viewer.query`, which describes it.
+(() => {
+  const { Toolyard } = window;
+
+  class Refusal extends Error {}
+  Toolyard.Refusal = Refusal;
+
+  const NUMBERS = ["score", "tools", "turns", "length", "prompt", "chars", "time", "step", "line", "sample"];
+  const TEXTS = ["finish", "state", "source", "task", "id", "verdict", "file"];
+  const KIND = new Map([
+    ...NUMBERS.map((name) => [name, "number"]), ...TEXTS.map((name) => [name, "text"]),
+    ["damaged", "flag"], ["text", "content"],
+  ]);
+  const SORTABLE = [...NUMBERS, ...TEXTS].filter((name) => name !== "verdict");
+  const COLUMN = new Map([
+    ["length", "response_tokens"], ["prompt", "prompt_tokens"], ["time", "seconds"], ["id", "request_id"]]);
+  const WORDS = new Map([["yes", true], ["true", true], ["1", true], ["no", false], ["false", false], ["0", false]]);
+  const NAME = /([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])/y;
+  const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
+  const SPACE = /\s*/y;
+  const BARE = /\S*/y;
+  const ESCAPE = /\\(["\\nt])/g;
+  const TESTS = {
+    ":": (has, value) => has === value, "<": (has, value) => has < value, "<=": (has, value) => has <= value,
+    ">": (has, value) => has > value, ">=": (has, value) => has >= value,
+  };
+
+  const column = (row, field) => row[COLUMN.get(field) || field];
+  const folded = (text) => text.toLowerCase();
+
+  class Parser {
+    constructor(text) {
+      this.text = text;
+      this.at = 0;
+      this.alternatives = [[]];
+      this.sort = new Map();
+    }
+
+    // Unless `right`.
+    insist(right, problem, position = this.term) {
+      if (!right) throw new Refusal(`at character ${position + 1}: ${problem}`);
+    }
+
+    match(pattern) {
+      pattern.lastIndex = this.at;
+      return pattern.exec(this.text);
+    }
+
+    parse() {
+      for (;;) {
+        this.at += this.match(SPACE)[0].length;
+        if (this.at >= this.text.length) break;
+        this.term = this.at;
+        this.one();
+      }
+      const complete = this.alternatives.length === 1 || this.alternatives.at(-1).length;
+      this.insist(complete, "a condition is missing after `or`", this.text.length);
+      return { alternatives: this.alternatives.filter((one) => one.length), sort: [...this.sort] };
+    }
+
+    one() {
+      const word = this.match(BARE)[0];
+      if (word.toLowerCase() === "or") {
+        this.insist(this.alternatives.at(-1).length, 'a condition is missing before `or`; to search for the word, write "or"');
+        this.at += 2;
+        this.alternatives.push([]);
+        return;
+      }
+      const negated = word.length > 1 && word[0] === "-";
+      this.at += negated ? 1 : 0;
+      const name = this.match(NAME);
+      if (!name) {
+        this.content(this.value(), negated);
+      } else {
+        this.at += name[0].length;
+        if (name[1].toLowerCase() === "sort") this.sorting(name[2], negated);
+        else this.field(name[1].toLowerCase(), name[2], negated);
+      }
+    }
+
+    field(field, given, negated) {
+      const kind = KIND.get(field);
+      this.insist(kind, `there is no field '${field}'; the fields are ${[...KIND.keys()].join(", ")} and sort`);
+      this.insist(/\S/.test(this.text[this.at] ?? ""), `${field}${given} needs a value right after it, without a space`);
+      const turned = given === "!=" ? !negated : negated;
+      const operator = given === "!=" ? "=" : given;
+      const quoted = this.text[this.at] === '"';
+      this.start = this.at;
+      const value = this.value();
+      if (kind === "content") this.content(value, turned, operator);
+      else if (kind === "text") this.words(field, operator, value, turned);
+      else {
+        this.insist(!quoted, `${field} needs no quotes`, this.start);
+        if (kind === "number") this.numeric(field, operator === "=" ? ":" : operator, value, turned);
+        else this.flag(field, operator, value, turned);
+      }
+    }
+
+    words(field, operator, value, negated) {
+      this.insist(":=".includes(operator), `${field} is a text: ${field}:${value} contains it, ${field}=${value} equals it`);
+      this.insist(value || operator === "=", `every ${field} contains nothing; ${field}="" finds the empty ones`);
+      const wanted = folded(value);
+      const holds = operator === ":" ? (text) => folded(text).includes(wanted) : (text) => folded(text) === wanted;
+      if (field === "verdict") this.add((row, report) => report.verdicts(row).some(holds), negated);
+      else this.add((row) => holds(column(row, field)), negated);
+    }
+
+    content(value, negated, operator = ":") {
+      this.insist(":=".includes(operator), `what was said cannot be compared: write text:${value}`);
+      this.insist(value, "the text to search for is empty");
+      const wanted = folded(value);
+      this.add((row, report) => report.said(row).some((text) => text.includes(wanted)), negated);
+    }
+
+    flag(field, operator, value, negated) {
+      const right = ":=".includes(operator) && WORDS.has(value.toLowerCase());
+      this.insist(right, `write ${field}:yes or ${field}:no`, this.start);
+      const wanted = WORDS.get(value.toLowerCase());
+      this.add((row) => Boolean(row.damaged) === wanted, negated);
+    }
+
+    numeric(field, operator, value, negated) {
+      const has = (row) => column(row, field);
+      if (value.toLowerCase() === "none") {
+        const right = field === "score" && operator === ":";
+        this.insist(right, "only score can be none: write score:none or score!=none", this.start);
+        this.add((row) => has(row) === null, negated);
+      } else if (value.includes("..")) {
+        const [, first, second] = /^(.*?)\.\.(.*)$/s.exec(value);
+        const right = operator === ":" && (first || second);
+        this.insist(right, `a range is written ${field}:1..5, ${field}:1.. or ${field}:..5`, this.start);
+        const low = first ? this.number(field, first) : -Infinity;
+        const high = second ? this.number(field, second) : Infinity;
+        this.insist(low <= high, `the range is empty; ${field}:${high}..${low} would not be`, this.start);
+        this.add((row) => has(row) !== null && has(row) >= low && has(row) <= high, negated);
+      } else {
+        const wanted = this.number(field, value);
+        this.add((row) => has(row) !== null && TESTS[operator](has(row), wanted), negated);
+      }
+    }
+
+    number(field, value) {
+      const number = NUMBER.test(value) ? Number(value) : NaN;
+      const told = `'${value}' is no number; ${field} takes one such as 0.5, or a range as 1..5`;
+      this.insist(Number.isFinite(number), told, this.start);
+      return number;
+    }
+
+    sorting(operator, negated) {
+      this.insist(!negated && ":=".includes(operator), "write sort:score, or sort:-score for the other direction");
+      const start = this.at;
+      const value = this.bare();
+      const field = value.replace(/^-/, "").toLowerCase();
+      const told = `rows cannot be sorted by '${field}'; they can by ${SORTABLE.join(", ")}`;
+      this.insist(SORTABLE.includes(field), told, start);
+      if (!this.sort.has(field)) this.sort.set(field, value.startsWith("-") ? -1 : 1);
+    }
+
+    add(holds, negated) {
+      this.alternatives.at(-1).push(negated ? (row, report) => !holds(row, report) : holds);
+    }
+
+    bare() {
+      const [word] = this.match(BARE);
+      this.at += word.length;
+      return word;
+    }
+
+    value() {
+      if (this.text[this.at] !== '"') return this.bare();
+      const opened = this.at;
+      let at = opened + 1;
+      while (at < this.text.length && this.text[at] !== '"') at += this.text[at] === "\\" ? 2 : 1;
+      this.insist(at < this.text.length, "the quote is not closed", opened);
+      this.at = at + 1;
+      const told = 'a space is missing after the quote; a quote within a text is written \\"';
+      this.insist(/\s/.test(this.text[this.at] ?? " "), told, this.at);
+      return this.text.slice(opened + 1, at).replace(ESCAPE, (_, char) => ({ n: "\n", t: "\t" })[char] || char);
+    }
+  }
+
+  const compared = (one, other, sign) => {
+    if (one === other) return 0;
+    if (one === null || other === null) return one === null ? 1 : -1; // what has no score comes last
+    return one < other ? -sign : sign;
+  };
+
+  // Those of `rows` that `text` asks for, in its order. `report` knows what was said, and how calls ended.
+  Toolyard.filtered = (rows, text, report) => {
+    const { alternatives, sort } = new Parser(text).parse();
+    const all = (conditions, row) => conditions.every((one) => one(row, report));
+    const holds = (row) => !alternatives.length || alternatives.some((conditions) => all(conditions, row));
+    const value = (row, field) => (TEXTS.includes(field) ? folded(column(row, field)) : column(row, field));
+    return rows.filter(holds).sort((one, other) => {
+      for (const [field, sign] of sort) {
+        const order = compared(value(one, field), value(other, field), sign);
+        if (order) return order;
+      }
+      return 0;
+    });
+  };
+})();

@@ -1,0 +1,155 @@
+"use strict";
+// What a server answers, from the data inside an exported page.
+(() => {
+  const { Toolyard } = window;
+
+  // As the index keeps names: short, and without what moves or hides the text around it.
+  const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
+  const label = (text) => (text.length > 200 ? `${text.slice(0, 199)}…` : text).replace(UNPRINTABLE, "\ufffd");
+  const ended = (call) => label(call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
+  const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+  const tally = (names) => {
+    const counts = new Map();
+    for (const name of names) counts.set(name, (counts.get(name) || 0) + 1);
+    return Object.fromEntries([...counts].sort((a, b) => b[1] - a[1]));
+  };
+
+  class Report {
+    constructor(data) {
+      this.data = data;
+      this.details = new Map(Object.entries(data.details));
+      this.comparisons = new Map(Object.entries(data.comparisons));
+      this.steps = new Map(Object.entries(data.steps));
+      this.texts = new Map();
+    }
+
+    // Everything that was said there by anybody, part by part, in lower case.
+    said({ key }) {
+      if (!this.texts.has(key)) {
+        const { bubbles = [], input, output, raw, failure } = this.details.get(key);
+        const parts = bubbles.flatMap((bubble) => [
+          ...bubble.pieces.map((piece) => piece.text), bubble.raw,
+          ...bubble.calls.flatMap((call) => [call.name, call.arguments, call.code, call.response, call.error]),
+        ]);
+        const all = [input, output, raw, failure?.error, ...parts].filter(Boolean);
+        this.texts.set(key, all.map((text) => text.toLowerCase()));
+      }
+      return this.texts.get(key);
+    }
+
+    // How its calls ended; those of the prompt were made by nobody.
+    verdicts({ key }) {
+      const { bubbles = [] } = this.details.get(key);
+      return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map(ended));
+    }
+
+    filtered(query) { return Toolyard.filtered(this.data.rows, query, this); }
+
+    // In the order that the report has them.
+    compared(left, right) { return this.comparisons.get(`${left}|${right}`) ?? this.comparisons.get(`${right}|${left}`); }
+
+    there(told, what) {
+      if (told === undefined) throw new Toolyard.Refusal(`${what} is not part of this report`);
+      return told;
+    }
+
+    found(row, rows) { return { row: row ?? null, position: row ? rows.indexOf(row) : null }; }
+
+    // Answers, by their names -----------------------------------------------------------------------------------------
+
+    overview() {
+      const { overview, query, rows } = this.data;
+      return { ...overview, title: query ? `${overview.title}: ${query}` : overview.title, count: rows.length, revision: 0 };
+    }
+
+    rows({ q = "", offset = 0, limit = 100 }) {
+      const rows = this.filtered(q);
+      return { count: rows.length, rows: rows.slice(offset, offset + limit), query: q };
+    }
+
+    position({ key, q = "" }) {
+      const position = this.filtered(q).findIndex((row) => row.key === key);
+      return { position: position < 0 ? null : position };
+    }
+
+    next_step({ step, q = "", backwards }) {
+      const rows = this.filtered(q);
+      const beyond = rows.map((row) => row.step).filter((one) => (backwards ? one < step : one > step));
+      const wanted = backwards ? Math.max(...beyond) : Math.min(...beyond);
+      return this.found(rows.find((row) => row.step === wanted), rows);
+    }
+
+    row({ key }) { return this.there(this.details.get(key), key); }
+
+    tokens({ key }) { return this.there(this.details.get(key)?.tokens, `the tokens of ${key}`); }
+
+    raw({ key }) {
+      const { input, output, raw, ...rest } = this.row({ key });
+      delete rest.tokens;
+      if (raw !== undefined) return { text: raw };
+      const told = "The line itself is not part of a report: this is what is shown of it.";
+      return { text: JSON.stringify({ input, output, ...rest }), told };
+    }
+
+    find({ id }) {
+      const exact = this.data.rows.filter((row) => row.request_id === id);
+      const begun = this.data.rows.filter((row) => row.request_id.startsWith(id));
+      const one = new Set(begun.map((row) => row.request_id)).size === 1;
+      return { rows: exact.length ? exact : one ? begun : [] };
+    }
+
+    search({ needle, q = "", from, backwards }) {
+      const rows = this.filtered(q);
+      const wanted = needle.toLowerCase();
+      const here = rows.findIndex((row) => row.key === from);
+      const start = here < 0 ? (backwards ? rows.length : -1) : here;
+      for (let step = 1; step <= rows.length; step += 1) {
+        const row = rows[(start + (backwards ? -step : step) + 2 * rows.length) % rows.length];
+        if (this.said(row).some((text) => text.includes(wanted))) return this.found(row, rows);
+      }
+      return this.found(undefined, rows);
+    }
+
+    compare({ left, right }) { return this.there(this.compared(left, right), "this comparison"); }
+
+    step({ step, q = "" }) {
+      const told = this.there(this.steps.get(String(step)), `step ${step}`);
+      return { ...told, unfiltered: Boolean(q) };
+    }
+
+    // Without a filter: of all that the report was made of, also of those that were left out.
+    statistics({ q = "" }) {
+      const { statistics, matching } = this.data;
+      const part = matching > this.data.rows.length ? { of: matching, shown: this.data.rows.length } : null;
+      if (!q) return { ...statistics, part };
+      const bySteps = new Map();
+      for (const row of this.filtered(q)) {
+        if (!bySteps.has(row.step)) bySteps.set(row.step, []);
+        bySteps.get(row.step).push(row);
+      }
+      const steps = [...bySteps].sort((a, b) => a[0] - b[0]).map(([step, rows]) => this.summary(step, rows, statistics.edges));
+      return { steps, edges: statistics.edges, part: null };
+    }
+
+    summary(step, rows, edges) {
+      const whole = rows.filter((row) => !row.damaged);
+      const scores = whole.map((row) => row.score).filter((score) => score !== null);
+      const counts = new Array(edges.length - 1).fill(0);
+      for (const score of scores) {
+        const bin = edges.findLastIndex((edge) => edge <= score);
+        counts[Math.min(Math.max(bin, 0), counts.length - 1)] += 1;
+      }
+      const average = (name) => mean(whole.map((row) => row[name])) ?? 0;
+      return {
+        step, count: whole.length, scored: scores.length, damaged: rows.length - whole.length,
+        mean_score: mean(scores), min_score: scores.length ? Math.min(...scores) : null,
+        max_score: scores.length ? Math.max(...scores) : null,
+        mean_turns: average("turns"), mean_tools: average("tools"), mean_response_tokens: average("response_tokens"),
+        mean_seconds: average("seconds"),
+        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.verdicts(row))),
+        histogram: { counts, none: whole.length - scores.length },
+      };
+    }
+  }
+  Toolyard.Report = Report;
+})();

@@ -1,0 +1,106 @@
+"use strict";
+// Curves over all steps, and one step: where did its time go?
+(() => {
+  const { Toolyard } = window;
+  const { el, number, seconds, count } = Toolyard;
+  const LISTED = 200;
+  const COLUMNS = [["trajectories", "count"], ["mean score", "mean_score"], ["lowest", "min_score"], ["highest", "max_score"],
+    ["turns", "mean_turns"], ["calls", "mean_tools"], ["tokens", "mean_response_tokens"], ["seconds", "mean_seconds"],
+    ["damaged", "damaged"]];
+
+  const table = (steps, query) => {
+    const link = (step) => el("a", { href: Toolyard.address(["step", step], { q: query }) }, `${step}`);
+    const row = (one) => el("tr", el("td", link(one.step)),
+      COLUMNS.map(([, name]) => el("td.right", number(one[name]))));
+    const body = el("tbody", steps.slice(0, LISTED).map(row));
+    const showRest = () => {
+      body.append(...steps.slice(LISTED).map(row));
+      more.remove();
+    };
+    const more = el("button", { type: "button", onclick: showRest }, `show ${count(steps.length - LISTED, "more step")}`);
+    const head = el("thead", el("tr", el("th", "step"), COLUMNS.map(([name]) => el("th.right", name))));
+    return [el("div.scroll", el("table.steps", head, body)), steps.length > LISTED ? more : null];
+  };
+
+  const charts = (columns, edges) => {
+    const mean = (name, of) => ({ name, of, weight: "count" });
+    return el("div.charts",
+      Toolyard.lines("Score: mean, and from lowest to highest", columns,
+        [{ name: "mean", of: "mean_score", weight: "scored" }], ["min_score", "max_score"]),
+      Toolyard.heat("Scores: where they lie", edges, columns),
+      Toolyard.shares("How requests ended", columns, "finishes"),
+      Toolyard.shares("How tool calls ended", columns, "verdicts"),
+      Toolyard.lines("Turns and tool calls of a request, mean", columns,
+        [mean("turns", "mean_turns"), mean("tool calls", "mean_tools")]),
+      Toolyard.lines("Response tokens of a request, mean", columns, [mean("tokens", "mean_response_tokens")]),
+      Toolyard.lines("Seconds of a request, mean", columns, [mean("seconds", "mean_seconds")]));
+  };
+
+  Toolyard.showCharts = async (view, query) => {
+    const told = await Toolyard.ask("statistics", { q: query });
+    const rows = told.steps.filter((one) => one.count);
+    if (!rows.length) {
+      view.replaceChildren(el("p.muted", query ? "Nothing found: change the filter above." : "Nothing is here yet."));
+      return;
+    }
+    const columns = Toolyard.columns(rows);
+    const all = rows.reduce((total, one) => total + one.count, 0);
+    const notes = [
+      query ? "Of what the filter asks for." : null,
+      told.part ? `Of all ${number(told.part.of)}; this report shows ${number(told.part.shown)} of them.` : null,
+      columns.length < rows.length ? "Neighbouring steps are drawn together; the table below has them all." : null];
+    view.replaceChildren(el("div",
+      el("h2", `${count(rows.length, "step")}, ${count(all, "trajectory", "trajectories")}`),
+      notes.filter(Boolean).map((note) => el("p.muted", note)),
+      charts(columns, told.edges), el("h3", "All steps"), table(told.steps, query)));
+  };
+
+  // One step ---------------------------------------------------------------------------------------------------------
+
+  const where = (timeline, summary, query) => {
+    const all = Toolyard.inOrder(timeline.by_stage), critical = Toolyard.inOrder(timeline.critical_by_stage);
+    const whole = all.reduce((total, [, sum]) => total + sum, 0);
+    const left = summary.count - timeline.requests;
+    const others = left > 0 ? ` (${number(left)} others were faster, or do not say how long they took)` : "";
+    const address = (one) => Toolyard.address(["t", one.key], { tab: "timeline", q: query });
+    const link = (one) => el("a", { href: address(one), title: one.request_id }, one.request_id || one.key);
+    const rows = timeline.slowest.map((one) => el("tr",
+      el("td", link(one)), el("td.right", seconds(one.seconds)), el("td.wide", Toolyard.timeline(one, timeline.seconds))));
+    return el("section", el("h3", "Where did the time go?"), el("p.verdict", timeline.verdict),
+      el("h4", `All requests together: ${seconds(whole)} of ${count(timeline.requests, "request")}${others}`),
+      Toolyard.stacked(all), Toolyard.stageLegend(all),
+      el("h4", "Critical path: the request that the step waited for, ", link(timeline.critical)),
+      Toolyard.timeline(timeline.critical), Toolyard.scale(timeline.critical.seconds), Toolyard.stageLegend(critical),
+      rows.length > 1 ? [el("h4", rows.length < timeline.requests ? `The slowest ${rows.length}` : "All, the slowest first"),
+        el("table.slowest", el("tbody", rows))] : null);
+  };
+
+  const quoted = (text) => (/[\s"]/.test(text) ? `"${text.replace(/["\\]/g, "\\$&")}"` : text);
+  // Steps of several runs are no step together: each can be had alone.
+  const runs = (step, names, query) => {
+    if (names.length < 2 || /\sor\s/i.test(query)) return null;
+    const links = names.map((name, at) => {
+      const only = name ? `file:${quoted(`${name}/`)}` : "-file:/";
+      const href = Toolyard.address(["step", step], { q: `${query} ${only}`.trim() });
+      return [at ? ", " : "", el("a", { href }, name || "the folder's own")];
+    });
+    return el("p.muted", `${count(names.length, "run")} together; only `, links);
+  };
+
+  Toolyard.showStep = async (view, step, query) => {
+    const told = await Toolyard.ask("step", { step, q: query });
+    const { summary, timeline } = told;
+    const range = summary.scored ? ` (from ${number(summary.min_score)} to ${number(summary.max_score)})` : "";
+    const damaged = summary.damaged ? `, ${number(summary.damaged)} damaged` : "";
+    const counted = count(summary.count, "trajectory", "trajectories");
+    view.replaceChildren(el("div",
+      el("h2", `Step ${step}`),
+      el("p", `${counted}, mean score ${number(summary.mean_score)}${range}${damaged} · `,
+        el("a", { href: Toolyard.address([], { q: `step:${step}` }) }, "list them")),
+      told.unfiltered ? el("p.muted", "Of all trajectories of this step: the filter does not apply here.") : null,
+      told.unfiltered ? null : runs(step, told.runs, query),
+      timeline ? where(timeline, summary, query) : el("p.muted", "These lines do not say how long anything took."),
+      el("div.charts", Toolyard.distribution("Scores", told.histogram.edges, told.histogram),
+        Toolyard.tally("How requests ended", summary.finishes), Toolyard.tally("How tool calls ended", summary.verdicts))));
+  };
+})();

@@ -1,0 +1,114 @@
+"use strict";
+// Tokens: coloured by where they came from and how likely they were. Pointing at one, or the arrow keys, tell about it.
+(() => {
+  const { Toolyard } = window;
+  const { el, number, count } = Toolyard;
+  const CHUNK = 1000; // tokens that are drawn at once, when they come into sight
+  const FOLDED = 1500; // a longer prompt is shown when asked for
+  const DOUBT = 4; // a logprob of -4 is as red as it gets
+
+  const isLogprob = (value) => typeof value === "number";
+  const textOf = (run, from = 0, to = run.ids.length) => (run.texts || run.ids.map((id) => `${id} `)).slice(from, to).join("");
+  const nameOf = (run) => `${run.origin}${run.turn === null ? "" : `, turn ${run.turn}`}`;
+
+  Toolyard.tellToken = (run, at) => {
+    const logprob = run.logprobs?.[at];
+    const told = [`token ${number(run.start + at)}`, `id ${run.ids[at]}`, nameOf(run)];
+    if (isLogprob(logprob)) told.push(`logprob ${number(logprob, 4)} (${Toolyard.percent(Math.exp(logprob))})`);
+    if (run.texts) told.push(JSON.stringify(run.texts[at]));
+    return told.join(" · ");
+  };
+  Toolyard.token = (run, at, data) => {
+    const logprob = run.logprobs?.[at];
+    const node = el(`span.t.o-${run.origin}`, { data }, run.texts ? run.texts[at] || "·" : `${run.ids[at]} `);
+    if (isLogprob(logprob)) node.style.setProperty("--doubt", Math.min(Math.max(-logprob / DOUBT, 0), 1).toFixed(2));
+    return node;
+  };
+  const ORIGINS = [["prompt", "prompt"], ["sampled", "sampled"], ["tool", "put there by us or a tool"]];
+  Toolyard.tokenLegend = (tokenizer) => el("div.legend",
+    ORIGINS.map(([origin, name]) => el("span", el(`i.o-${origin}`), name)),
+    el("span", el("i.low"), "sampled, but unlikely"),
+    tokenizer ? null : el("span", "ids only: for text, start with --tokenizer and the model's name"));
+
+  const head = (run) => {
+    const known = (run.logprobs || []).filter(isLogprob);
+    const mean = known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+    const likely = mean === null ? "" : ` · mean logprob ${number(mean)}`;
+    return el("h4.run-head", `${nameOf(run)} · ${count(run.ids.length, "token")}${likely}`);
+  };
+
+  // A stretch of a run, drawn when it comes near; `has` and `fill` are for those who search.
+  const stretch = (run, index, from) => {
+    const to = Math.min(from + CHUNK, run.ids.length);
+    const node = el("span.late", { data: { run: index, from } });
+    node.has = (pattern) => textOf(run, from, to).search(pattern) >= 0;
+    node.fill = () => {
+      if (!node.classList.replace("late", "drawn")) return;
+      node.style.height = "";
+      for (let at = from; at < to; at += 1) node.append(Toolyard.token(run, at, { run: index, at }));
+    };
+    if (to - from < CHUNK && from === 0) node.fill();
+    else node.style.height = `${Math.ceil((to - from) / 14) * 22}px`;
+    return node;
+  };
+
+  const drawn = (told, observer) => told.runs.map((run, index) => {
+    const body = el("div.run-body.block");
+    const show = () => {
+      for (let from = 0; from < run.ids.length; from += CHUNK) body.append(stretch(run, index, from));
+      for (const late of body.querySelectorAll(".late")) observer.observe(late);
+    };
+    if (run.origin !== "prompt" || run.ids.length <= FOLDED) {
+      show();
+      return el("section.run", head(run), body);
+    }
+    const fold = el("details.long", { ontoggle: () => fold.open && fold.fill() }, el("summary", "show"), body);
+    fold.fill = () => body.childNodes.length || show();
+    fold.has = (pattern) => textOf(run).search(pattern) >= 0;
+    return el("section.run", head(run), fold);
+  });
+
+  // Arrow keys move from token to token, also past the end of a run.
+  const keyboard = (body, told, tell) => {
+    let here = null;
+    const at = (run, token) => {
+      const fits = told.runs[run] && token >= 0 && token < told.runs[run].ids.length;
+      if (!fits) return null;
+      body.querySelector(`.late[data-run="${run}"][data-from="${token - (token % CHUNK)}"]`)?.fill();
+      return body.querySelector(`.t[data-run="${run}"][data-at="${token}"]`);
+    };
+    const choose = (node) => {
+      here?.classList.remove("at");
+      here = node;
+      node.classList.add("at");
+      tell(node);
+    };
+    body.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const [run, token] = here ? [Number(here.dataset.run), Number(here.dataset.at) + step] : [0, 0];
+      const beyond = step > 0 ? [run + 1, 0] : [run - 1, (told.runs[run - 1]?.ids.length ?? 0) - 1];
+      const next = at(run, token) || at(...beyond);
+      if (next) { choose(next); next.scrollIntoView({ block: "nearest" }); }
+    });
+    body.addEventListener("click", (event) => event.target.closest(".t") && choose(event.target.closest(".t")));
+  };
+
+  Toolyard.tokens = async (detail) => {
+    if (!detail.has_tokens) return el("p.muted", "This line has no tokens: it only says what was asked and answered.");
+    const told = await Toolyard.ask("tokens", { key: detail.key });
+    const note = el("div.token-note", { role: "status" }, "Point at a token, or move with the arrow keys.");
+    const tell = ({ dataset }) => {
+      note.textContent = Toolyard.visible(Toolyard.tellToken(told.runs[dataset.run], Number(dataset.at)));
+    };
+    const observer = new IntersectionObserver((entries) => {
+      for (const entry of entries) if (entry.isIntersecting) { observer.unobserve(entry.target); entry.target.fill(); }
+    }, { root: document.getElementById("view"), rootMargin: "1500px" });
+    const body = el("div.tokens", { tabindex: 0, role: "group", "aria-label": "Tokens" }, drawn(told, observer));
+    body.addEventListener("mouseover", (event) => event.target.closest(".t") && tell(event.target.closest(".t")));
+    keyboard(body, told, tell);
+    return el("div", Toolyard.tokenLegend(told.tokenizer), note, body,
+      told.left_out ? el("p.muted", `${count(told.left_out, "more token")} are not shown.`) : null);
+  };
+})();

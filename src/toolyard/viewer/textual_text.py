@@ -1,0 +1,180 @@
+"""Texts of a dump made fit for a terminal: visible, cut, and wrapped.
+
+Everything that comes from a dump passes `visible` before it is drawn or copied. What is left of it has the width that
+it seems to have, and nothing that moves a cursor, sets a colour, or turns the direction of what is written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from rich.cells import cell_len, get_character_cell_size
+
+TAB = 4
+_AGES = 1e7
+"""Seconds that no clock has measured."""
+_MARKS = (
+    r"[\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
+    r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+)
+"""What is written over the character before it."""
+_MANY_MARKS = re.compile(rf"({_MARKS}{{3}}){_MARKS}+")
+_LONELY_MARK = re.compile(rf"(?:^|(?<=[\s]))(?={_MARKS})", re.MULTILINE)
+_PRESENTATION = "\ufe0e\ufe0f"
+"""As text or as an emoji: terminals do not agree on the width of the latter, so neither is asked for."""
+_CHANGES_WIDTH = (
+    (0x034F, 0x034F),
+    (0x115F, 0x1160),
+    (0x180B, 0x180D),
+    (0x3164, 0x3164),
+    (0xFE00, 0xFE0D),
+    (0xFFA0, 0xFFA0),
+    (0x1F1E6, 0x1F1FF),
+    (0x1F3FB, 0x1F3FF),
+    (0xE0100, 0xE01EF),
+)
+"""Printable by name, but invisible, or joined with the character before them by some terminals and not by others."""
+
+
+def visible(text: str) -> str:
+    """Control characters as pictures (␛), other invisible ones by their code (⟨U+202E⟩). Newlines and tabs stay.
+
+    The same text comes out of it again if it is given one that it returned.
+    """
+    odd = {ord(char): _picture(char) for char in set(text) if not _is_fit(char)}
+    text = text.translate(odd) if odd else text
+    if text.isascii():
+        return text
+    return _LONELY_MARK.sub("◌", _MANY_MARKS.sub(r"\1", text))
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """For lists and headings."""
+    short = text[: limit + 1]
+    line = " ".join(visible(short).split())
+    return line if len(text) <= limit else f"{line[: limit - 1]}…"
+
+
+def _is_fit(char: str) -> bool:
+    if char in "\n\t":
+        return True
+    code = ord(char)
+    return (
+        char.isprintable()
+        and (code < 0x300 or not any(low <= code <= high for low, high in _CHANGES_WIDTH))
+        and (char not in _PRESENTATION)
+    )
+
+
+def _picture(char: str) -> str:
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if char in _PRESENTATION:
+        return ""
+    if char.isspace() and char not in "\u2028\u2029\x85":
+        return " " * max(1, get_character_cell_size(char))
+    return f"⟨U+{code:04X}⟩"
+
+
+# Cutting --------------------------------------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """A stretch of a text, and how many characters lie before and behind it."""
+
+    before: int
+    text: str
+    after: int
+
+
+def cut(text: str, limit: int, wanted: re.Pattern[str] | None = None) -> Cut:
+    """The beginning of it; or a stretch around the first place that is wanted, if the beginning has none."""
+    if len(text) <= limit:
+        return Cut(0, text, 0)
+    start = 0
+    if wanted is not None and (found := wanted.search(text)) and found.end() > limit:
+        start = max(0, found.start() - limit // 10)
+    return Cut(start, text[start : start + limit], max(0, len(text) - start - limit))
+
+
+# Wrapping -------------------------------------------------------------------------------------------------------------
+
+
+def spans(line: str, width: int, *, words: bool) -> list[tuple[int, int]]:
+    """Where the pieces begin and end that `line`, which has no newline or tab, is to be drawn as.
+
+    `words`: between words, as far as they fit. A space at which it was broken is left out.
+    """
+    width = max(2, width)  # the widest character
+    if len(line) <= width and (line.isascii() or cell_len(line) <= width):
+        return [(0, len(line))]
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < len(line):
+        end = _end(line, start, width)
+        if end < len(line) and words and (space := line.rfind(" ", start + 1, end + 1)) > start:
+            found.append((start, space))
+            start = space + 1
+        else:
+            found.append((start, end))
+            start = end
+    return found
+
+
+def _end(line: str, start: int, width: int) -> int:
+    """Where the piece ends that begins at `start`."""
+    stretch = line[start : start + width]
+    if stretch.isascii():
+        return start + len(stretch)
+    used = 0
+    at = start
+    while at < len(line):
+        used += get_character_cell_size(line[at])
+        if used > width:
+            return at
+        at += 1
+    return at
+
+
+def fitted(text: str, width: int) -> str:
+    """Exactly so wide: cut, or filled with spaces. `text` is visible and has no newline."""
+    size = cell_len(text)
+    if size > width:
+        first = _end(text, 0, width - 1) if width > 1 else 0
+        text = f"{text[:first]}…" if width > 0 else ""
+        size = cell_len(text)
+    return text + " " * (width - size)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 token`, `2,000 tokens`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def told_seconds(seconds: float) -> str:
+    if not seconds <= _AGES:
+        return f"{seconds:.0e} s"
+    if seconds < 0.0005:
+        return "0 s"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def told_number(value: float | None) -> str:
+    """Short: at most three digits behind the point."""
+    if value is None:
+        return "none"
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1e6 or 0 < abs(value) < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,85 @@
+"""What the viewers' tests share: dumps, and a server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toolyard.viewer.answers import Answers
+from toolyard.viewer.library import Library
+from toolyard.viewer.token_runs import Decode
+from toolyard.viewer.web import Server
+
+DEMO = Path(__file__).parent.parent / "data" / "embedded.jsonl.gz"
+SCRIPT = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202egnp.exe \x00 [bold red]loud[/]"
+
+
+def demo_lines() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(DEMO.read_bytes()).splitlines()]
+
+
+def write_lines(path: Path, lines: list[Any]) -> None:
+    with path.open("ab") as file:
+        for line in lines:
+            file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+
+
+def demo_dump(folder: Path, *, steps: int = 1) -> Path:
+    """The demo's trajectories, over so many steps."""
+    for step in range(steps):
+        lines = [{**line, "step": step, "request_id": f"{step:04}{line['request_id'][4:]}"} for line in demo_lines()]
+        write_lines(folder / f"{step}.jsonl", lines)
+    return folder
+
+
+def hostile_line() -> dict[str, Any]:
+    """The demo's first trajectory, with markup, escapes and controls wherever a model or a task writes."""
+    line = demo_lines()[0]
+    said = f"{SCRIPT} {ESCAPES} </script></style>"
+    line["request_id"], line["step"] = "hostile", 7
+    line["messages"][-3]["content"] = said
+    line["messages"][-1]["content"] = said
+    line["gts"] = said
+    line["finish_reason"] = said
+    line["batch_data_id"] = said
+    line["turns"][0]["sampled"]["text"] = said
+    call = line["turns"][0]["tool_calls"][0]
+    call["name"] = call["outcome"] = call["response"] = said
+    call["arguments"] = json.dumps({"code": said, said: said, "language": said})
+    call["metrics"] = {said: said, "__proto__": {"polluted": 1}, "verdict": said}
+    line["metrics"] |= {said: said, "__proto__": {"polluted": 1}, "constructor": said}
+    line["rewards"] |= {said: 1.0, "__proto__": 0.5, "constructor": said}
+    line |= {said: said, "__proto__": {"polluted": 1}, "data_source": said}
+    line["failure"] = {"whose": said, "stage": said, "error": said}
+    return line
+
+
+VERL_LINE = {"input": "user\nWhat is 2 + 2?\nassistant\n", "output": "It is 4.", "gts": "4", "score": 1.0, "step": 7}
+DAMAGED = b'{"input": "half a li\n'
+
+
+@contextmanager
+def served(folder: Path, *, port: int = 0, decode: Decode | None = None, of: type[Answers] = Answers) -> Generator[str]:
+    """The address of a server over that folder, in a thread of its own."""
+    with Library.open(folder) as library:
+        loop = asyncio.new_event_loop()
+        server = Server(of(library, title=folder.name, decode=decode), port=port)
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+            try:
+                yield server.url
+            finally:
+                asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(30)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(30)
+            loop.close()
