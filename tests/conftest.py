@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -63,6 +64,15 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for package in ("accelerate", "torch", "transformers"):
         (folder / f"{package}.py").write_text("raise ImportError('left out')\n")
     return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_stays_open() -> Iterator[None]:
+    """What sync callers of rewards open lasts as long as the process: the next file must not find it."""
+    yield
+    for name in ("toolyard.rewards.blocking", "toolyard.rewards.math"):
+        if name in sys.modules:
+            sys.modules[name].close()
 
 
 # Markers --------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ async def test_a_right_program_passes_every_case_and_says_what_it_took(sandbox: 
         ("if True:\nprint(1)", "compile_error", "IndentationError: expected an indented block"),
         ("exec('x = = 1')", "runtime_error", "SyntaxError: invalid syntax"),
         ("raise SyntaxError('mine')", "runtime_error", "SyntaxError: mine"),
+        ("import sys; sys.exit('SyntaxError: in the input')", "runtime_error", "SyntaxError: in the input"),
+        ("x = '\0'", "compile_error", "SyntaxError: source code string cannot contain null bytes"),
+        ("x = " + "+".join("1" * 9000), "compile_error", "RecursionError: maximum recursion depth exceeded during"),
+        ("# coding: klingon", "compile_error", "SyntaxError: unknown encoding: klingon"),
         ("while True: print('x' * 10000)", "runtime_error", "wrote more than"),
         ("open('big', 'wb').truncate(1 << 40)", "runtime_error", "OSError: [Errno 27] File too large"),
         ("", "not_run", ""),
@@ -129,7 +133,13 @@ async def test_what_does_not_compile_is_tried_once_and_told_for_every_case(sandb
 
 
 async def test_a_program_that_pretends_not_to_compile_is_told_by_what_it_did_before(sandbox: LocalSandbox) -> None:
-    code = "n = int(input())\nprint(n)\nif n == 2:\n    import sys\n    sys.exit('SyntaxError: pretended')"
+    code = """
+import sys
+n = int(input())
+print(n)
+if n == 2:
+    sys.exit('  File "main.py", line 1\\nSyntaxError: pretended')
+"""
     result = await judged(sandbox, code, copies(4), aggregation="fraction")
     assert (result.score, verdicts(result)[2]) == (0.75, "runtime_error")
 
@@ -206,9 +216,9 @@ async def test_a_model_that_names_a_language_we_do_not_have_gets_no_score(sandbo
         assert (result.score, set(verdicts(result))) == (None, {"infrastructure"})
         assert "ToolchainMissingError: Julia needs 'julia'" in result.why
         with pytest.raises(ConfigError, match="Julia needs 'julia'"):
-            await judge.judge(fenced(SUM), Suite(SuiteKind.STDIO, (Case(),), language="julia"))
+            await judge.judge(fenced(SUM), Suite(SuiteKind.STDIO, (Case(expected=""),), language="julia"))
         with pytest.raises(ConfigError, match="unknown language 'klingon'"):
-            await judge.judge(fenced(SUM), Suite(SuiteKind.STDIO, (Case(),), language="klingon"))
+            await judge.judge(fenced(SUM), Suite(SuiteKind.STDIO, (Case(expected=""),), language="klingon"))
 
 
 # Aggregations ---------------------------------------------------------------------------------------------------------
@@ -317,7 +327,7 @@ async def test_one_bad_task_does_not_stop_the_others(sandbox: LocalSandbox, capl
     submissions = [
         Submission(fenced(SUM), ADD),
         Submission(fenced(SUM), {"inputs": ["1"], "outputs": []}),
-        Submission(fenced(SUM), Suite(SuiteKind.STDIO, (Case(),), language="klingon")),
+        Submission(fenced(SUM), Suite(SuiteKind.STDIO, (Case(expected=""),), language="klingon")),
         Submission(fenced("print(1)"), Suite(SuiteKind.STDIO, (Case(expected="1"),), checker="1 / 0")),
         Submission(fenced(SUM), ADD),
     ]
@@ -347,12 +357,12 @@ async def test_a_progress_callback_that_raises_ends_it_with_its_own_error(sandbo
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"agregation": "all"}, "unknown setting 'agregation'; expected one of aggregation, "),
-        ({"aggregation": "most"}, "aggregation: .*; given: 'most'"),
-        ({"run_seconds": 0}, "run_seconds: .*; given: '0'"),
-        ({"language": "klingon"}, "language: unknown language 'klingon'"),
-        ({"sandbox_fusion_url": "nowhere"}, "sandbox_fusion_url: sandbox URL 'nowhere'"),
-        ({"comparison": {"mode": "words"}}, "comparison.mode: "),
+        ({"agregation": "all"}, "unknown option 'agregation'; known: aggregation, "),
+        ({"aggregation": "most"}, "option 'aggregation': .*; given: 'most'"),
+        ({"run_seconds": 0}, "option 'run_seconds': .*; given: '0'"),
+        ({"language": "klingon"}, "option 'language': unknown language 'klingon'"),
+        ({"sandbox_fusion_url": "nowhere"}, "option 'sandbox_fusion_url': sandbox URL 'nowhere'"),
+        ({"comparison": {"mode": "words"}}, "option 'comparison.mode': "),
     ],
 )
 async def test_a_wrong_setting_is_named(settings: dict[str, Any], why: str) -> None:

@@ -196,6 +196,22 @@ async def test_a_checker_that_fails_is_the_tasks_mistake(sandbox: LocalSandbox, 
         await judged(sandbox, "print(1)", tests, run_seconds=0.5)
 
 
+@pytest.mark.parametrize(
+    "breaks",
+    ["while True: pass", "import os; os.abort()", "sys.exit(2)", "x = [bytearray(1 << 20) for _ in range(1 << 20)]"],
+)
+async def test_an_output_that_breaks_the_checker_is_wrong(sandbox: LocalSandbox, breaks: str) -> None:
+    checker = (
+        f"import sys\nif open('output').read() == 'bomb\\n':\n    {breaks}\nsys.exit(open('output').read() != '1\\n')"
+    )
+    tests = Suite(SuiteKind.STDIO, (Case(expected="1\n"), Case(expected="1\n")), checker=checker)
+    settings = {"run_seconds": 1, "memory_limit_mb": 64, "aggregation": "fraction"}
+    assert (await judged(sandbox, "print(1)", tests, **settings)).score == 1.0
+    result = await judged(sandbox, "print('bomb')", tests, **settings)
+    assert (result.score, verdicts(result)) == (0.0, ["wrong_answer"] * 2)
+    assert result.cases[0].why.startswith("the checker refuses it: it cannot make sense of the output: ")
+
+
 async def test_a_checker_waits_for_no_worker_that_its_own_answer_holds() -> None:
     async with LocalSandbox(workers=1) as narrow, asyncio.timeout(30):
         assert (await judged(narrow, "print(2, int(input()) - 2)", SPLIT)).score == 1.0

@@ -181,6 +181,33 @@ async def test_what_was_compiled_before_and_is_not_now_is_our_failure() -> None:
         assert (await judge.judge("```cpp\nx\n```", copies(2))).score == 1.0
 
 
+async def test_a_program_that_somebody_killed_is_run_again(sandbox: LocalSandbox) -> None:
+    killed = Execution(Verdict.SIGNALED, StageResult(Verdict.SIGNALED, -9), isolation="full")
+    lost = ["1", "3"]
+
+    async def act(program: Program, limits: Limits) -> Execution:
+        if program.stdin in lost:
+            lost.remove(program.stdin)
+            return killed
+        return await sandbox.run(program, limits)
+
+    cases = tuple(Case(stdin=str(number), expected=str(number)) for number in range(5))
+    async with judge_of(ScriptedSandbox(act)) as judge:
+        result = await judge.judge(ECHO, Suite(SuiteKind.STDIO, cases))
+    assert (result.score, [case.tries for case in result.cases]) == (1.0, [1, 2, 1, 2, 1])
+
+
+async def test_a_program_that_kills_itself_is_believed_at_the_second_time(sandbox: LocalSandbox) -> None:
+    suicide = "```python\nimport os\nos.kill(os.getpid(), 9)\n```"
+    counted = Unreliable(sandbox, lambda *_: None)
+    async with judge_of(counted, aggregation="fraction") as judge:
+        result = await judge.judge(suicide, copies(6))
+    assert (result.score, set(verdicts(result)), len(counted.calls)) == (0.0, {"runtime_error"}, 7)
+    assert result.why == "case 0: runtime_error: died of SIGKILL"
+    async with judge_of(sandbox, retries=0) as judge:
+        assert (await judge.judge(suicide, copies(1))).score == 0.0
+
+
 # Through services -----------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +246,52 @@ async def test_a_foreign_services_words_mean_the_same(status: str, code: int | N
     async with peer(http(200, body)) as foreign, CodeJudge(sandbox_fusion_url=foreign.url) as judge:
         result = await judge.judge(ECHO, copies(1))
     assert (result.score, verdicts(result)) == (0.0, [verdict])
+
+
+@pytest.mark.parametrize(
+    ("kept", "score"), [("12\n" * 400_000, None), ("12\n" * 399_990 + "13\n" * 10, 0.0), ("12\n" * 100_000, 0.0)]
+)
+async def test_an_output_that_a_foreign_service_may_have_cut_is_not_called_wrong(
+    kept: str, score: float | None
+) -> None:
+    run = {"status": "Finished", "return_code": 0, "stdout": kept, "stderr": "", "execution_time": 0.1}
+    body = {"status": "Success", "message": "", "run_result": run, "files": {}}
+    whole = Suite(SuiteKind.STDIO, (Case(expected="12\n" * 500_000),))
+    async with peer(http(200, body)) as foreign, CodeJudge(sandbox_fusion_url=foreign.url) as judge:
+        result = await judge.judge(ECHO, whole)
+    assert result.score == score
+    assert (score is None) == ("the service has kept 1200000 bytes of the output" in result.why)
+
+
+@pytest.mark.parametrize(
+    ("code", "kept", "verdict", "why"),
+    [
+        (0, "\n{nonce} ready 0\n" + "x" * (1 << 20), "wrong_answer", "printed more than the service keeps"),
+        (0, "\n{nonce} ready 0\n", "runtime_error", "ended with exit code 0 before it returned"),
+        (-9, "\n{nonce} ready 0\n", "runtime_error", "killed by the service after 2000000 bytes of output"),
+    ],
+)
+async def test_a_function_whose_result_a_foreign_service_did_not_keep_printed_too_much(
+    code: int, kept: str, verdict: str, why: str
+) -> None:
+    async def act(program: Program, limits: Limits) -> Execution:
+        assert isinstance(program.stdin, str)
+        stdout = kept.format(nonce=program.stdin.partition("\n")[0]).encode()
+        ending = Verdict.SIGNALED if code else Verdict.OK
+        return Execution(ending, StageResult(ending, code, stdout, b"e" * 2_000_000 if code else b""))
+
+    async with judge_of(ScriptedSandbox(act)) as judge:
+        result = await judge.judge(ECHO, Suite(SuiteKind.FUNCTION, (Case(),), function="f"))
+    assert (result.score, verdicts(result), result.cases[0].why) == (0.0, [verdict], why)
+
+
+async def test_an_expected_output_beyond_what_is_kept_is_a_mistake_of_the_settings(sandbox: LocalSandbox) -> None:
+    tests = Suite(SuiteKind.STDIO, (Case(expected="1"), Case(expected="x" * 2001)))
+    async with judge_of(sandbox, max_output_bytes=2000) as judge:
+        with pytest.raises(ConfigError, match="case 1: 2001 characters are expected, and max_output_bytes is 2000"):
+            await judge.judge(ECHO, tests)
+    async with judge_of(sandbox, max_output_bytes=2001) as judge:
+        assert (await judge.judge(ECHO, tests)).score == 0.0
 
 
 async def test_a_foreign_services_own_error_gives_no_score() -> None:
@@ -317,6 +390,20 @@ async def test_what_the_judge_opened_is_closed_with_it() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     await LocalLimiter(3, name="rate-limiter").close()  # its limiter's name is free again
+
+
+async def test_who_is_cancelled_while_opening_leaves_no_limiter_behind() -> None:
+    judge = CodeJudge(rate_limit=7)
+    for _ in range(5):
+        task = asyncio.create_task(judge.judge(ECHO, copies(1)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await judge.judge(ECHO, copies(1))).score == 1.0
+    await judge.close()
+    await LocalLimiter(3, name="rate-limiter").close()
 
 
 async def test_closing_while_an_answer_is_judged_gives_no_score(sandbox: LocalSandbox) -> None:

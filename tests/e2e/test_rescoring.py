@@ -1,4 +1,4 @@
-"""Dumps scored again: what the reward is given, what the score is made of, and thousands of lines at once."""
+"""Dumps scored again: what the reward is given, what the score is made of, and many lines at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from scoring_again import SECONDS, answered, fill, function, lines_of, score, toolyard, verls
+from serving import http, peer
 from typer.testing import CliRunner
 
 from left_behind import children
@@ -126,7 +127,7 @@ DOUBLE = "```python\nprint(int(input()) * 2)\n```"
 HALF_RIGHT = "```python\nn = int(input())\nprint(n * 2 if n < 3 else 0)\n```"
 
 
-def test_code_is_scored_by_running_it(tmp_path):
+async def test_code_is_scored_by_running_it(tmp_path):
     fill(
         tmp_path / "runs/0.jsonl",
         answered(DOUBLE, CASES, score=None, seed=1),
@@ -147,15 +148,16 @@ def test_code_is_scored_by_running_it(tmp_path):
     assert (found[4]["passed"], found[4]["cases"]) == (2, 4)
     assert not any(audit(line.trajectory) for line in read_dump(tmp_path / "new"))
 
-    away = ["sandbox_fusion_url=http://127.0.0.1:9", "retries=0"]
-    outage = toolyard(tmp_path, "runs", "--reward", "code", "--json", *(f"--reward-option={one}" for one in away))
+    async with peer(http(500, "out of order")) as broken:
+        options = (f"--reward-option={one}" for one in (f"sandbox_fusion_url={broken.url}", "retries=0"))
+        outage = await asyncio.to_thread(toolyard, tmp_path, "runs", "--reward", "code", "--json", *options)
     assert outage.returncode == 1
     told = json.loads(outage.stdout)
     assert (told["newly_absent"], told["still_absent"]) == (3, 1)
     assert (told["scores_after"], told["mean_after"]) == (1, 0.0), "of the answer without a program"
 
 
-# Thousands ------------------------------------------------------------------------------------------------------------
+# Many -----------------------------------------------------------------------------------------------------------------
 
 
 class Slow(FinalReward):
@@ -177,8 +179,8 @@ class Slow(FinalReward):
         return FinalScore(0.5)
 
 
-async def test_thousands_are_scored_in_order_a_few_at_once(tmp_path):
-    count = 3_000
+async def test_a_thousand_are_scored_in_order_a_few_at_once(tmp_path):
+    count = 1_000
     one = to_line(answered("#### 18"))
     fill(tmp_path / "1.jsonl", *(one.replace(b"request-1", b"request-%d" % at) for at in range(count)))
     reward, seen, ahead = Slow(), [], []

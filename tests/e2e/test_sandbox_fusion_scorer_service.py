@@ -117,9 +117,9 @@ def test_an_endless_loop_costs_its_time_out_and_no_more(url: str) -> None:
     code = "x = int(input())\nwhile x == 7: pass\nprint(x)"
     numbers = [str(number) for number in range(20)]
     begun = time.monotonic()
-    results, _ = check_correctness(url, {"inputs": numbers, "outputs": numbers}, code, timeout=2)
+    results, _ = check_correctness(url, {"inputs": numbers, "outputs": numbers}, code, timeout=1)
     assert results == [True] * 7 + [-3] + [True] * 12
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 4
 
 
 def test_two_hundred_cases_with_loops_among_them_end_in_their_order(service: str) -> None:
@@ -130,10 +130,10 @@ def test_two_hundred_cases_with_loops_among_them_end_in_their_order(service: str
 
 
 def test_loops_that_the_service_turns_away_for_a_while_are_still_their_own_doing() -> None:
-    with service_in_thread(lambda: LocalSandbox(workers=2), max_wait_seconds=0.3) as base:
-        in_outs = {"inputs": [""] * 6, "outputs": [""] * 6}
-        results, metadata = check_correctness(f"{base}/run_code", in_outs, "while True: pass", timeout=0.5)
-    assert results == [-3] * 6, metadata
+    with service_in_thread(lambda: LocalSandbox(workers=2), max_wait_seconds=0.2) as base:
+        in_outs = {"inputs": [""] * 5, "outputs": [""] * 5}
+        results, metadata = check_correctness(f"{base}/run_code", in_outs, "while True: pass", timeout=0.4)
+    assert results == [-3] * 5, metadata
 
 
 def test_a_score_by_running(url: str) -> None:
@@ -339,12 +339,12 @@ SCRIPT = """
     if __name__ == "__main__":
         context = multiprocessing.get_context(sys.argv[1])
         assert score(0) == [True]
-        with context.Pool(2) as pool:
-            assert pool.map(score, range(4), chunksize=1) == [[True]] * 4
-        children = [context.Process(target=score, args=[0]) for _ in range(2)]
-        for child in children: child.start()
-        for child in children: child.join()
-        assert [child.exitcode for child in children] == [0, 0]
+        with context.Pool(1) as pool:
+            assert pool.map(score, range(2), chunksize=1) == [[True]] * 2
+        child = context.Process(target=score, args=[0])
+        child.start()
+        child.join()
+        assert child.exitcode == 0
         assert score(0) == [True]
 """
 
@@ -359,7 +359,7 @@ def test_processes_have_sandboxes_of_their_own_and_leave_none_behind(tmp_path: P
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     hosts = set(done.stdout.split())
-    assert len(hosts) >= 4
+    assert len(hosts) == 3
     deadline = time.monotonic() + 5
     while (left := guests_of(hosts)) and time.monotonic() < deadline:
         time.sleep(0.05)

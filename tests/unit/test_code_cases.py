@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from toolyard.errors import ConfigError
 from toolyard.rewards.code_cases import read_suite
-from toolyard.rewards.code_comparison import Wrapped, value_difference
+from toolyard.rewards.code_comparison_values import Wrapped, value_difference
 from toolyard.rewards.code_protocol import Case, Comparison, Suite, SuiteKind
 
 

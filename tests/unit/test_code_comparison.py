@@ -3,12 +3,14 @@
 import itertools
 import random
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolyard.rewards.code_comparison import difference, value_difference
+from toolyard.rewards.code_comparison import difference
+from toolyard.rewards.code_comparison_values import value_difference
 from toolyard.rewards.code_protocol import Comparison
 
 LINES = Comparison()
@@ -18,6 +20,8 @@ NEAR = Comparison(absolute_tolerance=1e-6)
 ROUGH = Comparison(relative_tolerance=0.01)
 ANY_LINES = Comparison(unordered="lines")
 ANY_TOKENS = Comparison(unordered="tokens")
+ANY_NEAR_LINES = Comparison(mode="tokens", unordered="lines", absolute_tolerance=0.1)
+ANY_NEAR_WORDS = Comparison(mode="tokens", unordered="tokens", relative_tolerance=0.1)
 ANY_WORDS = Comparison(mode="tokens", unordered="tokens")
 
 
@@ -362,3 +366,16 @@ def test_many_near_lines_in_any_order_take_no_quadratic_time():
     assert difference("\n".join(map(str, shaken)), "\n".join(map(str, numbers)), near) is None
     assert difference("\n".join(map(str, [*shaken[1:], 5.0])), "\n".join(map(str, numbers)), near) is not None
     assert time.process_time() - started < 8
+
+
+@pytest.mark.parametrize(
+    "comparison", [LINES, TOKENS, EXACT, NEAR, ANY_LINES, ANY_TOKENS, ANY_NEAR_LINES, ANY_NEAR_WORDS]
+)
+@pytest.mark.parametrize("flood", ["\n", "ab\n", "ab ", "1.5\n", "1.5 ", " \n", "ab\r"])
+def test_a_flood_of_output_takes_no_more_memory_than_a_few_copies_of_it(flood, comparison):
+    actual, expected = flood * (400_000 // len(flood)) + "x", "1.5 ab\n" * 10
+    tracemalloc.start()
+    assert difference(actual, expected, comparison) is not None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(actual)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolyard.rewards.code_comparison import Wrapped, value_difference
+from toolyard.rewards.code_comparison_values import Wrapped, value_difference
 from toolyard.rewards.code_protocol import Comparison
 
 LINES = Comparison()

@@ -256,6 +256,12 @@ def test_no_forged_words_of_an_answer_that_then_leaves_can_do_harm(call: Any, wo
     assert ran.word in (code_harness.READY, code_harness.ODD)
 
 
+def test_only_the_process_that_was_asked_answers(call: Any) -> None:
+    code = "import os, time\ndef f():\n    time.sleep(0.1 if (child := os.fork()) == 0 else 0)\n    return child > 0"
+    ran = call(code)
+    assert (ran.word, ran.value, ran.printed) == (code_harness.RETURNED, True, "")
+
+
 @pytest.mark.parametrize("leaving", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit"])
 def test_an_answer_that_leaves_early_has_returned_nothing(call: Any, leaving: str) -> None:
     for code in (f"def f(): return 1\n{leaving}", f"def f():\n    {leaving}"):
@@ -383,6 +389,43 @@ def test_an_answer_that_leaves_before_its_tests_are_over_has_not_passed(tested: 
     assert tested(f"def f(x):\n    {leaving}", "assert f(1) == 1").word == code_harness.READY
 
 
+UNITTEST = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
+    "if __name__ == '__main__':\n    unittest.main()"
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "exec('def f(x): raise SystemExit(0)')",
+        "exec(compile('def f(x): raise SystemExit(0)', 'test.py', 'exec'))",
+        "exec('def f(x): raise SystemExit(0)', {'__name__': 'unittest.main'})",
+        "import sys\nf = sys.exit",
+        "import sys\nf = type('F', (), {'__call__': lambda self, x: sys.exit()})()",
+        "class F(SystemExit):\n    def __init__(self, x): raise SystemExit\nf = F",
+        "import unittest\ndef f(x): raise unittest.SkipTest",
+    ],
+)
+@pytest.mark.parametrize(
+    "test", ["assert f(0) == 1\nassert f(1) == 2", "def check(g):\n    assert g(0)\ncheck(f)", UNITTEST]
+)
+def test_a_function_that_ends_the_program_in_the_middle_of_a_test_has_not_passed_it(
+    tested: Any, code: str, test: str
+) -> None:
+    assert tested(code, test).word != code_harness.PASSED
+
+
+@pytest.mark.parametrize(
+    "leaving", ["import sys\nsys.exit()", "exit(0)", "raise SystemExit", "import sys\nsys.exit(\n0\n)"]
+)
+def test_a_test_may_end_the_program_itself(tested: Any, leaving: str) -> None:
+    test = f"def main():\r\n    assert f(1) == 2\r\nmain()\r\n{leaving}"
+    assert tested("def f(x): return x + 1", test).word == code_harness.PASSED
+    assert tested("def f(x): return x", test).word == code_harness.FAILED
+    assert tested("def f(x): return x", f"if f(1) != 2:\n    exit('no')\n{leaving}").value == [2, "exit('no')", "no"]
+
+
 def test_test_code_that_is_no_python_is_the_tasks_mistake(tested: Any) -> None:
     ran = tested("import os\nos._exit(0)", "assert f(1) = 2")
     assert ran.word == code_harness.TASK_FAILED
@@ -403,6 +446,24 @@ def test_a_result_that_was_cut_off_is_none() -> None:
     assert harness.read(whole) == Report(code_harness.RETURNED, [1, 2], b"printed", 7)
     for length in range(len(whole)):
         assert harness.read(whole[:length]).word in (None, code_harness.READY)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "word"),
+    [
+        ("[" + "[], " * 500_000 + "[]]", [[]], code_harness.ODD),
+        ("[" + "[], " * 500_000 + "[]]", [[]] * 500_001, code_harness.RETURNED),
+        ("[" + "[], " * 250_000 + "[]]", [[]], code_harness.RETURNED),
+        ("[" + "0.12345678901234567, " * 100_000 + "0]", [0] * 100_001, code_harness.RETURNED),
+        ('"' + "\\ud83c" * 400_000 + '"', "x", code_harness.ODD),
+    ],
+)
+def test_a_value_many_times_as_long_as_the_expected_one_is_not_taken_apart(text: str, expected: Any, word: str) -> None:
+    harness = Harness(Suite(SuiteKind.FUNCTION, (), function="f"), "")
+    nonce = harness.stdin(Case(), 0).split("\n")[0]
+    report = harness.read(f"\n{nonce} ready 0\n\n{nonce} returned {text}\n".encode(), expected)
+    assert report.word == word
+    assert word == code_harness.RETURNED or report.value == f"{len(text) + 1} characters of JSON"
 
 
 def test_two_harnesses_have_different_numbers() -> None:

@@ -21,7 +21,7 @@ from toolyard.rewards.math import MathChecker
 
 HANGS = r"\boxed{10^{10^{10}}}"
 HALF, TRUTH = r"\boxed{\frac{2}{4}}", "0.5"
-DEADLINE = 0.6
+DEADLINE = 0.4
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_a_starved_process_is_given_more_time_and_then_given_up(checker):
     pid = only_child(checker)
     with ThreadPoolExecutor(1) as threads:
         before = processor_seconds(pid)
-        hanging = threads.submit(checker.check, HANGS, TRUTH, deadline_seconds=1)
-        until(lambda: processor_seconds(pid) > before + 0.1)
+        hanging = threads.submit(checker.check, HANGS, TRUTH, deadline_seconds=0.6)
+        until(lambda: processor_seconds(pid) > before + 0.05)
         os.kill(pid, signal.SIGSTOP)  # it has begun, and had less than half of its time
-        time.sleep(1.5)
+        time.sleep(0.8)
         assert not hanging.done()
         os.kill(pid, signal.SIGCONT)
         assert hanging.result(20).timed_out
@@ -114,7 +114,7 @@ def test_a_memory_bomb_is_a_wrong_answer_and_takes_no_more_than_it_may():
         import resource
         from toolyard.rewards.math import MathChecker
         with MathChecker(children=1, memory_limit_mb=256) as checker:
-            assert checker.check(r"\boxed{2^{4000000000}}", "0.5", deadline_seconds=5).value == 0.0
+            assert checker.check(r"\boxed{2^{3500000000}}", "0.5", deadline_seconds=5).value == 0.0
             assert checker.check(r"\boxed{\frac{2}{4}}", "0.5").value == 1.0
             with open(f"/proc/{checker.pids()[0]}/limits") as limits:
                 print(*(line.split()[3:5] for line in limits if line.startswith(("Max file size", "Max address"))))
@@ -147,50 +147,65 @@ def test_a_process_that_died_while_idle_is_replaced(checker):
     assert checker.check(HALF, TRUTH).value == 1.0
 
 
-def test_processes_that_are_always_killed_are_our_failure_and_no_score(checker):
-    over = threading.Event()
+@contextlib.contextmanager
+def killing(checker: MathChecker, signum: signal.Signals, most: int):
+    """Its processes, until so many are dead."""
+    over, killed = threading.Event(), set[int]()
 
     def kill() -> None:
-        while not over.wait(0.01):
-            for pid in checker.pids():
+        while len(killed) < most and not over.wait(0.01):
+            for pid in set(checker.pids()) - killed:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, signum)
+                    killed.add(pid)
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with pytest.raises(RewardError, match="in 2 tries: its process died: killed by Killed"):
-            checker.check(HANGS, TRUTH)
+        yield
     finally:
         over.set()
         killer.join()
+
+
+def test_processes_that_are_always_killed_are_our_failure_and_no_score(checker):
+    with (
+        killing(checker, signal.SIGKILL, most=100),
+        pytest.raises(RewardError, match="in 2 tries: its process died: killed by Killed"),
+    ):
+        checker.check(HANGS, TRUTH)
     assert checker.check(HALF, TRUTH).value == 1.0
+
+
+def test_an_answer_that_crashes_every_process_is_wrong_unless_the_ground_truth_does(checker):
+    with killing(checker, signal.SIGABRT, most=2):  # as libraries do that are refused memory
+        assert checker.check(HANGS, TRUTH).value == 0.0
+    with killing(checker, signal.SIGABRT, most=3), pytest.raises(RewardError, match="killed by Aborted"):
+        checker.check(HANGS, TRUTH)
+    with killing(checker, signal.SIGABRT, most=2), pytest.raises(GroundTruthError, match="is no expression"):
+        checker.check(HANGS, r"\frac")
 
 
 PARENT = """
 import os, sys, threading, time
 from toolyard.rewards.math import MathChecker
-checker = MathChecker(children=2)
+checker = MathChecker(children=1)
+checker.check(r"\frac{{2}}{{4}}", "0.5")
 {first}
-for _ in range(2):
-    threading.Thread(target=checker.check, args=({answer!r}, "0.5"), kwargs={{"deadline_seconds": 300}}).start()
-while len(checker.pids()) < 2:
-    time.sleep(0.01)
-time.sleep(1.5)
+threading.Thread(target=checker.check, args=({answer!r}, "0.5"), kwargs={{"deadline_seconds": 300}}).start()
+time.sleep(0.5)
 print(*checker.pids(), flush=True)
 time.sleep(300)
 """
 FORKED = """
-checker.check({answer!r}, "0.5", deadline_seconds=0.1)
 if os.fork() == 0:  # it holds copies of everything the parent had
     print(os.getpid(), flush=True)
     time.sleep(300)
-time.sleep(0.5)
 """
 
 
-@pytest.mark.parametrize("first", ["", FORKED.format(answer=HANGS)], ids=["alone", "with a fork that lives on"])
-def test_when_the_parent_is_killed_hanging_processes_die_as_well(first):
+@pytest.mark.parametrize("first", ["", FORKED], ids=["alone", "with a fork that lives on"])
+def test_when_the_parent_is_killed_a_hanging_process_dies_as_well(first):
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PARENT.format(answer=HANGS, first=first)],
         stdout=subprocess.PIPE,
@@ -199,11 +214,10 @@ def test_when_the_parent_is_killed_hanging_processes_die_as_well(first):
     assert parent.stdout is not None
     fork = int(parent.stdout.readline()) if first else 0
     try:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(alive(pid) for pid in pids)
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
         parent.kill()
-        until(lambda: not any(alive(pid) for pid in pids))
+        until(lambda: not alive(pid))
     finally:
         parent.kill()
         parent.wait()
@@ -263,7 +277,7 @@ def test_a_fork_has_processes_of_its_own():
 # Everybody ------------------------------------------------------------------------------------------------------------
 
 
-async def test_two_hundred_checks_at_once_share_two_processes():
+async def test_a_hundred_checks_at_once_share_two_processes():
     seen: set[int] = set()
     with MathChecker() as checker:
 
@@ -273,8 +287,8 @@ async def test_two_hundred_checks_at_once_share_two_processes():
             return found.value
 
         async with asyncio.TaskGroup() as group:
-            checks = [group.create_task(one(number)) for number in range(200)]
-        assert [check.result() for check in checks] == [1.0, 0.0] * 100
+            checks = [group.create_task(one(number)) for number in range(100)]
+        assert [check.result() for check in checks] == [1.0, 0.0] * 50
         assert len(checker.pids()) == len(seen) == 2
 
 

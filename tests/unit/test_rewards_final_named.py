@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from left_behind import children
 from toolyard.errors import ConfigError, RewardError
+from toolyard.limits.local import LocalLimiter
 from toolyard.rewards import data_sources
 from toolyard.rewards.final import FinalScore, GroundTruthError, load_reward
 
@@ -72,7 +72,7 @@ async def loaded():
 
 async def test_math_by_name(loaded):
     pytest.importorskip("math_verify")
-    reward = loaded("math")
+    reward = loaded("math", children=1)
     right = await score(reward, r"So it is \boxed{\frac{2}{4}}.", "0.5")
     assert (right.value, right.extras) == (1.0, {"extracted": r"\frac{2}{4}", "expected": "0.5", "timed_out": False})
     wrong = await score(reward, r"\boxed{3}", "5")
@@ -167,20 +167,44 @@ async def test_what_a_program_printed_is_not_kept(loaded):
     assert len(json.dumps(found.extras)) < 1_000
 
 
-async def test_a_service_that_is_away_takes_the_score_away(loaded):
-    reward = loaded("code", sandbox_fusion_url="http://127.0.0.1:9", retries=0)
-    with pytest.raises(RewardError, match="reward 'code': ") as caught:
-        await score(reward, DOUBLE, CASES)
+async def test_a_service_that_is_none_takes_the_score_away(loaded):
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        reward = loaded("code", sandbox_fusion_url=f"http://{host}:{port}", retries=0)
+        with pytest.raises(RewardError, match=r"reward 'code': .*is no SandboxFusion server") as caught:
+            await score(reward, DOUBLE, CASES)
     assert not isinstance(caught.value, GroundTruthError)
 
 
-async def test_code_that_does_not_end_before_the_deadline_takes_the_score_away(loaded):
-    reward = loaded("code:fraction", run_seconds=30)
-    await score(reward, DOUBLE, CASES)  # the sandbox is open
-    began = time.monotonic()
-    with pytest.raises(RewardError, match="reward 'code:fraction': "):
-        await score(reward, "```python\nwhile True: pass\n```", CASES, seconds=0.5)
-    assert time.monotonic() - began < 10
+LOOP = "```python\nn = int(input())\nwhile n > 1: pass\nprint(n * 2)\n```"
+
+
+async def test_the_time_that_a_program_takes_itself_is_its_own_and_no_deadline_takes_its_score_away(loaded):
+    reward = loaded("code:continuous", run_seconds=0.5)
+    found = await score(reward, LOOP, CASES, seconds=0.3)
+    assert (found.value, found.extras["verdicts"]) == (0.25, {"passed": 1, "time_limit": 3})
+
+
+async def test_an_answers_deadline_begins_with_its_turn(loaded):
+    reward = loaded("code", run_seconds=0.2, compile_seconds=0.1, num_workers=2)
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(score(reward, LOOP, CASES, seconds=0.5)) for _ in range(12)]
+    assert {loop.result().value for loop in loops} == {0.0}
+
+
+async def test_an_answer_that_nobody_runs_has_no_score_at_the_deadline(loaded):
+    reward = loaded("code", run_seconds=0.1, compile_seconds=0.1, rate_limit=1)
+    await score(reward, DOUBLE, CASES)
+    limiter = LocalLimiter(1, name="rate-limiter")
+    async with limiter.permit("somebody else"):
+        with pytest.raises(RewardError, match="reward 'code': case 0: infrastructure: the deadline passed"):
+            await score(reward, DOUBLE, CASES, seconds=0.2)
+    await limiter.close()
 
 
 async def test_nothing_is_opened_before_the_first_answer_and_nothing_is_left_after_the_last():

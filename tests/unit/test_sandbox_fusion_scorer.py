@@ -194,6 +194,12 @@ def test_a_call_that_raises_is_a_failure_of_the_service(replace: Any) -> None:
     assert [one["api_request_error"] for one in metadata] == ["OSError: no route"] * 2
 
 
+def test_an_output_that_the_service_may_have_cut_is_not_called_wrong(replace: Any) -> None:
+    replace(lambda stdin, **_: ok("12\n" * 400_000 + stdin))
+    results, metadata = check_correctness("url", cases("", "wrong", outputs=["12\n" * 500_000] * 2), "…")
+    assert (results, [one["status"] for one in metadata]) == ([-1, False], ["output_cut", "wrong_answer"])
+
+
 def test_an_output_of_none_accepts_any(replace: Any) -> None:
     replace(lambda **_: ok("whatever"))
     assert check_correctness("url", cases(None, outputs=[None]), "…")[0] == [True]

@@ -14,10 +14,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
-
-from pydantic import ValidationError
 
 from toolyard.errors import ConfigError, ProgramError
 from toolyard.limits.protocol import Limiter
@@ -41,6 +40,7 @@ from .code_protocol import (
 )
 from .code_running import Run, first_of
 from .code_verdicts import Plan
+from .final_options import read_options
 
 __all__ = ["CodeJudge"]
 
@@ -102,6 +102,7 @@ class CodeJudge:
         *,
         tenant: str = "",
         deadline_seconds: float | None = None,
+        patience_seconds: float | None = None,
         on_case: Callable[[CaseResult], None] | None = None,
     ) -> CodeResult:
         """Score one answer.
@@ -111,6 +112,9 @@ class CodeJudge:
             tests: A suite, or one of the forms that `read_suite` reads.
             tenant: Unit of fairness at the limiter.
             deadline_seconds: For all of it, waiting included. Cases that have not ended by then are our failure.
+            patience_seconds: How much longer than it may take itself the next case may keep us waiting, once it is this
+                answer's turn: no more are let in than pays. Neither other answers can exhaust it nor a program that
+                uses up its own time, which is its doing.
             on_case: Called once for each case, in their order, as soon as it and all before it are known.
 
         Raises:
@@ -119,7 +123,7 @@ class CodeJudge:
         """
         began = asyncio.get_running_loop().time()
         deadline = None if deadline_seconds is None else began + deadline_seconds
-        return await self._judge(answer, tests, tenant, began, deadline, on_case)
+        return await self._judge(answer, tests, tenant, began, deadline, patience_seconds, on_case)
 
     async def _judge(
         self,
@@ -128,9 +132,11 @@ class CodeJudge:
         tenant: str,
         began: float,
         deadline: float | None,
-        on_case: Callable[[CaseResult], None] | None,
+        patience: float | None = None,
+        on_case: Callable[[CaseResult], None] | None = None,
     ) -> CodeResult:
         suite = read_suite(tests)
+        _refuse_unreachable(suite, self._limits.output_bytes)
         language = _language_of(suite)
         extracted = extract_code(
             answer, language=language, block=self.settings.block, without_fences=self.settings.without_fences
@@ -144,24 +150,39 @@ class CodeJudge:
             )
         else:
             plan = self._plan(suite, extracted.code, language, extracted.language)
-            ledger.cut_short = await self._run(plan, ledger, tenant, deadline)
+            ledger.cut_short = await self._run(plan, ledger, tenant, deadline, patience)
         results = ledger.close()
         score = ledger.score(results)
         seconds = asyncio.get_running_loop().time() - began
         return CodeResult(score, results, extracted, why or why_not_one(results, score), seconds)
 
-    async def _run(self, plan: Plan, ledger: Ledger, tenant: str, deadline: float | None) -> str:
+    async def _run(
+        self, plan: Plan, ledger: Ledger, tenant: str, deadline: float | None, patience: float | None
+    ) -> str:
         """Why not all was run that was to be; empty if it was."""
-        if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+        clock = asyncio.get_running_loop().time
+        if deadline is not None and clock() >= deadline:
             return "the deadline had passed before it began"
-        within = asyncio.timeout_at(deadline)
-        try:
-            async with within:
-                await Run(await self._places.here(), plan, ledger, self.settings, tenant).run()
-        except TimeoutError:
+
+        def until() -> float | None:
+            if patience is None:
+                return deadline
+            late = clock() + patience + plan.longest_case
+            return late if deadline is None else min(late, deadline)
+
+        def settled() -> None:
             if not within.expired():
-                raise
-            return "the deadline passed"
+                within.reschedule(until())
+
+        async with nullcontext() if patience is None else (await self._places.here()).turns:
+            within = asyncio.timeout_at(until())
+            try:
+                async with within:
+                    await Run(await self._places.here(), plan, ledger, self.settings, tenant, settled).run()
+            except TimeoutError:
+                if not within.expired():
+                    raise
+                return "the deadline passed"
         return ""
 
     def _plan(self, suite: Suite, code: str, language: str | None, fence: str | None) -> Plan:
@@ -204,7 +225,7 @@ class CodeJudge:
             for index in turns:
                 one = submissions[index]
                 try:
-                    result = await self._judge(one.answer, one.tests, one.tenant, clock(), deadline, None)
+                    result = await self._judge(one.answer, one.tests, one.tenant, clock(), deadline)
                 except ConfigError as error:
                     refused.append(f"submission {index}: {error}")
                     result = CodeResult(None, (), ExtractedCode(None, None, 0, None), str(error))
@@ -214,8 +235,7 @@ class CodeJudge:
                     progress(done, len(submissions))
                 await asyncio.sleep(0)  # answers without a program wait for nothing else
 
-        # Twice as many as can run: while one batch is settled, the next one waits at the sandbox's door.
-        at_once = min(len(submissions), 2 * (await self._places.here()).capacity) if submissions else 0
+        at_once = min(len(submissions), (await self._places.here()).at_once) if submissions else 0
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(at_once):
@@ -228,24 +248,16 @@ class CodeJudge:
 
 
 def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_language: bool) -> CodeSettings:
-    try:
-        checked = CodeSettings.model_validate({**dict(settings or {}), **options})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            expected = ", ".join(CodeSettings.model_fields)
-            raise ConfigError(f"unknown setting {where!r}; expected one of {expected}") from None
-        raise ConfigError(f"{where}: {first['msg']}; given: {str(first['input'])[:80]!r}") from None
+    checked = read_options(CodeSettings, {**dict(settings or {}), **options})
     try:
         if checked.sandbox_fusion_url:
             RemoteSandbox(checked.sandbox_fusion_url)  # says what is wrong with it
         elif not any_language:
             find_language(checked.language)
     except ProgramError as error:
-        raise ConfigError(f"language: {error}") from None
+        raise ConfigError(f"option 'language': {error}") from None
     except ConfigError as error:
-        raise ConfigError(f"sandbox_fusion_url: {error}") from None
+        raise ConfigError(f"option 'sandbox_fusion_url': {error}") from None
     return checked.model_copy(update={"language": _own_word(checked.language)})
 
 
@@ -269,6 +281,22 @@ def _language_of(suite: Suite) -> str | None:
     if language not in (None, "python"):
         raise ConfigError(f"language {suite.language!r}: a suite of kind {suite.kind.value!r} is for python only")
     return "python"
+
+
+def _refuse_unreachable(suite: Suite, most: int) -> None:
+    """
+    Raises:
+        ConfigError: no answer could be right.
+    """
+    if suite.kind is not SuiteKind.STDIO or suite.checker is not None:
+        return
+    for index, case in enumerate(suite.cases):
+        if not isinstance(case.expected, str):
+            raise ConfigError(f"case {index}: expected output {case.expected!r:.80}: expected text")
+        if len(case.expected) > most:
+            raise ConfigError(
+                f"case {index}: {len(case.expected)} characters are expected, and max_output_bytes is {most}"
+            )
 
 
 def _turns(submissions: Sequence[Submission]) -> Iterator[int]:

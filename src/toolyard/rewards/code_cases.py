@@ -35,7 +35,7 @@ from pydantic import ValidationError
 from toolyard.errors import ProgramError
 from toolyard.sandbox.languages import find_language
 
-from .code_comparison import Wrapped
+from .code_comparison_values import Wrapped
 from .code_protocol import Case, Comparison, Suite, SuiteKind
 from .code_reading import decoded, encodable, items_of, literal, plain, python_code, text_of, wrong
 

@@ -14,8 +14,8 @@ from .code_verdicts import Plan, last_line, one_line, raised
 async def check(sandbox: Sandbox, plan: Plan, result: CaseResult, execution: Execution) -> CaseResult:
     """The result of a case whose program ran well, as the checker sees it.
 
-    A checker that raises ends with exit code 1 too, which must not pass for a refusal: it is asked once more, about
-    the expected output. If it accepts that, it was the program's output that it could not make sense of.
+    One that breaks (it raises, hangs, crashes, ends with another exit code than 0 and 1) is asked once more, about the
+    expected output. If it accepts that, it was the program's output that it could not make sense of.
 
     Raises:
         ConfigError: the checker failed.
@@ -24,15 +24,14 @@ async def check(sandbox: Sandbox, plan: Plan, result: CaseResult, execution: Exe
     said = await _ask(sandbox, plan, result.index, execution.run.stdout_bytes)
     if said.verdict is Verdict.OK:
         return result
-    stderr = said.stderr
-    why = last_line(stderr) or last_line(said.stdout)
-    if said.exit_code != 1:
-        raise _failed(result.index, said, why)
-    if raised(stderr):
+    why = last_line(said.stderr) or last_line(said.stdout)
+    if said.exit_code != 1 or raised(said.stderr):
+        ending = said.verdict.value if said.exit_code is None else f"exit code {said.exit_code}"
         once_more = await _ask(sandbox, plan, result.index, _text(plan.suite.cases[result.index].expected))
         if once_more.verdict is not Verdict.OK:
-            raise _failed(result.index, said, why)
-        why = f"it cannot make sense of the output: {why}"
+            why = one_line(why) or "it says nothing"
+            raise ConfigError(f"case {result.index}: the checker failed ({ending}): {why}")
+        why = f"it cannot make sense of the output: {why or ending}"
     return replace(
         result, verdict=CaseVerdict.WRONG_ANSWER, why=one_line(f"the checker refuses it: {why}".rstrip(": "))
     )
@@ -47,8 +46,3 @@ async def _ask(sandbox: Sandbox, plan: Plan, index: int, output: bytes) -> Execu
 
 def _text(value: object) -> bytes:
     return ("" if value is None else str(value)).encode("utf-8", "surrogatepass")
-
-
-def _failed(index: int, said: Execution, why: str) -> ConfigError:
-    ending = said.verdict.value if said.exit_code is None else f"exit code {said.exit_code}"
-    return ConfigError(f"case {index}: the checker failed ({ending}): {one_line(why) or 'it says nothing'}")

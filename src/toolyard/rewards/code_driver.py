@@ -19,6 +19,7 @@ def harness(setup, answer, name):
     os.close(empty)
     out = os.dup(1)
     write, leave, here = os.write, os._exit, harness.__code__.co_filename
+    number, mine = os.getpid, os.getpid()
 
     def flush():
         for stream in (sys.stdout, sys.__stdout__, sys.stderr):
@@ -28,6 +29,8 @@ def harness(setup, answer, name):
                 pass
 
     def say(word, text):
+        if number() != mine:  # a fork of the answer's, in which its function returns as well
+            leave(0)
         flush()
         data = b"\\n" + nonce + b" " + word + b" " + text.encode() + b"\\n"
         while data:
@@ -128,17 +131,46 @@ def finish(test, module, name, given, dumps=json.dumps):
         exec(test, module.__dict__)
         return b"passed", "0", None
     except (AssertionError, SystemExit) as error:
-        last, line, trace = "", 0, error.__traceback__
-        while trace is not None:
-            file = trace.tb_frame.f_code.co_filename
-            last = file if file in ("answer.py", "test.py") else last
-            line = trace.tb_lineno if file == "test.py" else line
-            trace = trace.tb_next
-        if last != "test.py":
+        line, beyond = last_line(test, error.__traceback__)
+        source = given.decode().replace("\\r\\n", "\\n").replace("\\r", "\\n").split("\\n")[line - 1].strip()
+        message = str(error)
+        if isinstance(error, SystemExit):
+            if not leaves(source, beyond):
+                raise
+            if not error.code:
+                if ran(beyond):
+                    return b"passed", "0", None
+                message = "every test was skipped"
+        elif any(frame.f_globals is module.__dict__ for frame in beyond):
             raise
-        if isinstance(error, SystemExit) and not error.code:
-            return b"passed", "0", None
-        source = given.decode().splitlines()[line - 1].strip()
-        return b"failed", dumps([line, source[:200], str(error)[:500]]), error
+        return b"failed", dumps([line, source[:200], message[:500]]), error
+
+
+# Where in the test it was, and the frames beyond that. Not by the file's name: an answer may call its own code so.
+def last_line(test, trace):
+    own, codes = set(), [test]
+    for code in codes:  # grows while it is read
+        own.add(id(code))
+        codes += [one for one in code.co_consts if type(one) is type(test)]
+    line, beyond = 0, []
+    while trace is not None:
+        if id(trace.tb_frame.f_code) in own:
+            line, beyond = trace.tb_lineno, []
+        else:
+            beyond.append(trace.tb_frame)
+        trace = trace.tb_next
+    return line, beyond
+
+
+# Whether the test itself ended the program, as unittest.main() does, and not a function of the answer that it called.
+def leaves(source, beyond):
+    there = any(word in source for word in ("exit", "quit", "SystemExit", "main("))
+    return there and all(frame.f_globals.get("__name__") in ("unittest.main", "_sitebuiltins") for frame in beyond)
+
+
+# Whether unittest.main() had a test that was not skipped.
+def ran(beyond):
+    results = [getattr(frame.f_locals.get("self"), "result", None) for frame in beyond]
+    return all(result is None or result.testsRun > len(result.skipped) for result in results)
 """
 """Run the test code that comes by stdin, and say whether it was content."""

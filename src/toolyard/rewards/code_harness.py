@@ -11,10 +11,11 @@ its own line numbers. Names that judging sites import for everybody (`List`, `de
 uses them, since starter code that comes with a task does: see `_AT_HAND`.
 
 Covered: an answer that prints the harness's words, returns objects of any kind, reads stdin, closes stdout, shadows
-builtins, or leaves early. What a called function ought to return is never in the sandbox, so an answer that forges a
-result is no better off than one that returns it.
+builtins, forks, or leaves early, also in the middle of a test. What a called function ought to return is never in the
+sandbox, so an answer that forges a result is no better off than one that returns it.
 Not covered: test code shares its process with the answer. One that looks for the tests, or for the number, in its
-caller's frames can say that it passed; so can an object that claims to be equal to everything.
+caller's frames can say that it passed; so can one that replaces what the tests use, and an object that claims to be
+equal to everything.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _AT_HAND = {
 _MODULES = "bisect collections copy datetime functools heapq itertools json math operator random re string sys"
 _IMPORTS = {name: f"from {module} import {name}" for module, names in _AT_HAND.items() for name in names.split()}
 _MODULE_IMPORTS = {name: f"import {name}" for name in _MODULES.split()}
+_LONG, _TIMES_LONGER = 1 << 20, 32
+"""Characters of a value that are always read, and how much longer an equal one may be: 0 is also 0.0000000000001."""
 _WORD = re.compile(r"[\w.]++")
 _DRIVERS = {SuiteKind.FUNCTION: code_driver.CALL, SuiteKind.ASSERTS: code_driver.ASSERTS}
 
@@ -95,8 +98,12 @@ class Harness:
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"case {index}: its arguments cannot be written as JSON: {error}") from None
 
-    def read(self, stdout: bytes) -> Report:
-        """What was said last counts: an answer that prints the harness's words does so before that."""
+    def read(self, stdout: bytes, expected: Any = None) -> Report:
+        """What was said last counts: an answer that prints the harness's words does so before that.
+
+        A value that is many times as long as the `expected` one is not taken apart: it is not the same, and as objects
+        it would have many times the size of its text.
+        """
         mark = self._mark
         first = stdout.find(mark)
         if first < 0:
@@ -112,9 +119,12 @@ class Harness:
         word, text = _words(stdout[last + len(mark) : end])
         if word not in self._last_words:
             return Report(READY, printed=stdout[begun:])
-        value, readable = _value(text)
-        if not readable:
-            word = ODD if self._calls else READY
+        if len(text) > _LONG and len(text) > _TIMES_LONGER * len(json.dumps(expected, default=str)):
+            word, value = ODD, f"{len(text)} characters of JSON"
+        else:
+            value, readable = _value(text)
+            word = word if readable else ODD if self._calls else READY
+            value = f"what JSON has no word for: {value}" if word == ODD else value
         return Report(word, value, stdout[begun:last] + stdout[end:], len(text))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -39,6 +40,9 @@ class Workplace:
         if isinstance(sandbox, LocalSandbox):
             self.capacity = min(self.capacity, sandbox.statistics().workers)
         self.busy = 0
+        self.at_once = 2 * self.capacity
+        """Answers that it pays to judge at the same time: while one is settled, the next waits at the door."""
+        self.turns = asyncio.Semaphore(self.at_once)
 
     @property
     def free(self) -> int:
@@ -71,6 +75,7 @@ class Workplaces:
         self._given_sandbox = sandbox
         self._given_limiter = limiter
         self._made_limiter: Limiter | None = None
+        self._making = threading.Lock()
         self._workers = LocalLimiter(settings.num_workers)
         self._openings: dict[asyncio.AbstractEventLoop, _Opening] = {}
 
@@ -113,8 +118,13 @@ class Workplaces:
             return [self._workers, self._given_limiter]
         if not self._settings.enable_global_rate_limit:
             return [self._workers]
-        if self._made_limiter is None:
-            self._made_limiter = await asyncio.to_thread(widest_limiter, LIMITER, self._settings.rate_limit)
-            where = "in this process" if isinstance(self._made_limiter, LocalLimiter) else "in the Ray cluster"
-            _log.info("at most %d executions in flight %s", self._settings.rate_limit, where)
-        return [self._workers, self._made_limiter]
+        return [self._workers, self._made_limiter or await asyncio.to_thread(self._make_limiter)]
+
+    def _make_limiter(self) -> Limiter:
+        """In a thread, which goes on if whoever waits for it is cancelled: what it makes must not be lost."""
+        with self._making:
+            if self._made_limiter is None:
+                self._made_limiter = widest_limiter(LIMITER, self._settings.rate_limit)
+                where = "in this process" if isinstance(self._made_limiter, LocalLimiter) else "in the Ray cluster"
+                _log.info("at most %d executions in flight %s", self._settings.rate_limit, where)
+            return self._made_limiter

@@ -90,7 +90,8 @@ class Suite:
     """None: the answer's own, or the settings' default."""
     checker: str | None = None
     """STDIO: a Python program that decides instead of the comparison. Files `input`, `output` and `expected` lie in its
-    working directory; exit code 0 accepts, 1 refuses, anything else is its own failure and takes the score away."""
+    working directory; exit code 0 accepts, 1 refuses. If it breaks, the output is wrong where it accepts the
+    expected one, and else the task is not in order."""
     setup: str = ""
     """FUNCTION and ASSERTS: code that runs before the program (imports, helpers)."""
     comparison: Comparison | None = None

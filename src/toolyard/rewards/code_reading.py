@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from toolyard.errors import ConfigError
 
-from .code_comparison import key_text
+from .code_comparison_values import key_text
 
 FORMS = (
     '{"inputs", "outputs"}, {"fn_name", "inputs", "outputs"}, {"assert_case" or "asserts" or "test_list"}, '

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
@@ -38,18 +39,28 @@ class RunsEach(Protocol):
 
 
 class Run:
-    """One answer's cases. What becomes of them is in the ledger, also if this is cancelled."""
+    """One answer's cases. What becomes of them is in the ledger, also if this is cancelled. `settled`: one ended."""
 
-    def __init__(self, place: Workplace, plan: Plan, ledger: Ledger, settings: CodeSettings, tenant: str) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        plan: Plan,
+        ledger: Ledger,
+        settings: CodeSettings,
+        tenant: str,
+        settled: Callable[[], None],
+    ) -> None:
         self._place = place
         self._plan = plan
         self._ledger = ledger
         self._settings = settings
         self._tenant = tenant
+        self._settled = settled
         self._at: dict[asyncio.Task[None], int] = {}
         """Who runs which case."""
         self._given_up = False
         """The last case to end was given up: if the next is as well, it is not the case's doing."""
+        self._kills_itself = False
 
     async def run(self) -> None:
         """
@@ -127,6 +138,7 @@ class Run:
 
     def _settle(self, result: CaseResult) -> None:
         self._ledger.add(result)
+        self._settled()
         self._given_up = result.verdict is CaseVerdict.INFRASTRUCTURE
         for task, index in self._at.items():
             if not self._ledger.needs(index) and task is not asyncio.current_task():
@@ -181,6 +193,7 @@ class Run:
 
     async def _result(self, index: int, execution: Execution, tries: int) -> CaseResult:
         plan, stage = self._plan, execution.run
+        self._doubt_kill(execution, tries)
         if stage is not None and len(stage.stdout_bytes) > _LARGE:
             result = await asyncio.to_thread(read_execution, plan, index, execution, tries)
         else:
@@ -192,6 +205,18 @@ class Run:
         if plan.suite.checker is not None and result.verdict is CaseVerdict.PASSED:
             return await check(self._place.sandbox, plan, result, execution)
         return result
+
+    def _doubt_kill(self, execution: Execution, tries: int) -> None:
+        """A machine that runs out of memory kills as well. Whether a program kills itself shows when it is run again.
+
+        Raises:
+            SandboxError: it was killed, for the first time, by whomever.
+        """
+        if execution.exit_code != -signal.SIGKILL or execution.isolation == "unknown" or self._kills_itself:
+            return
+        if tries == 1 <= self._settings.retries:
+            raise SandboxError("the program was killed")
+        self._kills_itself = True
 
 
 def _delay(error: ToolyardError, tries: int) -> float:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import dataclass
 from typing import Any
 
 from toolyard.errors import ConfigError, SandboxError
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, StageResult, Verdict
+from toolyard.sandbox.remote_http import failure
 
 from . import code_harness
-from .code_comparison import difference, value_difference
+from .code_comparison import difference
+from .code_comparison_values import value_difference
 from .code_harness import Harness, Report
 from .code_protocol import CaseResult, CaseVerdict, Comparison, Suite
 
@@ -20,9 +23,13 @@ _KEPT_CHARS = 64 * 1024
 _KEPT_VALUE_CHARS = 4096
 _WHY_CHARS = 400
 _FLOOD = MIB
-"""A program that a service killed after so much output was killed for that."""
+"""Bytes. A foreign service does not tell that it kept no more, or that it killed a program for it: then it may have."""
+_LAST_CHARACTER = 4
+"""Of what was cut, as it may look that is only half there."""
 _TRACEBACK = "Traceback (most recent call last):"
 _NOT_COMPILED = ("SyntaxError", "IndentationError", "TabError", "RecursionError")
+_PLACE = re.compile(r'^  File ".*", line \d+$', re.MULTILINE)
+_WITHOUT_PLACE = ("cannot contain null bytes", "during compilation", "encoding problem: ")
 _OUT_OF_MEMORY = {
     "cpp": "std::bad_alloc",
     "java": "java.lang.OutOfMemoryError",
@@ -47,6 +54,12 @@ class Plan:
     chosen_by_answer: bool
     """The language is the answer's own choice, not the task's."""
 
+    @property
+    def longest_case(self) -> float:
+        """Seconds that one may take, if nothing has to wait. A checker may be asked twice."""
+        runs = 1 if self.suite.checker is None else 3
+        return self.limits.compile_seconds + runs * self.limits.run_seconds
+
     def stdin(self, index: int) -> str:
         case = self.suite.cases[index]
         return case.stdin if self.harness is None else self.harness.stdin(case, index)
@@ -57,13 +70,13 @@ def read_execution(plan: Plan, index: int, execution: Execution, tries: int) -> 
 
     Raises:
         ConfigError: the suite's own code failed.
-        SandboxError: the program never had its turn; safe to retry.
+        SandboxError: the program never had its turn, which is safe to retry; or the service has cut a right output.
     """
     if execution.run is None:
         return _uncompiled(plan, index, execution, tries)
     stdout, report = execution.run.stdout_bytes, None
     if plan.harness is not None:
-        report = plan.harness.read(stdout)
+        report = plan.harness.read(stdout, plan.suite.cases[index].expected)
         stdout = report.printed
         if report.word == code_harness.TASK_FAILED:
             raise ConfigError(f"case {index}: the suite's own code failed before the answer ran: {report.value}")
@@ -74,11 +87,11 @@ def read_execution(plan: Plan, index: int, execution: Execution, tries: int) -> 
     if execution.verdict is not Verdict.OK:
         verdict, why = _failure(plan, execution)
     elif report is not None:
-        verdict, why = _by_report(plan, index, report, execution.run)
+        verdict, why = _by_report(plan, index, report, execution)
     elif plan.suite.checker is not None:
         verdict, why = CaseVerdict.PASSED, ""
     else:
-        verdict, why = _by_output(plan, index, text, execution.run)
+        verdict, why = _by_output(plan, index, text, execution)
     returned = _returned(report) if report is not None and report.word == code_harness.RETURNED else None
     return case_result(index, verdict, execution.run, why, text, returned, tries)
 
@@ -133,17 +146,24 @@ def _failure(plan: Plan, execution: Execution) -> tuple[CaseVerdict, str]:
             return CaseVerdict.COMPILE_ERROR, last
     if language in _OUT_OF_MEMORY and _OUT_OF_MEMORY[language] in stderr:
         return CaseVerdict.MEMORY_LIMIT, last
-    if execution.isolation == "unknown" and stage.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+    if _is_foreign(execution) and stage.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         # Nobody but the service kills a program there. For time it says so, and what is left is memory, or a flood.
-        if len(stage.stdout_bytes) >= _FLOOD:
-            return CaseVerdict.RUNTIME_ERROR, f"killed by the service after {len(stage.stdout_bytes)} bytes of output"
+        written = max(len(stage.stdout_bytes), len(stage.stderr_bytes))
+        if written >= _FLOOD:
+            return CaseVerdict.RUNTIME_ERROR, f"killed by the service after {written} bytes of output"
         return CaseVerdict.MEMORY_LIMIT, "killed by the service, which does not say why"
     return CaseVerdict.RUNTIME_ERROR, last or _ending(stage)
 
 
 def was_not_compiled(stderr: str) -> bool:
-    """Whether it is Python's way to refuse a program's text: an exception without any line that ran."""
-    return last_line(stderr).partition(":")[0] in _NOT_COMPILED and _TRACEBACK not in stderr
+    """Whether it is Python's way to refuse a program's text: a place in it, and no line that ran.
+
+    A program may end with the word `SyntaxError` too, about its input.
+    """
+    last = last_line(stderr)
+    if last.partition(":")[0] not in _NOT_COMPILED or _TRACEBACK in stderr:
+        return False
+    return any(words in last for words in _WITHOUT_PLACE) or _PLACE.search(stderr) is not None
 
 
 def raised(stderr: str) -> bool:
@@ -151,29 +171,45 @@ def raised(stderr: str) -> bool:
     return _TRACEBACK in stderr or was_not_compiled(stderr)
 
 
-def _by_report(plan: Plan, index: int, report: Report, stage: StageResult) -> tuple[CaseVerdict, str]:
+def _by_report(plan: Plan, index: int, report: Report, execution: Execution) -> tuple[CaseVerdict, str]:
+    assert execution.run is not None
     match report.word:
         case code_harness.RETURNED:
             why = value_difference(report.value, plan.suite.cases[index].expected, plan.comparison)
             return (CaseVerdict.PASSED, "") if why is None else (CaseVerdict.WRONG_ANSWER, why)
         case code_harness.ODD:
-            return CaseVerdict.WRONG_ANSWER, f"returned what JSON has no word for: {report.value}"
+            return CaseVerdict.WRONG_ANSWER, f"returned {report.value}"
         case code_harness.PASSED:
             return CaseVerdict.PASSED, ""
         case code_harness.FAILED:
             return CaseVerdict.WRONG_ANSWER, _failed_test(report.value)
-        case _ if stage.stdout_truncated:
+        case _ if execution.run.stdout_truncated:
             return CaseVerdict.WRONG_ANSWER, _too_long(plan)
+        case _ if _is_foreign(execution) and len(report.printed) >= _FLOOD:
+            return CaseVerdict.WRONG_ANSWER, "printed more than the service keeps"
         case _:
             done = "returned" if plan.suite.function else "was tested"
             return CaseVerdict.RUNTIME_ERROR, f"ended with exit code 0 before it {done}"
 
 
-def _by_output(plan: Plan, index: int, text: str, stage: StageResult) -> tuple[CaseVerdict, str]:
-    why = difference(text, plan.suite.cases[index].expected, plan.comparison)
-    if why is None and stage.stdout_truncated:
+def _by_output(plan: Plan, index: int, text: str, execution: Execution) -> tuple[CaseVerdict, str]:
+    assert execution.run is not None
+    expected = plan.suite.cases[index].expected
+    why = difference(text, expected, plan.comparison)
+    if why is None and execution.run.stdout_truncated:
         why = _too_long(plan)
+    if why is not None and _is_foreign(execution) and may_be_cut(text, expected):
+        raise failure(f"the service has kept {len(text)} bytes of the output, which is right so far", retryable=False)
     return (CaseVerdict.PASSED, "") if why is None else (CaseVerdict.WRONG_ANSWER, why)
+
+
+def may_be_cut(stdout: str, expected: str) -> bool:
+    """Whether it could be the beginning of a right output, of which a service kept no more."""
+    return _FLOOD <= len(stdout) < len(expected) and expected.startswith(stdout[:-_LAST_CHARACTER])
+
+
+def _is_foreign(execution: Execution) -> bool:
+    return execution.isolation == "unknown"
 
 
 def _failed_test(value: Any) -> str:

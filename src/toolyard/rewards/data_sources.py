@@ -16,24 +16,24 @@ What differs is that mathematics is 1 or 0 everywhere, also where verl gives -1.
 from __future__ import annotations
 
 import inspect
-import math
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from toolyard.errors import ConfigError, RewardError
 
 from . import blocking
 from .code_protocol import CodeSettings
 from .final import FinalReward, load_reward
+from .final_function import ARGUMENTS, read_returned
 
 Scorer = str | Callable[..., Any]
 """A name that `load_reward` knows, or a function `(data_source, solution_str, ground_truth, extra_info)` that returns a
 number or `{"score": number, …}`, and may be async."""
 
 DEADLINE_SECONDS = 3600.0
-"""Against hanging for ever, no more: the answers of a whole step may be waiting for their turn in the sandbox."""
+"""Against hanging for ever, no more."""
 
 _TABLE: dict[str, Scorer] = {
     "openai/gsm8k": "gsm8k:strict",
@@ -54,7 +54,6 @@ _TABLE: dict[str, Scorer] = {
     "openai_humaneval": "code",
     "mbpp": "code",
 }
-_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _OPTIONS = {
     "code": frozenset(CodeSettings.model_fields) - {"aggregation"},
     "math": frozenset({"check_seconds", "children"}),  # its memory is not what verl calls memory_limit_mb
@@ -130,7 +129,7 @@ def default_compute_score(
         sandbox_fusion_url: Of a service that runs code. None and empty: the embedded sandbox.
         concurrent_semaphore: Held while an answer's code is judged. Executions are limited by `rate_limit`.
         memory_limit_mb: For code.
-        deadline_seconds: After which there is no reward. Waiting for the sandbox counts.
+        deadline_seconds: After which there is no reward, once its turn has come.
         kwargs: Settings of `CodeSettings`, for code; `check_seconds` and `children` of `MathSettings`, for mathematics;
             arguments of functions of yours, for those that take them.
 
@@ -167,18 +166,19 @@ def default_compute_score(
 async def _score(
     name: str, settings: Mapping[str, Any], task: tuple[str, str, Any, dict[str, Any]], deadline_seconds: float
 ) -> float:
-    reward = await blocking.kept((name, repr(sorted(settings.items()))), lambda: _opened(name, settings))
+    reward = await kept_reward(name, settings)
     return (await reward.score(*task, deadline_seconds=deadline_seconds)).value
 
 
-@asynccontextmanager
-async def _opened(name: str, settings: Mapping[str, Any]) -> AsyncGenerator[FinalReward]:
-    reward = load_reward(name, settings)
-    assert reward is not None
-    try:
-        yield reward
-    finally:
-        await reward.close()
+async def kept_reward(name: str, settings: Mapping[str, Any]) -> FinalReward:
+    """In work that `blocking.run` runs: the reward of that name with these settings, loaded once and kept open."""
+
+    def load() -> FinalReward:
+        reward = load_reward(name, settings)
+        assert reward is not None
+        return reward
+
+    return await blocking.kept((name, repr(sorted(settings.items()))), load)
 
 
 # Functions ------------------------------------------------------------------------------------------------------------
@@ -189,21 +189,11 @@ def _call(
 ) -> float | dict[str, Any]:
     takes = _options_of(function)
     given = {key: value for key, value in options.items() if takes is None or key in takes}
-    returned: Any = function(**dict(zip(_ARGUMENTS, task, strict=True)), **given)
+    returned: Any = function(**dict(zip(ARGUMENTS, task, strict=True)), **given)
     if inspect.iscoroutine(returned):
         returned = blocking.run(returned)
-    extras: dict[str, Any] | None = None
-    if isinstance(returned, Mapping):
-        extras = dict(cast("Mapping[str, Any]", returned))
-        returned = extras.get("score")
-    try:
-        value = math.nan if isinstance(returned, str | bytes) else float(returned)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not math.isfinite(value):
-        what = repr(returned if extras is None else extras)[:200]
-        raise RewardError(f"data source {task[0]!r}: {_name(function)} returned {what}, which holds no score")
-    return value if extras is None else extras | {"score": value}
+    score, others = read_returned(returned, f"data source {task[0]!r}: {_name(function)}")
+    return {"score": score, **others} if isinstance(returned, Mapping) else score
 
 
 def _check_options(given: Mapping[str, Any]) -> None:
@@ -229,7 +219,7 @@ def _options_of(function: Callable[..., Any]) -> frozenset[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(parameter.name for parameter in parameters if parameter.kind in by_name) - set(_ARGUMENTS)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind in by_name) - set(ARGUMENTS)
 
 
 def _name(scorer: Scorer) -> str:

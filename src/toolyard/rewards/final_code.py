@@ -17,7 +17,11 @@ _WHY_CHARS = 300
 
 
 class CodeReward(FinalReward):
-    """One judge for all answers. The first of them opens its sandbox."""
+    """One judge for all answers. The first of them opens its sandbox.
+
+    The deadline is for what is not the program's doing. Neither waiting for one's turn, while others are judged, counts
+    towards it, nor what the program takes within its own limits, and it begins anew with every case that ends.
+    """
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         """
@@ -45,7 +49,7 @@ class CodeReward(FinalReward):
         tenant = f"reward-{next(self._numbers)}"
         try:
             result = await self._judge.judge(
-                solution_str, ground_truth, tenant=tenant, deadline_seconds=deadline_seconds
+                solution_str, ground_truth, tenant=tenant, patience_seconds=deadline_seconds
             )
         except ToolyardError as error:
             told = f"reward {self.name!r}: {error}"

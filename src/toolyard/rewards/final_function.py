@@ -116,29 +116,40 @@ class FunctionReward(FinalReward):
         return RewardError(f"reward {self.name!r}: raised {type(error).__name__}\n{trace}")
 
     def _read(self, returned: Any) -> FinalScore:
-        if not isinstance(returned, Mapping):
-            return FinalScore(self._number(returned))
-        given = cast("Mapping[Any, Any]", returned)
-        if "score" not in given:
-            keys = ", ".join(map(str, given)) or "none"
-            raise RewardError(f"reward {self.name!r}: returned a dict without 'score'; its keys: {_short(keys)}")
-        others = {key: value for key, value in given.items() if key != "score"}
+        who = f"reward {self.name!r}"
+        score, others = read_returned(returned, who)
         try:
             extras: Any = to_jsonable_python(others, fallback=_nearest, inf_nan_mode="null", bytes_mode="base64")
         except ValueError as error:  # it contains itself, say
-            raise RewardError(f"reward {self.name!r}: what it returned with the score is no JSON: {error}") from None
-        return FinalScore(self._number(given["score"]), extras)
+            raise RewardError(f"{who}: what it returned with the score is no JSON: {error}") from None
+        return FinalScore(score, extras)
 
-    def _number(self, given: Any) -> float:
-        item: Any = getattr(given, "item", None)  # of numpy's and torch's numbers, also in an array of one
-        try:
-            plain: Any = item() if callable(item) else given
-            value = math.nan if isinstance(plain, str | bytes | bytearray) else float(plain)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise RewardError(f"reward {self.name!r}: returned {_short(repr(given))}, which is not a finite number")
-        return value
+
+def read_returned(returned: Any, who: str) -> tuple[float, dict[Any, Any]]:
+    """The score in what a function returned, and what else is in it, if that is a dict.
+
+    Raises:
+        RewardError: it holds no finite number. The message names `who`.
+    """
+    if not isinstance(returned, Mapping):
+        return _number(returned, who), {}
+    given = cast("Mapping[Any, Any]", returned)
+    if "score" not in given:
+        keys = ", ".join(map(str, given)) or "none"
+        raise RewardError(f"{who}: returned a dict without 'score'; its keys: {_short(keys)}")
+    return _number(given["score"], who), {key: value for key, value in given.items() if key != "score"}
+
+
+def _number(given: Any, who: str) -> float:
+    item: Any = getattr(given, "item", None)  # of numpy's and torch's numbers, also in an array of one
+    try:
+        plain: Any = item() if callable(item) else given
+        value = math.nan if isinstance(plain, str | bytes | bytearray) else float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise RewardError(f"{who}: returned {_short(repr(given))}, which is not a finite number")
+    return value
 
 
 def _nearest(value: Any) -> Any:

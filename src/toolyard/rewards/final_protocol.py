@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from toolyard.errors import ConfigError, RewardError
 
@@ -25,7 +25,7 @@ class FinalScore:
 
 
 class FinalReward(ABC):
-    """Scores whole responses, many at once. Whoever loaded it closes it."""
+    """Scores whole responses, many at once. Whoever loaded it closes it, or uses it by `async with`."""
 
     name: str
     reads_the_task: ClassVar[bool] = False
@@ -44,10 +44,17 @@ class FinalReward(ABC):
         """What `solution_str` is worth. The same for the same arguments, as far as that lies with us.
 
         Raises:
-            RewardError: it could not be computed within `deadline_seconds` of its begin, or not at all; the message
-                holds the traceback, if there is one.
+            RewardError: it could not be computed within `deadline_seconds` of its turn, or not at all; the message
+                holds the traceback, if there is one. Time that the answer itself takes, within limits of the reward's
+                own, does not count.
             GroundTruthError: the ground truth is missing or is not of the kind that this reward needs.
         """
 
     async def close(self) -> None:  # noqa: B027  (most rewards have nothing to give back)
         """Give back what scoring opened: a sandbox, processes. After the last `score`; closing twice is allowed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -6,8 +6,9 @@ decimals after rounding to six places.
 
 Expressions can be made to take for ever (`10^{10^{10}}`) or all memory, in C code that no signal stops. So the check
 happens in a process of its own, which has limited memory and is killed at the deadline. An answer that could not be
-checked in time is not right: that is the answer's doing. What is not its doing is an exception, and never 0.0: a ground
-truth that is no expression, a process that was killed by somebody else, a machine that gave it no processor time.
+checked in time, or that crashes the process each time, is not right: that is the answer's doing. What is not its doing
+is an exception, and never 0.0: a ground truth that is no expression, a process that was killed by somebody else, a
+machine that gave it no processor time.
 
     value = compute_score(text, r"\\frac{1}{2}")                     # blocks
     result = await score(text, r"\\frac{1}{2}", deadline_seconds=5)   # result.value, result.extracted, …
@@ -85,7 +86,7 @@ class MathChecker:
 
         Raises:
             GroundTruthError: the ground truth is no expression, or one that takes too long whatever the answer is.
-            RewardError: it could not be checked: its process died, or was starved, twice.
+            RewardError: it could not be checked: its process was killed, or starved, twice.
             MissingDependencyError: math-verify is not installed.
         """
         check = _Check(solution_str, ground_truth, deadline_seconds)

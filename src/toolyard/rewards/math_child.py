@@ -42,6 +42,7 @@ _PATIENCE = 4
 _STOPPED = 0.01
 """A share with which there is no point in waiting."""
 _CPU_CLOCK = 2
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Reply:
 
 class LostError(Exception):
     """The child failed, not the check: it may succeed in another one."""
+
+    def __init__(self, message: str, *, crashed: bool = False) -> None:
+        super().__init__(message)
+        self.crashed = crashed
+        """By itself, which the check may have made it do."""
 
 
 class Child:
@@ -178,7 +184,7 @@ class Child:
         self.kill()
         status = self._process.wait()
         ending = f"killed by {signal.strsignal(-status)}" if status < 0 else f"exit status {status}"
-        return LostError(f"its process died: {ending}")
+        return LostError(f"its process died: {ending}", crashed=status > 0 or -status in _CRASHES)
 
 
 class _Deadline:

@@ -7,6 +7,7 @@ with its parent, by the kernel's hand. A fork of the parent forgets all of them,
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections import deque
@@ -143,21 +144,29 @@ class _Worker:
             return None if self.stopped else pool.waiting.popleft()
 
     def _perform(self, job: Job) -> Reply:
-        complaint = ""
+        complaint, crashes = "", 0
         for _ in range(_TRIES):
             try:
                 return self._judge(job)
             except LostError as error:
-                complaint = str(error)
+                complaint, crashes = str(error), crashes + error.crashed
+        if crashes == _TRIES:
+            with contextlib.suppress(LostError):
+                return replace(self._ask_beside_one(job), right=False, extracted=None)
         raise RewardError(f"an answer could not be checked, in {_TRIES} tries: {complaint}")
 
     def _judge(self, job: Job) -> Reply:
         reply = self._ask(job, job.request)
         if reply.timed_out and not reply.truth_problem:
-            # Whose doing was it? A ground truth that takes as long beside the simplest answer is to blame itself.
-            beside_one = self._ask(job, Request(job.request.truth, "1", boxed=True))
-            if beside_one.timed_out:
-                return replace(reply, truth_problem=f"could not be compared with anything within {job.seconds:g} s")
+            problem = self._ask_beside_one(job).truth_problem
+            return replace(reply, truth_problem=problem)
+        return reply
+
+    def _ask_beside_one(self, job: Job) -> Reply:
+        """Whose doing was it? A ground truth that does as much harm beside the simplest answer is to blame itself."""
+        reply = self._ask(job, Request(job.request.truth, "1", boxed=True))
+        if reply.timed_out:
+            return replace(reply, truth_problem=f"could not be compared with anything within {job.seconds:g} s")
         return reply
 
     def _ask(self, job: Job, request: Request) -> Reply:

@@ -15,6 +15,10 @@ Where this differs from verl's, on purpose:
 * With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and what the program would do as a
   script (`if __name__ == "__main__"`) is not done.
 * After a compile error, cases of the same program that have not begun are not sent at all.
+* An output of a megabyte or more that is right as far as it goes is -1: the service may have kept no more of it.
+
+As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
+assertions to train on, ask `rewards.code`.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from typing import Any, TypeVar, cast
 
 from toolyard.errors import RewardError, SandboxError, ToolyardError
 
+from .code_verdicts import may_be_cut
 from .final_protocol import GroundTruthError
 from .sandbox_fusion_call import post, run_here
 from .sandbox_fusion_program import calling, program_in
@@ -278,8 +283,10 @@ def _verdict(
     if status == "Success":
         if ran.get("status") != "Finished":
             return SERVICE, "unexpected_success_state"
-        right = expected_output is None or _same(ran.get("stdout"), expected_output)
-        return (True, "success") if right else (False, "wrong_answer")
+        stdout = "" if ran.get("stdout") is None else str(ran["stdout"])
+        if expected_output is None or _same(stdout, str(expected_output)):
+            return True, "success"
+        return (SERVICE, "output_cut") if may_be_cut(stdout, str(expected_output)) else (False, "wrong_answer")
     if status != "Failed":
         return SERVICE, f"unknown_api_status_{status}"
     if compiled.get("status") == "TimeLimitExceeded":
@@ -303,9 +310,9 @@ def _has_failed(stage: Mapping[str, Any]) -> bool:
     return stage.get("status") == "Error" or (stage.get("status") == "Finished" and stage.get("return_code") != 0)
 
 
-def _same(stdout: object, expected: object) -> bool:
+def _same(stdout: str, expected: str) -> bool:
     """Line ends at the very end do not count, and nothing else is forgiven: verl's rule."""
-    return str("" if stdout is None else stdout).rstrip("\n") == str(expected).rstrip("\n")
+    return stdout.rstrip("\n") == expected.rstrip("\n")
 
 
 def _metadata(index: int, stdin: Any, expected: Any) -> Metadata:

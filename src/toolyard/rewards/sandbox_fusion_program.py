@@ -48,7 +48,8 @@ print(json.dumps(value) if value is None or isinstance(value, (bool, dict, list,
 def program_in(completion: str) -> str | None:
     """The last block fenced as python; without one, the first fenced block; None without any.
 
-    A block whose fence is never closed ends with the text.
+    A block whose fence is never closed ends with the text. By verl's rule, not that of `code_extraction`, so that what
+    is scored here is what verl scores: three backticks end a block wherever they stand.
     """
     if _PYTHON in completion:
         block = completion.rpartition(_PYTHON)[2].partition(_FENCE)[0]

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from toolyard.errors import ConfigError, RewardError
 
 from . import blocking
-from .data_sources import DEADLINE_SECONDS, scorer_for
+from .data_sources import DEADLINE_SECONDS, kept_reward, scorer_for
 from .final import FinalReward, FunctionReward, load_reward
 from .final_function import check_call
 
@@ -43,7 +42,7 @@ def trl_reward(
         reward: A name that `load_reward` knows, or a function with verl's arguments, which may be async.
         name: As TRL reports it (`rewards/<name>/mean`). None: by the reward's own name.
         data_source: Of all rows, where the data set has no such column.
-        deadline_seconds: For each answer. Waiting for the sandbox counts.
+        deadline_seconds: For each answer, once its turn has come.
         options: The reward's own settings, as for `load_reward`.
 
     Raises:
@@ -96,8 +95,7 @@ class TrlReward:
         return blocking.run(self._score_all(list(rows)))
 
     async def _score_all(self, rows: list[tuple[str, str, Any, Mapping[str, Any] | None]]) -> list[float | None]:
-        key = (TrlReward, self._reward, repr(sorted(self._options.items())))
-        reward = await blocking.kept(key, self._opened)
+        reward = await self._loaded()
         why: list[str] = []
         mistakes: list[ConfigError] = []
 
@@ -121,17 +119,12 @@ class TrlReward:
             _log.warning("%s: %d of %d answers have no reward:\n%s", self.__name__, len(why), len(rows), told)
         return [score.result() for score in scores]
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[FinalReward]:
-        if isinstance(self._reward, str):
-            reward = load_reward(self._reward, self._options)
-            assert reward is not None
-        else:
-            reward = FunctionReward(self.__name__, self._reward, self._options)
-        try:
-            yield reward
-        finally:
-            await reward.close()
+    async def _loaded(self) -> FinalReward:
+        named = self._reward
+        if isinstance(named, str):
+            return await kept_reward(named, self._options)
+        key = (TrlReward, named, repr(sorted(self._options.items())))
+        return await blocking.kept(key, lambda: FunctionReward(self.__name__, named, self._options))
 
 
 def _ground_truths(columns: Mapping[str, Any]) -> Sequence[Any]:

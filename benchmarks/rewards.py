@@ -1,0 +1,400 @@
+"""How fast answers are scored by running them, beside what a user would otherwise pick. All in one run.
+
+    python benchmarks/rewards.py                    256 Python solutions × 16 cases, about three minutes
+    python benchmarks/rewards.py --quick            rougher, about a minute
+    python benchmarks/rewards.py --language cpp     32 C++ solutions × 16 cases; each program is compiled once
+    python benchmarks/rewards.py --peer URL         beside another SandboxFusion-compatible service
+
+Compare ratios, not numbers: what is compared is measured in turn, in several rounds, on the same, possibly busy,
+machine. "subprocess" is one process a case, as many at once as there are processors, without any isolation; it is
+measured on a sample of the solutions. Every result is checked: a scorer that is fast and wrong stops the benchmark.
+
+The second table is about endless loops in a tenth of the cases. They may cost their own time-outs, spread over the
+workers, on top of what the same cases cost without them, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from toolyard.rewards.code import CodeJudge
+from toolyard.rewards.code_protocol import Aggregation, CaseVerdict, Submission
+from toolyard.sandbox.languages import CPP_FLAGS
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import Limits, Program
+
+CPUS = len(os.sched_getaffinity(0))
+LOOP = "loop"
+"""The input on which every program loops for ever."""
+LOOP_SECONDS = 0.5
+SUBPROCESS, UNBATCHED = "subprocess, one a case", "sandbox.run, one a case"
+EMBEDDED, SERVED, PEER = "CodeJudge", "CodeJudge over our service", "CodeJudge over the peer"
+
+# The programs ---------------------------------------------------------------------------------------------------------
+
+PYTHON = {
+    "the longest run of rising numbers": """
+def solve(data):
+    numbers = [int(word) for word in data]
+    longest = length = 1
+    for before, number in zip(numbers, numbers[1:]):
+        length = length + 1 if number > before else 1
+        longest = max(longest, length)
+    return str(longest)
+""",
+    "prime factors of the sum": """
+def solve(data):
+    n = sum(map(int, data))
+    found = []
+    divisor = 2
+    while divisor * divisor <= n:
+        while n % divisor == 0:
+            found.append(divisor)
+            n //= divisor
+        divisor += 1
+    return " ".join(map(str, found + [n] * (n > 1)))
+""",
+    "how often each last digit occurs": """
+from collections import Counter
+
+def solve(data):
+    counts = Counter(word[-1] for word in data)
+    return "\\n".join(f"{digit}: {count}" for digit, count in sorted(counts.items()))
+""",
+    "the heap's order": """
+import heapq
+
+def solve(data):
+    heap = []
+    for word in data:
+        heapq.heappush(heap, -int(word))
+    return "\\n".join(str(-heapq.heappop(heap)) for _ in range(len(heap)))
+""",
+}
+PYTHON_MAIN = """
+import sys
+
+data = sys.stdin.read().split()
+while data[0] == "loop":
+    pass
+print(solve(data))
+"""
+CPP = {
+    "the longest run of rising numbers": """
+    long long longest = 1, length = 1;
+    for (size_t i = 1; i < numbers.size(); i++) {
+        length = numbers[i] > numbers[i - 1] ? length + 1 : 1;
+        longest = std::max(longest, length);
+    }
+    std::cout << longest << std::endl;
+""",
+    "the heap's order": """
+    std::sort(numbers.rbegin(), numbers.rend());
+    for (long long number : numbers) std::cout << number << "\\n";
+""",
+}
+CPP_MAIN = """#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+int main() {
+    std::vector<long long> numbers;
+    for (std::string word; std::cin >> word;) {
+        volatile bool loop = word == "loop";
+        while (loop) {}
+        numbers.push_back(std::stoll(word));
+    }
+"""
+
+
+@dataclass(frozen=True)
+class Solution:
+    code: str
+    inputs: list[str]
+    outputs: list[str]
+    """The right ones; nobody waits for the output of a loop."""
+    language: str
+
+    def submission(self) -> Submission:
+        return Submission(f"```{self.language}\n{self.code}```", {"inputs": self.inputs, "outputs": self.outputs})
+
+
+numbers = itertools.count()
+"""Every solution has its own, so that no program is compiled, cached or warm because of an earlier measurement."""
+
+
+def solutions(count: int, args: argparse.Namespace, *, loops: float = 0.0) -> list[Solution]:
+    """`loops`: the share of the cases on which they never end."""
+    kinds = CPP if args.language == "cpp" else PYTHON
+    dice = random.Random(7)
+    numbered = itertools.count(1)
+    made: list[Solution] = []
+    for number, (kind, text) in zip(itertools.islice(numbers, count), itertools.cycle(kinds.items())):
+        scope: dict[str, Callable[[list[str]], str]] = {}
+        exec(PYTHON[kind], scope)
+        inputs = [" ".join(str(dice.randrange(1, 1000)) for _ in range(20)) for _ in range(args.cases)]
+        outputs = [scope["solve"](stdin.split()) for stdin in inputs]
+        inputs = [LOOP if loops and next(numbered) % round(1 / loops) == 0 else stdin for stdin in inputs]
+        code = f"{CPP_MAIN}{text}}}\n// {number}\n" if kinds is CPP else f"{text}{PYTHON_MAIN}# {number}\n"
+        made.append(Solution(code, inputs, outputs, args.language))
+    return made
+
+
+# The ways to score them -----------------------------------------------------------------------------------------------
+
+Scorer = Callable[[Sequence[Solution]], Awaitable[None]]
+
+
+def judge_over(url: str = "", run_seconds: float = 10.0) -> CodeJudge:
+    """With the sandbox that users get: the embedded one, or the one behind `url`."""
+    return CodeJudge(sandbox_fusion_url=url, run_seconds=run_seconds, aggregation=Aggregation.FRACTION)
+
+
+def judged(judge: CodeJudge, late: list[str] | None = None) -> Scorer:
+    """`late`: where to note cases that ran out of time though they do not loop. None: that is an error as well."""
+
+    async def score(them: Sequence[Solution]) -> None:
+        results = await judge.judge_all([solution.submission() for solution in them])
+        for solution, result in zip(them, results, strict=True):
+            assert result.score is not None, result.why
+            for stdin, case in zip(solution.inputs, result.cases, strict=True):
+                right = CaseVerdict.TIME_LIMIT if stdin == LOOP else CaseVerdict.PASSED
+                if case.verdict is CaseVerdict.TIME_LIMIT and right is CaseVerdict.PASSED and late is not None:
+                    late.append(case.why)
+                else:
+                    assert case.verdict is right, (case, right)
+
+    return score
+
+
+def unbatched(sandbox: LocalSandbox) -> Scorer:
+    """What a scorer costs that knows a sandbox and nothing else."""
+
+    async def score(them: Sequence[Solution]) -> None:
+        turn = asyncio.Semaphore(4 * CPUS)
+
+        async def one(solution: Solution, stdin: str, expected: str) -> None:
+            async with turn:
+                execution = await sandbox.run(Program(solution.code, solution.language, stdin=stdin), Limits())
+            assert execution.stdout.rstrip() == expected, execution
+
+        async with asyncio.TaskGroup() as group:
+            for solution in them:
+                for stdin, expected in zip(solution.inputs, solution.outputs, strict=True):
+                    group.create_task(one(solution, stdin, expected))
+
+    return score
+
+
+def in_subprocesses(pool: ThreadPoolExecutor) -> Scorer:
+    """What people do without a sandbox."""
+
+    def prepare(folder: str, number: int, solution: Solution) -> list[str]:
+        source = Path(folder, f"{number}.{'cpp' if solution.language == 'cpp' else 'py'}")
+        source.write_text(solution.code)
+        if solution.language != "cpp":
+            return [sys.executable, str(source)]
+        subprocess.run(["g++", *CPP_FLAGS, str(source), "-o", str(source.with_suffix(""))], check=True)
+        return [str(source.with_suffix(""))]
+
+    def run(command: list[str], stdin: str, expected: str) -> None:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=10, check=True)
+        assert done.stdout.rstrip() == expected, done
+
+    def score(them: Sequence[Solution]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            commands = pool.map(prepare, itertools.repeat(folder), itertools.count(), them)
+            cases = [
+                (command, stdin, expected)
+                for command, solution in zip(list(commands), them, strict=True)
+                for stdin, expected in zip(solution.inputs, solution.outputs, strict=True)
+            ]
+            for _ in pool.map(run, *zip(*cases, strict=True)):
+                pass
+
+    return lambda them: asyncio.to_thread(score, them)
+
+
+SERVER = """
+from toolyard import LocalSandbox
+from toolyard.sandbox.service import ServiceConfig, serve
+serve(ServiceConfig(port=0, max_wait_seconds=600), LocalSandbox(), on_ready=lambda url: print(url, flush=True))
+"""
+
+
+@contextlib.contextmanager
+def service():
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+async def measure(score: Scorer, them: Sequence[Solution]) -> tuple[float, float]:
+    """Seconds, and cases per second."""
+    start = time.perf_counter()
+    await score(them)
+    seconds = time.perf_counter() - start
+    return seconds, len(them) * len(them[0].inputs) / seconds
+
+
+Rounds = list[tuple[float, float]]
+"""Cases per second, and how many times that of the subprocesses right before and right after it."""
+
+
+async def measure_rates(
+    scorers: dict[str, Scorer], args: argparse.Namespace, tell: Callable[[str], None]
+) -> dict[str, Rounds]:
+    found: dict[str, Rounds] = {name: [] for name in scorers}
+    for number in range(args.rounds):
+        them = solutions(args.solutions, args)
+        sampled = {SUBPROCESS: them[: max(2 * CPUS, len(them) // 32)], UNBATCHED: them[: max(2 * CPUS, len(them) // 4)]}
+        _, before = await measure(scorers[SUBPROCESS], sampled[SUBPROCESS])
+        for name in itertools.islice(scorers, 1, None):
+            tell(f"round {number + 1}: {name}")
+            _, rate = await measure(scorers[name], sampled.get(name, them))
+            _, after = await measure(scorers[SUBPROCESS], sampled[SUBPROCESS])
+            found[name].append((rate, rate / ((before + after) / 2)))
+            found[SUBPROCESS].append((after, 1.0))
+            before = after
+    return found
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Seconds for the same cases without loops and with them."""
+
+    cases: int
+    without: float
+    with_them: float
+    allowed: float
+    """Without, and the time-outs spread over the workers."""
+    late: int
+    """Cases that ran out of time though they do not loop: the machine was too busy for so short a limit."""
+
+    @property
+    def ratio(self) -> float:
+        return self.with_them / self.allowed
+
+
+async def measure_loops(
+    urls: dict[str, str], args: argparse.Namespace, tell: Callable[[str], None]
+) -> dict[str, Loops]:
+    found: dict[str, Loops] = {}
+    count = max(4, args.solutions // 4)
+    for name, url in urls.items():
+        looping = solutions(count, args, loops=0.1)
+        loops = sum(solution.inputs.count(LOOP) for solution in looping)
+        tell(f"{loops} endless loops: {name}")
+        late: list[str] = []
+        async with judge_over(url, LOOP_SECONDS) as judge:
+            score = judged(judge, late)
+            await score(solutions(2 * CPUS, args))
+            before, _ = await measure(score, solutions(count, args))
+            with_them, _ = await measure(score, looping)
+            after, _ = await measure(score, solutions(count, args))
+        without = (before + after) / 2
+        allowed = without + loops * LOOP_SECONDS / CPUS
+        found[name] = Loops(count * args.cases, without, with_them, allowed, len(late))
+    return found
+
+
+# Showing --------------------------------------------------------------------------------------------------------------
+
+
+async def tables(args: argparse.Namespace) -> None:
+    console = Console(width=max(100, Console().width))
+    with contextlib.ExitStack() as stack:
+        urls = {EMBEDDED: "", SERVED: stack.enter_context(service())}
+        if args.peer:
+            urls[PEER] = args.peer
+        pool = stack.enter_context(ThreadPoolExecutor(CPUS))
+        async with contextlib.AsyncExitStack() as opened:
+            local = await opened.enter_async_context(LocalSandbox())
+            scorers = {SUBPROCESS: in_subprocesses(pool), UNBATCHED: unbatched(local)}
+            for name, url in urls.items():
+                scorers[name] = judged(await opened.enter_async_context(judge_over(url)))
+            with console.status("warming up") as status:
+                for score in scorers.values():
+                    await score(solutions(2 * CPUS, args))
+                rates = await measure_rates(scorers, args, status.update)
+        with console.status("measuring endless loops") as status:
+            loops = await measure_loops(urls, args, status.update)
+    title = f"Python {sys.version.split()[0]}, {CPUS} cores, isolation {local.level}"
+    show_rates(console, rates, f"{args.solutions} {args.language} solutions × {args.cases} cases, {title}")
+    show_loops(console, loops)
+    goals(console, rates, loops, args.language)
+
+
+def show_rates(console: Console, found: dict[str, Rounds], title: str) -> None:
+    grid = Table("method", title=title)
+    for column in ("cases/s", "slowest round", "fastest round", "× subprocess"):
+        grid.add_column(column, justify="right")
+    for name, rounds in found.items():
+        rates, ratios = zip(*rounds, strict=True)
+        shown = [f"{rate:.0f}" for rate in (statistics.median(rates), min(rates), max(rates))]
+        grid.add_row(name, *shown, f"{statistics.median(ratios):.1f}")
+    console.print(grid)
+
+
+def show_loops(console: Console, loops: dict[str, Loops]) -> None:
+    grid = Table("method", title=f"a tenth of the cases loops for ever, {LOOP_SECONDS:g} s each, over {CPUS} workers")
+    for column in ("cases", "without, s", "with, s", "may take, s", "ratio", "late"):
+        grid.add_column(column, justify="right")
+    for name, row in loops.items():
+        seconds = [f"{value:.2f}" for value in (row.without, row.with_them, row.allowed)]
+        grid.add_row(name, str(row.cases), *seconds, f"{row.ratio:.2f}", str(row.late))
+    console.print(grid)
+
+
+def goals(console: Console, found: dict[str, Rounds], loops: dict[str, Loops], language: str) -> None:
+    lines: list[tuple[str, float, float, str]] = []
+    if language == "python":
+        ratio = statistics.median(ratio for _, ratio in found[EMBEDDED])
+        lines.append(("cases per second × one subprocess a case", ratio, 15.0, ">="))
+    # A twentieth for the noise of three measurements.
+    lines.append(("endless loops: time × what they may cost", loops[EMBEDDED].ratio, 1.05, "<="))
+    for text, value, goal, sense in lines:
+        met = value >= goal if sense == ">=" else value <= goal
+        console.print(f"{'[green]met [/]' if met else '[red]MISS[/]'} {text}: {value:.2f} (goal {sense} {goal:g})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="an eighth of the solutions, fewer rounds, about a minute")
+    parser.add_argument("--solutions", type=int, help="default: 256, of C++ 32")
+    parser.add_argument("--cases", type=int, default=16, help="of each solution")
+    parser.add_argument("--language", default="python", choices=["python", "cpp"])
+    parser.add_argument("--peer", help="URL of another SandboxFusion-compatible service")
+    args = parser.parse_args()
+    args.solutions = args.solutions or (32 if args.language == "cpp" else 256) // (8 if args.quick else 1)
+    args.rounds = 3 if args.quick else 5
+    asyncio.run(tables(args))
+
+
+if __name__ == "__main__":
+    main()
