@@ -130,4 +130,3 @@ def _write(interpreter: program.Interpreter, order: program.Order) -> None:
     except BaseException as error:
         os.write(CONTROL, bytes((REFUSED,)) + program.why_refused(error))
         os._exit(125)
-
