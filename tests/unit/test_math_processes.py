@@ -36,6 +36,22 @@ def only_child(checker: MathChecker) -> int:
     return pid
 
 
+def test_a_large_parent_does_not_wear_its_children_out():
+    """What a process held before it became another program still counts in `ru_maxrss`."""
+    program = """
+        from toolyard.rewards.math import MathChecker
+
+        held = bytearray(700 << 20)
+        held[::4096] = bytes(len(held[::4096]))
+        with MathChecker(children=1) as checker:
+            checker.check(r"\\boxed{\\frac{2}{4}}", "0.5")
+            first = checker.pids()
+            checker.check(r"\\boxed{\\frac{2}{4}}", "0.5")
+            assert first and checker.pids() == first, (first, checker.pids())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
 def until(condition, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():
