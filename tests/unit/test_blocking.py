@@ -212,6 +212,7 @@ def test_an_interrupt_cancels_the_work(tmp_path: Path) -> None:
         tmp_path,
         """
         import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
         async def wait():
             try:
                 await asyncio.sleep(60)
