@@ -205,7 +205,7 @@ async def test_an_output_that_breaks_the_checker_is_wrong(sandbox: LocalSandbox,
         f"import sys\nif open('output').read() == 'bomb\\n':\n    {breaks}\nsys.exit(open('output').read() != '1\\n')"
     )
     tests = Suite(SuiteKind.STDIO, (Case(expected="1\n"), Case(expected="1\n")), checker=checker)
-    settings = {"run_seconds": 1, "memory_limit_mb": 64, "aggregation": "fraction"}
+    settings = {"run_seconds": 0.4, "memory_limit_mb": 64, "aggregation": "fraction"}
     assert (await judged(sandbox, "print(1)", tests, **settings)).score == 1.0
     result = await judged(sandbox, "print('bomb')", tests, **settings)
     assert (result.score, verdicts(result)) == (0.0, ["wrong_answer"] * 2)

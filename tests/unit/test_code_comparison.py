@@ -351,10 +351,10 @@ def test_ten_equal_megabytes_are_compared_at_once(numbers, comparison):
     ],
 )
 def test_outputs_that_differ_take_linear_time(numbers, change, comparison):
-    actual, expected = change(numbers[:2_000_000])
+    actual, expected = change(numbers[:700_000])
     started = time.process_time()
     difference(actual, expected, comparison)
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 3
 
 
 def test_many_near_lines_in_any_order_take_no_quadratic_time():

@@ -302,28 +302,28 @@ def test_any_text_gives_code_that_is_in_it(text):
 @pytest.mark.parametrize(
     "answer",
     [
-        "`" * 1_000_000,
-        "~" * 1_000_000,
-        "```\n" * 250_000,
-        "``` `\n" * 150_000,
-        "`\n" * 500_000,
-        "\n" * 1_000_000,
-        "x\n" * 500_000,
-        "- " * 500_000,
-        "- x\n" * 250_000,
-        " " * 1_000_000 + "```",
-        "\t" * 500_000 + "```",
-        "```py\n" + "\t" * 500_000 + "x",
+        "`" * 250_000,
+        "~" * 250_000,
+        "```\n" * 60_000,
+        "``` `\n" * 40_000,
+        "`\n" * 125_000,
+        "\n" * 250_000,
+        "x\n" * 125_000,
+        "- " * 125_000,
+        "- x\n" * 60_000,
+        " " * 250_000 + "```",
+        "\t" * 125_000 + "```",
+        "```py\n" + "\t" * 125_000 + "x",
         " ```\n" + (" " * 1000 + "```x\n") * 1000,
-        "</think>" * 100_000,
-        "```python\nx\n```\n" * 50_000,
-        "".join(f"```word{n}\nx\n```\n" for n in range(40_000)),
-        "```{" + "." * 1_000_000,
-        "```" + "{" * 1_000_000,
+        "</think>" * 25_000,
+        "```python\nx\n```\n" * 12_000,
+        "".join(f"```word{n}\nx\n```\n" for n in range(10_000)),
+        "```{" + "." * 250_000,
+        "```" + "{" * 250_000,
     ],
     ids=lambda answer: repr(answer[:14]),
 )
-def test_a_megabyte_of_anything_takes_linear_time(answer):
+def test_a_long_text_of_any_kind_takes_linear_time(answer):
     started = time.process_time()
     extract_code(answer, block="joined")
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 2

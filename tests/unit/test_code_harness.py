@@ -323,6 +323,14 @@ def test_names_that_judging_sites_import_for_everybody_are_there(call: Any, code
     assert (ran.value, ran.stderr) == (value, "")
 
 
+def test_names_that_an_older_interpreter_lacks_are_not_there_and_harm_nobody(run: Any) -> None:
+    case = Case(arguments=(4, 6))
+    code = "def lcm(a, b): return a * b // gcd(a, b)\nf = lcm"
+    harness = Harness(Suite(SuiteKind.FUNCTION, (case,), function="f"), code)
+    harness.program = f"import math\ndel math.lcm\n{harness.program}"
+    assert run(harness, case).value == 12
+
+
 def test_test_code_has_these_names_as_well(tested: Any) -> None:
     assert tested("def f(x): return x", "assert math.isclose(f(1), 1) and f(inf) == inf").word == code_harness.PASSED
 

@@ -164,25 +164,22 @@ class CodeJudge:
         if deadline is not None and clock() >= deadline:
             return "the deadline had passed before it began"
 
-        def until() -> float | None:
-            if patience is None:
-                return deadline
-            late = clock() + patience + plan.longest_case
-            return late if deadline is None else min(late, deadline)
+        strict, patient = asyncio.timeout_at(deadline), asyncio.timeout(None)
 
-        def settled() -> None:
-            if not within.expired():
-                within.reschedule(until())
+        def begin_anew() -> None:
+            if patience is not None and not patient.expired():
+                patient.reschedule(clock() + patience + plan.longest_case)
 
-        async with nullcontext() if patience is None else (await self._places.here()).turns:
-            within = asyncio.timeout_at(until())
-            try:
-                async with within:
-                    await Run(await self._places.here(), plan, ledger, self.settings, tenant, settled).run()
-            except TimeoutError:
-                if not within.expired():
-                    raise
-                return "the deadline passed"
+        try:
+            async with strict:
+                place = await self._places.here()
+                async with nullcontext() if patience is None else place.turns, patient:
+                    begin_anew()
+                    await Run(place, plan, ledger, self.settings, tenant, begin_anew).run()
+        except TimeoutError:
+            if not (strict.expired() or patient.expired()):
+                raise
+            return "the deadline passed"
         return ""
 
     def _plan(self, suite: Suite, code: str, language: str | None, fence: str | None) -> Plan:

@@ -155,7 +155,9 @@ def _at_hand(code: str) -> str:
             found.add(_IMPORTS[name])
         elif dot and attribute and name in _MODULE_IMPORTS:
             found.add(_MODULE_IMPORTS[name])
-    return "\n    ".join(["def names():", *sorted(found), "return locals()"])
+    # An older interpreter lacks some of them; the answer may well have its own.
+    tries = [f"try: {line}\n    except ImportError: pass" for line in sorted(found)]
+    return "\n    ".join(["def names():", *tries, "return locals()"])
 
 
 def _literal(text: str) -> str:

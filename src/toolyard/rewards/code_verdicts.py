@@ -185,7 +185,7 @@ def _by_report(plan: Plan, index: int, report: Report, execution: Execution) -> 
             return CaseVerdict.WRONG_ANSWER, _failed_test(report.value)
         case _ if execution.run.stdout_truncated:
             return CaseVerdict.WRONG_ANSWER, _too_long(plan)
-        case _ if _is_foreign(execution) and len(report.printed) >= _FLOOD:
+        case _ if _is_foreign(execution) and len(execution.run.stdout_bytes) >= _FLOOD:
             return CaseVerdict.WRONG_ANSWER, "printed more than the service keeps"
         case _:
             done = "returned" if plan.suite.function else "was tested"
