@@ -203,43 +203,36 @@ def test_an_answer_that_crashes_every_process_is_wrong_unless_the_ground_truth_d
 
 
 PARENT = """
-import os, sys, threading, time
+import os, threading, time
 from toolyard.rewards.math import MathChecker
 checker = MathChecker(children=1)
-checker.check(r"\frac{{2}}{{4}}", "0.5")
-{first}
+checker.check(r"\\frac{{2}}{{4}}", "0.5")
+fork = os.fork()
+if fork == 0:  # it holds copies of everything the parent had
+    time.sleep(300)
 threading.Thread(target=checker.check, args=({answer!r}, "0.5"), kwargs={{"deadline_seconds": 300}}).start()
 time.sleep(0.5)
-print(*checker.pids(), flush=True)
+print(fork, *checker.pids(), flush=True)
 time.sleep(300)
 """
-FORKED = """
-if os.fork() == 0:  # it holds copies of everything the parent had
-    print(os.getpid(), flush=True)
-    time.sleep(300)
-"""
 
 
-@pytest.mark.parametrize("first", ["", FORKED], ids=["alone", "with a fork that lives on"])
-def test_when_the_parent_is_killed_a_hanging_process_dies_as_well(first):
+def test_when_the_parent_is_killed_a_hanging_process_dies_as_well_whatever_forks_live_on():
     parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PARENT.format(answer=HANGS, first=first)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-W", "ignore", "-c", PARENT.format(answer=HANGS)], stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout is not None
-    fork = int(parent.stdout.readline()) if first else 0
+    fork, pid = map(int, parent.stdout.readline().split())
     try:
-        pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
         until(lambda: not alive(pid))
+        assert alive(fork)
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-        if fork:
-            os.kill(fork, signal.SIGKILL)
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_the_interpreters_end_waits_for_nothing_and_leaves_nothing_and_the_main_module_is_run_once():
@@ -322,22 +315,16 @@ def test_many_threads_and_event_loops_use_it_at_the_same_time(checker):
     assert len(checker.pids()) == 1
 
 
-async def test_the_event_loop_goes_on_while_a_check_hangs(checker):
-    await checker.score(HALF, TRUTH)
-    hanging = asyncio.ensure_future(checker.score(HANGS, TRUTH, deadline_seconds=DEADLINE))
-    start = time.monotonic()
-    await asyncio.sleep(0.05)
-    assert time.monotonic() - start < DEADLINE
-    assert not hanging.done()
-    assert (await hanging).timed_out
-
-
-async def test_a_cancelled_check_is_stopped_and_makes_room(checker):
+async def test_the_event_loop_goes_on_while_a_check_hangs_and_cancelled_it_makes_room(checker):
     await checker.score(HALF, TRUTH)
     (pid,) = checker.pids()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await checker.score(HANGS, TRUTH, deadline_seconds=300)
+    hanging = asyncio.ensure_future(checker.score(HANGS, TRUTH, deadline_seconds=300))
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert not hanging.done()
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
     assert (await checker.score(HALF, TRUTH)).value == 1.0
     assert not alive(pid)
 
