@@ -29,7 +29,6 @@ WEB = {
     "web-conversation": "#/t/0.jsonl%3A7",
     "web-tokens": "#/t/0.jsonl%3A1?tab=tokens",
     "web-step": "#/step/0",
-    "web-charts": "#/charts",
     "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
 }
 
