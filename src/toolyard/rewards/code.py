@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from toolyard.errors import ConfigError, ProgramError
 from toolyard.limits.protocol import Limiter
-from toolyard.sandbox.languages import find_language
+from toolyard.sandbox.languages import find_language, own_name
 from toolyard.sandbox.protocol import MIB, Limits, Program, Sandbox
 from toolyard.sandbox.remote import RemoteSandbox
 
@@ -255,15 +255,7 @@ def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_l
         raise ConfigError(f"option 'language': {error}") from None
     except ConfigError as error:
         raise ConfigError(f"option 'sandbox_fusion_url': {error}") from None
-    return checked.model_copy(update={"language": _own_word(checked.language)})
-
-
-def _own_word(language: str) -> str:
-    """The table's own, also of an alias. One that is not in it may yet be known to a service."""
-    try:
-        return find_language(language).name
-    except ProgramError:
-        return language
+    return checked.model_copy(update={"language": own_name(checked.language) or checked.language})
 
 
 def _language_of(suite: Suite) -> str | None:
@@ -272,7 +264,7 @@ def _language_of(suite: Suite) -> str | None:
     Raises:
         ConfigError: a function is called, or test code run, in Python only.
     """
-    language = None if suite.language is None else _own_word(suite.language)
+    language = suite.language and (own_name(suite.language) or suite.language)
     if suite.kind is SuiteKind.STDIO:
         return language
     if language not in (None, "python"):

@@ -32,8 +32,6 @@ _END_OF_REASONING = re.compile(r"""</think>(?!["'\\]|`(?!``))""")
 _CLASS = re.compile(r"\.(?P<word>[^\s.,:;={}\"']+)")
 _WORD = re.compile(r"[{.\s]*+(?P<word>[^\s,:;={}\"']+)")
 
-# `find_language` without the search for similar names of its message, which would take a millisecond for each block.
-_LANGUAGES = {name.casefold(): row.name for row in languages.ALL for name in (row.name, *row.aliases)}
 _SHELL = "bash"
 
 
@@ -227,4 +225,4 @@ def _named(info: str) -> str | None:
 
 def _known(word: str) -> str | None:
     """The table's own word for a language, also if it is written with a version: `python3.11`, `c++17`."""
-    return _LANGUAGES.get(word) or _LANGUAGES.get(word.rstrip("0123456789.-"))
+    return languages.own_name(word) or languages.own_name(word.rstrip("0123456789.-"))

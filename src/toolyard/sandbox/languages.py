@@ -415,6 +415,12 @@ NOT_OFFERED = frozenset(
 _BY_NAME = {name.casefold(): language for language in ALL for name in (language.name, *language.aliases)}
 
 
+def own_name(name: str) -> str | None:
+    """The table's own word for a language, also of an alias. None: it is not in the table; a service may know it."""
+    language = _BY_NAME.get(name.casefold())
+    return None if language is None else language.name
+
+
 def find_language(name: str) -> Language:
     """The row for a language's name or alias, in any case.
 

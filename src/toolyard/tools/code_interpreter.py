@@ -20,7 +20,7 @@ from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
 from toolyard.limits.widest import widest_limiter
 from toolyard.messages import OpenAIFunctionToolSchema
-from toolyard.sandbox.languages import find_language
+from toolyard.sandbox.languages import find_language, own_name
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Sandbox, Seconds
 from toolyard.sandbox.remote import RemoteSandbox
@@ -100,7 +100,7 @@ class CodeInterpreterConfig(BaseModel):
     @field_validator("default_language")
     @classmethod
     def _in_its_own_words(cls, value: str) -> str:
-        return _language_name(value)
+        return own_name(value) or value
 
 
 class _Place:
@@ -142,7 +142,8 @@ class SandboxFusionTool(BaseTool):
             ToolyardError: our failure.
         """
         asked = parameters.get("language")
-        language = _language_name(str(asked or self.settings.default_language))
+        named = str(asked or self.settings.default_language)
+        language = own_name(named) or named
         try:
             seconds = _seconds(parameters.get("timeout"), self.settings.default_timeout)
             limits = self._limits if seconds == self._limits.run_seconds else self._limits_for(seconds)
@@ -273,14 +274,6 @@ def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
     except ConfigError as error:
         raise ConfigError(f"config.sandbox_fusion_url: {error}") from None
     return settings
-
-
-def _language_name(name: str) -> str:
-    """The table's own, also of an alias. One that is not in it may yet be known to a service."""
-    try:
-        return find_language(name).name
-    except ProgramError:
-        return name
 
 
 def _seconds(asked: Any, default: float) -> float:
