@@ -25,11 +25,11 @@ demo: $(VENV)/.ready-to-run ## the main job: a small model plays word problems, 
 test: $(VENV)/.ready-to-develop ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-test-verl: $(VENV_VERL)/.ready ## run our tools under the released verl, in an environment of its own (Python < 3.13)
+test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
 
 test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(ARGS)
+	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=rewards, viewer, rollout, engine, limiter, tools
+bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=train, rewards, viewer, rollout, engine, limiter, tools
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
@@ -60,7 +60,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer]'
+	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl]'
 	$(BIN)/toolyard models fetch
 	@touch $@ $(VENV)/.ready-to-run
 

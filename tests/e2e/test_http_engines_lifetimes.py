@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,89 @@ async def test_servers_of_different_weights_are_noticed() -> None:
         await two.kill()
         with pytest.raises(EngineError, match=two.url):
             await engine.pause_generation()
+
+
+# New weights --------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+async def test_new_weights_reach_all_servers_and_everything_after_has_their_version(tmp_path: Path) -> None:
+    async with EngineServer() as one, EngineServer() as two, SglangEngine([one.url, two.url]) as engine:
+        await engine.update_weights_from_disk(checkpoint(tmp_path / "step-2"), "2")
+        sent = {
+            "model_path": str(tmp_path / "step-2"),
+            "weight_version": "2",
+            "flush_cache": True,
+            "abort_all_requests": True,
+        }
+        assert one.posts("/update_weights_from_disk") == two.posts("/update_weights_from_disk") == [sent]
+        assert await engine.weight_version() == "2"
+        found = await asyncio.gather(*(ask(engine, request_id=f"r-{n}") for n in range(4)))
+        assert {generation.weight_version for generation in found} == {"2"}
+
+
+async def test_a_folder_is_named_to_the_servers_from_the_root_on(tmp_path: Path, monkeypatch) -> None:
+    checkpoint(tmp_path / "step-2")
+    monkeypatch.chdir(tmp_path)
+    async with EngineServer() as server, SglangEngine(server.url) as engine:
+        await engine.update_weights_from_disk("step-2", "2")
+        assert server.posts("/update_weights_from_disk")[0]["model_path"] == str(tmp_path / "step-2")
+
+
+async def test_what_is_sampled_when_new_weights_come_ends_with_the_old_and_what_waits_gets_the_new(tmp_path) -> None:
+    folder = checkpoint(tmp_path / "step-2")
+    async with EngineServer(token_seconds=0.005) as server, SglangEngine(server.url) as engine:
+        asking = asyncio.ensure_future(ask(engine, LONG))
+        await until(lambda: bool(server.running))
+        await engine.update_weights_from_disk(folder, "2")
+        ended = await asking
+        assert (ended.finish, ended.weight_version) == (Finish.ABORT, "default")
+        assert 0 < len(ended.token_ids) < 2000
+        again = await engine.generate([*PROMPT, *ended.token_ids], SHORT, request_id="r-1")
+        assert again.weight_version == "2"
+
+
+async def test_without_abort_what_is_sampled_is_waited_for(tmp_path: Path) -> None:
+    folder, sampling = checkpoint(tmp_path / "step-2"), Sampling(max_tokens=300, temperature=0)
+    async with EngineServer(token_seconds=0.002) as server, SglangEngine(server.url) as engine:
+        asking = asyncio.ensure_future(ask(engine, sampling))
+        await until(lambda: bool(server.running))
+        loading = asyncio.ensure_future(engine.update_weights_from_disk(folder, "2", abort=False))
+        await until(lambda: bool(server.posts("/update_weights_from_disk")))
+        late = asyncio.ensure_future(ask(engine, SHORT, request_id="late"))
+        ended = await asking
+        await loading
+        assert (ended.finish is Finish.ABORT, ended.weight_version) == (False, "default")
+        assert (await late).weight_version == "2"
+        assert not server.aborted
+
+
+async def test_a_server_that_does_not_take_new_weights_is_named_with_its_words(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "step-2")
+    async with (
+        EngineServer() as one,
+        EngineServer() as two,
+        SglangEngine([one.url, two.url], request_timeout=1.0) as engine,
+    ):
+        with pytest.raises(EngineError, match=r"update_weights_from_disk refused .*Cannot find any model weights"):
+            await engine.update_weights_from_disk(tmp_path / "step-3", "3")
+        assert await engine.weight_version() == "default"
+        await two.kill()
+        with pytest.raises(EngineError, match=rf"{two.url}/update_weights_from_disk: cannot connect"):
+            await engine.update_weights_from_disk(folder, "2")
+        await two.start()
+        with pytest.raises(EngineError, match="different weights"):
+            await engine.weight_version()
+        await engine.update_weights_from_disk(folder, "2")
+        assert await engine.weight_version() == "2"
+        two.faults = [Fault(silent=True)]
+        with pytest.raises(EngineError, match=rf"{two.url}/update_weights_from_disk: no answer within 1 s"):
+            await engine.update_weights_from_disk(folder, "3")
+        two.rewrite = lambda answer: answer | {"success": False, "message": "Draft model failed."}
+        with pytest.raises(EngineError, match=rf"{two.url}/update_weights_from_disk: .*Draft model failed"):
+            await engine.update_weights_from_disk(folder, "3")

@@ -39,6 +39,11 @@ MAY_IMPORT_OPTIONAL = {
     "sandbox/service_metrics.py": SERVER,
     # The embedded engine is one thing made of the extra `hf`.
     "engines/transformers": {"safetensors", "tokenizers", "torch"},
+    # Training with TRL is one thing made of the extra `trl`, and stands on `hf`.
+    "train/arguments_trl.py": {"peft", "torch", "transformers"},
+    "train/following_trl.py": {"transformers"},
+    "train/run_trl.py": {"torch", "transformers"},
+    "train/warm_start_trl.py": {"transformers"},
     # Contract suites are pytest classes: whoever runs them has pytest.
     "testing/": {"pytest"},
 }
