@@ -27,6 +27,8 @@ Progress = Callable[[str], None]
 """Is told, in a line, what begins now."""
 
 DEFAULT_MODEL = "smollm2-135m"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""What a folder with a LoRA adapter holds, as PEFT calls it."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _PIP_SECONDS = 1800
 
@@ -81,7 +83,9 @@ def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> P
     path = Path(name).expanduser()
     if str(name) and path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"{path} is no model: it has no config.json")
+            is_adapter = (path / ADAPTER_CONFIG).is_file()
+            hint = "; it is an adapter: name its base here, and it as engine.adapter" if is_adapter else ""
+            raise ConfigError(f"{path} is no model: it has no config.json{hint}")
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":

@@ -6,6 +6,8 @@ seed is honoured by servers started with `--enable-deterministic-inference`; oth
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from toolyard.engines.exchange import JSON, ServerFailedError, a_list, an_object, routing_headers
@@ -70,9 +72,39 @@ class SglangEngine(HttpEngine):
         """Name the weights that the servers have from now on. `abort_all` ends what still runs."""
         await self._ask_all("/update_weight_version", {"new_version": version, "abort_all_requests": abort_all})
 
+    async def update_weights_from_disk(self, folder: str | Path, version: str, *, abort: bool = True) -> None:
+        """Have all servers load the weights of a folder, forget what the old ones computed, and report `version`.
+
+        Requests that arrive meanwhile wait, and are sampled with the new weights.
+
+        Args:
+            folder: of the model that is served, in Hugging Face's format, at a place that the servers see as well.
+            abort: what is being sampled ends with `Finish.ABORT` and the old version; its request may go on from its
+                tokens. Without, it is waited for; or, after `pause_generation("retract")`, it goes on with the new
+                weights. Paused `in_place`, requests keep SGLang from emptying its cache, and it dies of that.
+
+        Raises:
+            EngineError: a server refused, failed or did not answer within `request_timeout`; it is named, with its
+                words. Other servers may have the new weights by then, and that one a part of them: sample from none
+                before this was done again, and worked. `weight_version` raises as long as they differ.
+        """
+        path = "/update_weights_from_disk"
+        for base, answer in (await self._ask_all(path, _from_disk(folder, version, abort))).items():
+            if answer.get("success") is not True:
+                raise EngineError(f"{base}{path}: the new weights were not taken: {str(answer)[:300]}")
+
     async def _abort_at(self, base: str, rid: str) -> bool:
         await self._exchanges.tell(f"{base}/abort_request", {"rid": rid})
         return True
+
+
+def _from_disk(folder: str | Path, version: str, abort: bool) -> JSON:
+    return {
+        "model_path": os.path.abspath(folder),  # the servers have working directories of their own
+        "weight_version": version,
+        "flush_cache": True,
+        "abort_all_requests": abort,
+    }
 
 
 def _sampling_params(sampling: Sampling, most: int) -> JSON:

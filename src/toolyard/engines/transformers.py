@@ -50,6 +50,7 @@ class TransformersEngine:
         self,
         model: str | Path,
         *,
+        adapter: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
         max_batch_size: int = 16,
@@ -62,6 +63,7 @@ class TransformersEngine:
         """
         Args:
             model: a folder in Hugging Face's format, or a hub id; see `toolyard.engines.models.resolve_model`.
+            adapter: a folder with a LoRA adapter in PEFT's format, which is merged into the weights.
             device: "auto" is the GPU if there is one, else the CPU.
             dtype: "auto" is float32 on the CPU and bfloat16 elsewhere.
             max_batch_size: how many requests are sampled at the same time; others wait.
@@ -73,7 +75,7 @@ class TransformersEngine:
         if min(max_batch_size, prefill_tokens) < 1 or cache_tokens < 0:
             raise ConfigError("max_batch_size and prefill_tokens are 1 at least, and cache_tokens is 0 at least")
         self._name = model
-        self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype)
+        self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype, adapter)
         self._limits = (max_batch_size, prefill_tokens, cache_tokens)
         self._max_model_len = max_model_len
         self._decode = decode
@@ -94,7 +96,7 @@ class TransformersEngine:
     async def __aenter__(self) -> Self:
         """
         Raises:
-            ConfigError: the model cannot be loaded, or not be used.
+            ConfigError: the model or its adapter cannot be loaded, or not be used.
         """
         if self._worker is not None:
             raise EngineRequestError("the engine is open already")

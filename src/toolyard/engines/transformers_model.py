@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import logging
 
+from toolyard.engines.transformers_adapter import read_adapter
 from toolyard.engines.transformers_attention import PACKED, Piece, Step
 from toolyard.engines.transformers_cache import Rows, Shape, Span
 from toolyard.errors import ConfigError
@@ -133,16 +134,21 @@ class _Probe:
         return value.repeat_interleave(query.shape[0] // value.shape[0], 0).transpose(0, 1)
 
 
-def load(model: str | Path, device: str = "auto", dtype: str = "auto") -> PackedModel:
+def load(
+    model: str | Path, device: str = "auto", dtype: str = "auto", adapter: str | Path | None = None
+) -> PackedModel:
     """
     Raises:
-        ConfigError: there is no such model, device or dtype; or it cannot be used here.
+        ConfigError: there is no such model, adapter, device or dtype; or it cannot be used here.
     """
     place = _device(device)
+    added = None if adapter is None else read_adapter(adapter)
     try:
         number = _dtype(dtype, place)
         with _LOADING, _quiet():
             loaded: Any = _models.from_pretrained(model, dtype=number, attn_implementation=PACKED)
+            if added is not None:
+                added.merge_into(loaded)
             loaded.eval().requires_grad_(False).to(place)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {str(model)!r} cannot be loaded on {place}: {error}") from error

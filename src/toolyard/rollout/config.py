@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import yaml
 from pydantic import (
@@ -43,6 +43,8 @@ class EngineConfig(_Part):
     model: str | None = None
     """The embedded model: `smollm2-135m`, a folder, a .gguf file or a hub id. For servers: whose tokenizer and chat
     template are used; openai: the name that the server knows."""
+    adapter: str | None = None
+    """transformers: a folder with a LoRA adapter in PEFT's format, which is merged into the model's weights."""
     urls: tuple[str, ...] = ()
     """Of servers. A request stays with one of them, whose cache knows its beginning."""
     api_key: SecretStr | None = None
@@ -137,6 +139,9 @@ class RolloutConfig(_Part):
     """A tape to play: no model, no tools."""
 
 
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> RolloutConfig:
     """The settings of a YAML file (None: the defaults), with `overrides`: a nested mapping, or texts `a.b=value`, where
     the value is read as YAML.
@@ -145,14 +150,22 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | S
         ConfigError: the file or a key is wrong; the message names it.
     """
     place = "settings" if path is None else str(path)
-    given = {} if path is None else _read(Path(path))
-    given = _merged(given, overrides) if isinstance(overrides, Mapping) else overridden(given, overrides)
+    given = {} if path is None else read_settings(Path(path))
+    given = merged(given, overrides) if isinstance(overrides, Mapping) else overridden(given, overrides)
+    return validated(RolloutConfig, given, place)
+
+
+def validated(model: type[Settings], given: JSON, place: str) -> Settings:
+    """
+    Raises:
+        ConfigError: with the first thing that is wrong: `place`, the key, the value, and what is known there.
+    """
     try:
-        return RolloutConfig.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        known = _keys_beside(first["loc"]) if first["type"] == "extra_forbidden" else ""
+        known = _keys_beside(model, first["loc"]) if first["type"] == "extra_forbidden" else ""
         shown = "" if first["type"] == "missing" else f"; given: {str(first['input'])[:80]!r}"
         raise ConfigError(f"{place}: {where}: {first['msg']}{shown}{known}") from None
 
@@ -164,21 +177,30 @@ def overridden(given: JSON, overrides: Iterable[str]) -> JSON:
         ConfigError: one of them is no such text.
     """
     for override in overrides:
-        given = _merged(given, _parsed(override))
+        given = merged(given, _parsed(override))
     return given
 
 
-def _keys_beside(place: tuple[int | str, ...]) -> str:
-    model: Any = RolloutConfig
+def _keys_beside(root: type[BaseModel], place: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] | None = root
     for key in place[:-1]:
-        field = model.model_fields.get(str(key)) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        model = None if field is None else field.annotation
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return ""
-    return f"; known here: {', '.join(model.model_fields)}"
+        field = None if model is None else model.model_fields.get(str(key))
+        model = None if field is None else _model_in(field.annotation)
+    return "" if model is None else f"; known here: {', '.join(model.model_fields)}"
 
 
-def _read(path: Path) -> JSON:
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Of `Part` and of `Part | None`: `Part`."""
+    parts: tuple[Any, ...] = get_args(annotation) or (annotation,)
+    return next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+
+
+def read_settings(path: Path) -> JSON:
+    """What a YAML file of settings says, with `${NAME}` from the environment.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         text = settings.expanded(path.read_text(encoding="utf-8"))
         found: Any = yaml.safe_load(text)
@@ -208,12 +230,13 @@ def _parsed(override: str) -> JSON:
     return parsed
 
 
-def _merged(under: JSON, over: Mapping[str, Any]) -> JSON:
-    merged = dict(under)
+def merged(under: JSON, over: Mapping[str, Any]) -> JSON:
+    """`under` with what `over` says in its place, key by key at every depth."""
+    result = dict(under)
     for key, value in over.items():
-        below: Any = merged.get(key)
+        below: Any = result.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            merged[key] = _merged(cast("JSON", below), cast("JSON", value))
+            result[key] = merged(cast("JSON", below), cast("JSON", value))
         else:
-            merged[key] = value
-    return merged
+            result[key] = value
+    return result

@@ -81,7 +81,7 @@ def planned(config: RolloutConfig, note: Note = lambda _: None) -> set[str]:
     Raises:
         ConfigError, TaskError: there are none, or one is wrong.
     """
-    tasks = _tasks(config, lambda bad: note(f"skipped: {bad}"))
+    tasks = tasks_of(config, lambda bad: note(f"skipped: {bad}"))
     ids = {request_id_of(task.id, offset, config.step) for task in tasks for offset in range(config.n)}
     if not ids:
         raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
@@ -92,7 +92,7 @@ def requests_of(
     config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], wanted: Collection[str]
 ) -> Iterator[AsyncRolloutRequest]:
     """The requests whose ids are wanted, as they are asked for; groups stay together."""
-    for task in _tasks(config):
+    for task in tasks_of(config):
         for offset in range(config.n):
             if request_id_of(task.id, offset, config.step) in wanted:
                 yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
@@ -101,7 +101,12 @@ def requests_of(
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 
-def _tasks(config: RolloutConfig, report: Callable[[BadRow], object] | None = None) -> Iterator[Task]:
+def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = None) -> Iterator[Task]:
+    """Its tasks, worded as it asks for, one by one.
+
+    Raises:
+        ConfigError, TaskError: there is no such file, or a row is wrong.
+    """
     prompt = config.prompt
     examples = tuple(_example(index, said) for index, said in enumerate(prompt.examples))
     reader = open_tasks(
@@ -150,6 +155,8 @@ def _find_users_modules(config: RolloutConfig) -> None:
 
 async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape | None, note: Note) -> Speaker:
     engine = config.engine
+    if engine.adapter is not None and engine.kind != "transformers":
+        raise ConfigError(f"engine.adapter {engine.adapter!r}: transformers merges it, and {engine.kind} cannot")
     if engine.kind == "openai":
         if tape is not None:
             return MessageSpeaker(None, config.sampling, config.limits)
@@ -183,7 +190,11 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
             from toolyard.engines.transformers import TransformersEngine
 
             return TransformersEngine(
-                model, device=engine.device, dtype=engine.dtype, max_batch_size=engine.max_batch_size
+                model,
+                adapter=engine.adapter,
+                device=engine.device,
+                dtype=engine.dtype,
+                max_batch_size=engine.max_batch_size,
             )
         case "sglang":
             from toolyard.engines.sglang import SglangEngine
@@ -229,7 +240,7 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
     every = cast("list[str]", [] if by_task else found)
     ids = {
         request_id_of(task.id, offset, config.step): task.id
-        for task in (_tasks(config) if by_task else ())
+        for task in (tasks_of(config) if by_task else ())
         for offset in range(config.n)
     }
     stop = list(chat.stop_token_ids[:1])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import orjson
@@ -18,28 +19,16 @@ from aiohttp import web
 
 from toolyard.engines.protocol import Sampling
 from toolyard.testing.byte_model import BYTE_EOS, ByteModel, byte_decode, byte_encode
+from toolyard.testing.faults import Fault, misbehave
+
+__all__ = ["OPENAI", "SGLANG", "VLLM", "VLLM_TOKENS", "EngineServer", "Fault"]
 
 JSON = dict[str, Any]
 
 SGLANG, VLLM, VLLM_TOKENS, OPENAI = "sglang", "vllm", "vllm-tokens", "openai"
 _PACE = 32
+_FROM_DISK = {"model_path": str, "weight_version": str, "flush_cache": bool, "abort_all_requests": bool}
 _CHAT_FIELDS = {"model", "messages", "tools", "tool_choice", "max_tokens", "temperature", "top_p", "seed", "stop"}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong with the answer to one request."""
-
-    status: int = 200
-    body: bytes | None = None
-    """Instead of the answer."""
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    silent: bool = False
-    """Nothing is ever answered."""
-    hang_up_after: int | None = None
-    """So many bytes of the body are sent; then the connection is gone."""
-    piece_seconds: float = 0.0
-    """The body comes in sixteen pieces, each after so long."""
 
 
 @dataclass(slots=True)
@@ -57,7 +46,9 @@ class _Run:
 
 
 class _RefusedError(Exception):
-    pass
+    def __init__(self, words: str, answer: JSON | None = None) -> None:
+        super().__init__(words)
+        self.answer = answer or {"error": {"message": words}}
 
 
 class EngineServer:
@@ -100,6 +91,7 @@ class EngineServer:
         self._runner: web.AppRunner | None = None
         self._connections: set[asyncio.BaseTransport] = set()
         self._paused = False
+        self._loading = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -135,7 +127,7 @@ class EngineServer:
     def _routes(self) -> list[web.RouteDef]:
         listed = web.get("/v1/models", self._get(self._models))
         answers: dict[str, dict[str, Callable[[JSON], Awaitable[Any]]]] = {
-            SGLANG: {"/generate": self._sglang_generate},
+            SGLANG: {"/generate": self._sglang_generate, "/update_weights_from_disk": self._sglang_from_disk},
             VLLM: {"/v1/completions": self._vllm_completions},
             VLLM_TOKENS: {"/inference/v1/generate": self._vllm_generate},
             OPENAI: {"/v1/chat/completions": self._chat_completions},
@@ -181,16 +173,16 @@ class EngineServer:
             fault = self.faults.pop(0) if faulty and self.faults else None
             try:
                 if fault is not None and (fault.silent or fault.body is not None or fault.status != 200):
-                    return await _misbehave(request, fault, fault.body or b'{"error": {"message": "as told"}}')
+                    return await misbehave(request, fault, fault.body or b'{"error": {"message": "as told"}}')
                 answer = await act(body)
             except _RefusedError as error:
-                return web.json_response({"error": {"message": str(error)}}, status=400)
+                return web.json_response(error.answer, status=400)
             except asyncio.CancelledError:
                 self.hung_up += 1
                 raise
             if faulty and self.rewrite is not None:
                 answer = self.rewrite(answer)
-            return await _misbehave(request, fault or Fault(), orjson.dumps(answer))
+            return await misbehave(request, fault or Fault(), orjson.dumps(answer))
 
         return serve
 
@@ -214,6 +206,8 @@ class EngineServer:
         if len(ids) + sampling.max_tokens > self._context or len(ids) >= self._context:
             asked = f"{len(ids)} tokens of the prompt and {sampling.max_tokens} of the answer"
             raise _RefusedError(f"the maximum context length is {self._context} tokens; you asked for {asked}")
+        while self._loading:  # noqa: ASYNC110 - as long as a test lets it
+            await asyncio.sleep(0.005)
         run = _Run(ids, sampling, ignore_eos)
         self.running[name] = run
         try:
@@ -300,6 +294,26 @@ class EngineServer:
         self.weight_version = body["new_version"]
         return {"success": True, "new_version": self.weight_version}
 
+    async def _sglang_from_disk(self, body: JSON) -> JSON:
+        """Whose weights they are makes no difference to what a `ByteModel` says; the version does."""
+        wrong = [name for name, value in body.items() if not isinstance(value, _FROM_DISK.get(name, ()))]
+        if wrong or "model_path" not in body:
+            raise _RefusedError(f"not as it should be: {wrong or 'model_path'}")
+        if body.get("abort_all_requests"):
+            for name in list(self.running):
+                self._abort(name)
+        self._loading = not self._paused
+        try:
+            while self._loading and self.running:  # noqa: ASYNC110 - of any number
+                await asyncio.sleep(0.005)
+        finally:
+            self._loading = False
+        if not _has_weights(body["model_path"]):
+            words = f"Failed to get weights iterator: Cannot find any model weights with `{body['model_path']}`."
+            raise _RefusedError(words, {"success": False, "message": words, "num_paused_requests": 0})
+        self.weight_version = body.get("weight_version", self.weight_version)
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
     # ---------------------------------------------------------------------------------------------------------- vLLM
     async def _vllm_completions(self, body: JSON) -> JSON:
         sampling = _sampling(body, most="max_tokens", seed="seed")
@@ -353,6 +367,10 @@ class EngineServer:
         return answer
 
 
+def _has_weights(folder: str) -> bool:
+    return any(Path(folder).glob("*.safetensors"))
+
+
 async def _switched_off(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "Scale-out endpoints are disabled.", "code": 403}}, status=403)
 
@@ -375,22 +393,3 @@ def _vllm_choice(run: _Run) -> JSON:
 def _usage(run: _Run) -> JSON:
     prompt, answer = len(run.prompt), len(run.answer)
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-async def _misbehave(request: web.Request, fault: Fault, body: bytes) -> web.StreamResponse:
-    """Send `body`, with what is wrong about it."""
-    if fault.silent:
-        await asyncio.Event().wait()
-    headers = {"Content-Type": "application/json", **fault.headers}
-    if fault.hang_up_after is None and not fault.piece_seconds:
-        return web.Response(status=fault.status, body=body, headers=headers)
-    response = web.StreamResponse(status=fault.status, headers={**headers, "Content-Length": str(len(body))})
-    await response.prepare(request)
-    sent = body if fault.hang_up_after is None else body[: fault.hang_up_after]
-    piece = max(1, len(body) // 16)
-    for at in range(0, len(sent), piece):
-        await asyncio.sleep(fault.piece_seconds)
-        await response.write(sent[at : at + piece])
-    if fault.hang_up_after is not None and request.transport is not None:
-        request.transport.abort()
-    return response
