@@ -74,6 +74,48 @@ def check(
     raise typer.Exit(check_tasks(source, None if as_json else out()))
 
 
+@app.command()
+def generate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: .jsonl.", show_default=False)],
+    count: Annotated[int, typer.Option(help="Problems to make.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same problems, everywhere.", min=0)] = 0,
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="train|unseen", help="Which templates: those to train on, or those kept out of it, to test with."
+        ),
+    ] = "train",
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCRIPT",
+            help="Also write what a teacher says to each, by task id: a call of the code interpreter, then the answer. "
+            "The scripted engine plays it.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Make arithmetic word problems from templates, with their answers, and Python programs that compute them.
+
+    Needs no network. No question comes twice; the first problems of many are those of few.
+
+    Examples:
+
+    ```
+    toolyard tasks generate train.jsonl --count 2000 --seed 1 --script teacher.json
+    toolyard tasks generate test.jsonl --count 200 --seed 2 --split unseen
+    toolyard rollout --tasks train.jsonl --format hermes --engine scripted --set engine.script=teacher.json
+    ```
+    """
+    from toolyard.tasks.problem_files import write_problems
+
+    write_problems(file, count, seed=seed, split=split, script=script, force=force)
+    err().print(f"{count:,} problems written: {file}", style="green", markup=False)
+    if script is not None:
+        err().print(f"what a teacher says to them: {script}", style="green", markup=False)
+
+
 @prepare_app.command()
 def gsm8k(
     source: Annotated[

@@ -38,6 +38,7 @@ DEADLINE_SECONDS = 3600.0
 _TABLE: dict[str, Scorer] = {
     "openai/gsm8k": "gsm8k:strict",
     "toolyard/word-problems": "gsm8k",
+    "toolyard/made-problems": "gsm8k",
     "lighteval/MATH": "math",
     "DigitalLearningGmbH/MATH-lighteval": "math",
     "HuggingFaceH4/MATH-500": "math",
