@@ -141,3 +141,7 @@ class InteractionError(ToolyardError):
 
 class RewardError(ToolyardError):
     """A reward could not be computed. There is none then: never 0."""
+
+
+class TrainError(ToolyardError):
+    """A training run cannot go on: there is nothing to train on, or a checkpoint is not usable."""

@@ -63,6 +63,11 @@ async def kept(key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]
     return await asyncio.shield(_thread(inside=True).residents.of(key, make))
 
 
+async def let_go(key: Hashable) -> None:
+    """In work that `run` runs: close what is kept for `key`, if there is something, and wait for that."""
+    await _thread(inside=True).residents.let_go(key)
+
+
 def close() -> None:
     """Close what is kept, and end the thread. The next one who needs it starts another."""
     global _current
@@ -99,7 +104,7 @@ class _Thread:
 
     def _close(self) -> None:
         self.closed = True
-        self.loop.call_soon_threadsafe(self.residents.leaving.set)
+        self.loop.call_soon_threadsafe(self.residents.leave)
         self._thread.join(_CLOSING_SECONDS)
 
 
@@ -110,26 +115,49 @@ class _Residents:
         self.leaving = asyncio.Event()
         self._group = group
         self._open: dict[Hashable, asyncio.Future[Any]] = {}
+        self._held: dict[Hashable, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        """The task that opened it, and what it waits for before it closes it."""
 
     def of(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> asyncio.Future[T]:
         found = self._open.get(key)
         if found is None:
             found = self._open[key] = asyncio.get_running_loop().create_future()
             found.add_done_callback(_seen)
-            self._group.create_task(self._hold(key, make, found), name=f"toolyard keeps {key!r}"[:80])
+            leave = asyncio.Event()
+            if self.leaving.is_set():
+                leave.set()
+            task = self._group.create_task(self._hold(key, make, found, leave), name=f"toolyard keeps {key!r}"[:80])
+            self._held[key] = task, leave
         return found
 
+    def leave(self) -> None:
+        """Close everything."""
+        self.leaving.set()
+        for _, leave in self._held.values():
+            leave.set()
+
+    async def let_go(self, key: Hashable) -> None:
+        if key in self._held:
+            task, leave = self._held[key]
+            leave.set()
+            await asyncio.wait([task])
+
     async def _hold(
-        self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]], opened: asyncio.Future[T]
+        self,
+        key: Hashable,
+        make: Callable[[], AbstractAsyncContextManager[T]],
+        opened: asyncio.Future[T],
+        leave: asyncio.Event,
     ) -> None:
         try:
             async with make() as resident:
                 opened.set_result(resident)
-                await self.leaving.wait()
+                await leave.wait()
+                del self._open[key], self._held[key]  # first: who asks for it while it closes gets another
         except Exception as error:
-            # Of opening it, for those who wait. One of closing it has nobody to go to: the process is ending.
+            # Of opening it, for those who wait. One of closing it has nobody to go to: nobody uses it any more.
             if not opened.done():
-                del self._open[key]
+                del self._open[key], self._held[key]
                 opened.set_exception(error)
 
 

@@ -122,6 +122,10 @@ class TokenSpeaker(Speaker):
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Prompts of late: the samples of a task have the same one, and begin one after the other."""
 
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
     def begin(self, request: AsyncRolloutRequest) -> int:
         key = tuple(request.messages)
         found = self._rendered.get(key)

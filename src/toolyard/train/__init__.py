@@ -1,0 +1,1 @@
+"""Training: trajectories become samples, and trainers of others get our rollouts."""
