@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard import __version__
-from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, view
+from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
 from toolyard.cli.console import INTERRUPTED, complain
 from toolyard.errors import ToolyardError
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("rollout")(rollout.rollout)
+app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score")(score.score)
 app.command("view")(view.view)
@@ -51,6 +52,7 @@ def root(
 
     ```
     toolyard rollout               the main job: a small model plays word problems, with a sandbox for its code
+    toolyard train                 the same model learns from its own rollouts (GRPO)
     toolyard doctor                what this machine offers, and what to do
     toolyard sandbox tour          programs good and bad, and what became of them
     toolyard sandbox run hello.py  one program

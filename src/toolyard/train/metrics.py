@@ -1,0 +1,235 @@
+"""What became of each step, as one line of JSON: measured, added up over processes, written, and read again."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+from toolyard.errors import RecordError
+from toolyard.messages import JSON
+from toolyard.records.appending import LineFile
+from toolyard.records.jsonl import decode, encode
+
+from .trl import StepReport
+
+METRICS = "metrics.jsonl"
+"""One line for each update."""
+EVALUATIONS = "evaluations.jsonl"
+"""One line for each evaluation."""
+
+_OF_TRL = {
+    "loss": "loss",
+    "kl": "kl",
+    "entropy": "entropy",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "reward_std": "reward_deviation",
+    "frac_reward_zero_std": "groups_without_spread",
+    "completions/clipped_ratio": "clipped",
+    "sampling/sampling_logp_difference/mean": "logprob_difference",
+}
+"""What the trainer knows and we do not: its name for it, and ours."""
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Measure:
+    """Of any number of trajectories. Measures add up, over processes as well."""
+
+    trajectories: int = 0
+    completed: int = 0
+    scores: int = 0
+    score_sum: float = 0.0
+    turns: int = 0
+    calls: int = 0
+    calls_ok: int = 0
+    """The tool answered, and a program ran without an error."""
+    with_calls: int = 0
+    """Trajectories with one of those, at least."""
+    sampled_tokens: int = 0
+    response_tokens: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """Not trained on, and why."""
+    request_seconds: Counter[str] = field(default_factory=Counter[str])
+    """What requests spent where, all of them together: they run at the same time."""
+    wall_seconds: Counter[str] = field(default_factory=Counter[str])
+    """`sync` and `rollout`, as the trainer waits for them; of several processes, of the slowest."""
+
+    @staticmethod
+    def of(report: StepReport) -> Measure:
+        summary = report.summary
+        return Measure(
+            trajectories=summary.trajectories,
+            completed=summary.completed,
+            scores=summary.score.count,
+            score_sum=summary.score.mean * summary.score.count,
+            turns=summary.turns,
+            calls=sum(summary.outcomes.values()),
+            calls_ok=sum(count for (_, outcome), count in summary.outcomes.items() if outcome == "ok"),
+            with_calls=summary.with_calls,
+            sampled_tokens=summary.sampled_tokens,
+            response_tokens=summary.response_tokens,
+            refused=Counter(str(one.refusal) for one in report.refused),
+            request_seconds=Counter(summary.seconds),
+            wall_seconds=Counter(report.seconds),
+        )
+
+    def __add__(self, other: Measure) -> Measure:
+        """Of both, one after the other."""
+        return self._joined(other, self.wall_seconds + other.wall_seconds)
+
+    @staticmethod
+    def of_all(processes: Iterable[Measure]) -> Measure:
+        """Of all processes, which worked at the same time."""
+        joined = Measure()
+        for one in processes:
+            joined = joined._joined(one, joined.wall_seconds | one.wall_seconds)
+        return joined
+
+    def _joined(self, other: Measure, wall_seconds: Counter[str]) -> Measure:
+        return Measure(
+            self.trajectories + other.trajectories,
+            self.completed + other.completed,
+            self.scores + other.scores,
+            self.score_sum + other.score_sum,
+            self.turns + other.turns,
+            self.calls + other.calls,
+            self.calls_ok + other.calls_ok,
+            self.with_calls + other.with_calls,
+            self.sampled_tokens + other.sampled_tokens,
+            self.response_tokens + other.response_tokens,
+            self.refused + other.refused,
+            self.request_seconds + other.request_seconds,
+            wall_seconds,
+        )
+
+    def as_json(self) -> JSON:
+        """Means are of trajectories; those of nothing are null."""
+        return {
+            "reward": _ratio(self.score_sum, self.scores),
+            "tool_calls": _ratio(self.calls, self.trajectories),
+            "calls_ok": _ratio(self.calls_ok, self.calls),
+            "with_calls": _ratio(self.with_calls, self.trajectories),
+            "turns": _ratio(self.turns, self.trajectories),
+            "sampled_tokens": _ratio(self.sampled_tokens, self.trajectories),
+            "response_tokens": _ratio(self.response_tokens, self.trajectories),
+            "trajectories": self.trajectories,
+            "completed": self.completed,
+            "refused": dict(self.refused),
+        }
+
+
+def step_line(step: int, measure: Measure, seconds: float, logs: Mapping[str, Any]) -> JSON:
+    """The line of one update.
+
+    Args:
+        step: how many updates there were with it, as checkpoints are counted. Its trajectories are of the weights
+            before it, and are dumped as step - 1.
+        measure: of its trajectories; none, if it was made with those of the update before.
+        seconds: all of it.
+        logs: what the trainer says about it.
+    """
+    waited = sum(measure.wall_seconds.values())
+    spent = {**measure.wall_seconds, "update": max(0.0, seconds - waited), "step": seconds}
+    return {
+        "step": step,
+        **measure.as_json(),
+        "seconds": _rounded(spent),
+        "request_seconds": _rounded(measure.request_seconds),
+        **{ours: logs[theirs] for theirs, ours in _OF_TRL.items() if theirs in logs},
+    }
+
+
+def evaluation_line(step: int, measure: Measure) -> JSON:
+    """The line of one evaluation, after `step` updates."""
+    return {"step": step, **measure.as_json(), "seconds": _rounded(measure.wall_seconds)}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole else None
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {stage: round(spent, 3) for stage, spent in seconds.items()}
+
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+
+class MetricsFile:
+    """Grows by whole lines, so that it can be read while it is written. Killed at any moment, the process leaves whole
+    lines and at most one torn one, the last, which the next one who opens it removes."""
+
+    def __init__(self, path: Path, *, steps: int) -> None:
+        """
+        Args:
+            steps: of what an earlier run has left, lines of later steps are dropped: the run goes on from here, and
+                will make these steps again.
+
+        Raises:
+            RecordError: it cannot be read or written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"cannot write to {path.parent}: {error.strerror}") from None
+        if path.exists():
+            _keep(path, [line for line in read_metrics(path) if line["step"] <= steps])
+        self._file = LineFile(path)
+
+    def write(self, line: JSON) -> None:
+        """
+        Raises:
+            RecordError: it could not be written, and the file is as before.
+        """
+        self._file.append(encode(line) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[JSON]:
+    """The lines of a file of metrics, as far as they are whole.
+
+    Raises:
+        RecordError: it cannot be read, or a line in it is none of metrics.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from None
+    found: list[JSON] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            read = decode(line)
+        except RecordError as error:
+            raise RecordError(f"{path}:{number}: {error}") from None
+        if not isinstance(read, dict) or not isinstance(cast("JSON", read).get("step"), int):
+            raise RecordError(f"{path}:{number}: no line of metrics: it has no step")
+        found.append(cast("JSON", read))
+    return found
+
+
+def _keep(path: Path, lines: Iterable[JSON]) -> None:
+    """In place of all there is. Killed at any moment, it has all lines or those that stay."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as opened:
+            opened.writelines(encode(line) + b"\n" for line in lines)
+            opened.flush()
+            os.fsync(opened.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,139 @@
+"""The folder of a training run: whose it is, what it was made with, and how far it got."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from toolyard.errors import ConfigError, RecordError
+from toolyard.messages import JSON
+from toolyard.records.appending import FolderLock
+
+from .config import TrainConfig
+from .metrics import METRICS
+
+SETTINGS = "train.json"
+MODEL = "model"
+"""What was trained, once it is done: a model, or an adapter in PEFT's format."""
+WARM_START = "warm_start"
+"""What GRPO began with, where there was a supervised start."""
+PLOT = "metrics.png"
+
+_STATE = "trainer_state.json"
+"""Is written last of all, so that a checkpoint without it was never finished."""
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: Path
+    step: int
+
+
+class RunFolder:
+    """Belongs to one process from `__init__` to `close`, or until that process dies."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            RecordError: another run has it, or nobody can write there.
+        """
+        self.path = path
+        self._lock = FolderLock(path)
+
+    def begin(self, config: TrainConfig, *, resume: bool, note: Callable[[str], None]) -> Checkpoint | None:
+        """Where to go on from; None: from the start. Keeps the settings beside what is made with them, and removes
+        checkpoints that were never finished.
+
+        Raises:
+            ConfigError: there is a run already, and nobody said that it is to go on.
+            RecordError: it cannot be written.
+        """
+        found = last_checkpoint(self.path)
+        if not resume and (found is not None or (self.path / METRICS).exists()):
+            steps = 0 if found is None else found.step
+            raise ConfigError(
+                f"output_dir {str(self.path)!r} has a run of {steps} checkpointed steps already: --resume goes on with "
+                "it; or choose another folder, or remove this one"
+            )
+        if resume and found is None:
+            note(f"{self.path} has no checkpoint: starting from the beginning")
+        for torn in _checkpoints(self.path):
+            if found is None or torn.step > found.step:
+                note(f"removing {torn.path}, which was not written to its end")
+                shutil.rmtree(torn.path, ignore_errors=True)
+        self._remember(config, note)
+        return found
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _remember(self, config: TrainConfig, note: Callable[[str], None]) -> None:
+        kept = settings_of(config)
+        file = self.path / SETTINGS
+        try:
+            before: JSON = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # there is none, or half of one
+            before = kept
+        changed = sorted(_differences(before, kept) - {"steps"})
+        if changed:
+            note(f"{self.path} was begun with other settings of {', '.join(changed)}: the new ones hold from here")
+        new = file.with_suffix(".new")
+        try:
+            new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            new.replace(file)
+        except OSError as error:
+            raise RecordError(f"cannot write {file}: {error.strerror}") from None
+
+
+def settings_of(config: TrainConfig) -> JSON:
+    """As they are kept: without secrets, and without what is only of this machine."""
+    kept = config.model_dump(mode="json", exclude={"output_dir"})
+    for name in ("api_key", "urls"):
+        del kept["rollout"]["engine"][name]
+    del kept["rollout"]["rollout_data_dir"]
+    return kept
+
+
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    """The last one that was written to its end."""
+    whole = [found for found in _checkpoints(folder) if _is_whole(found)]
+    return max(whole, key=lambda found: found.step, default=None)
+
+
+def _checkpoints(folder: Path) -> list[Checkpoint]:
+    if not folder.is_dir():
+        return []
+    names = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir() if path.is_dir()]
+    return [Checkpoint(path, int(name[1])) for path, name in names if name]
+
+
+def _is_whole(found: Checkpoint) -> bool:
+    try:
+        state = json.loads((found.path / _STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return state.get("global_step") == found.step
+
+
+def _differences(one: Any, other: Any, place: str = "") -> set[str]:
+    """Where two settings differ, as `a.b`."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return set() if one == other else {place}
+    first, second = cast("JSON", one), cast("JSON", other)
+    return {
+        found
+        for key in first.keys() | second.keys()
+        for found in _differences(first.get(key), second.get(key), f"{place}.{key}" if place else key)
+    }

@@ -1,0 +1,266 @@
+"""`toolyard train` as a user runs it: taught, trained, resumed, killed, interrupted, in two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from training import command, make_model, make_place, toolyard
+from typer.testing import CliRunner
+
+from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.cli.main import app
+from toolyard.errors import ToolyardError
+from toolyard.records.audit import audit
+from toolyard.records.dump import read_dump
+from toolyard.train.config import load_train_config
+from toolyard.train.metrics import read_metrics
+from toolyard.train.observer import TrainResult
+from toolyard.train.run_folder import last_checkpoint
+
+pytestmark = pytest.mark.timeout(300)
+
+TAUGHT = "warm_start={script: script.json, epochs: 120, learning_rate: 5.0e-3, batch_size: 4, min_score: null}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def place(tmp_path, model, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return make_place(tmp_path, model)
+
+
+def trained(*overrides: str, resume: bool = False) -> TrainResult:
+    """In this process, which has loaded everything already."""
+    from toolyard.train.run_trl import run_training
+
+    return run_training(load_train_config("train.yaml", overrides), resume=resume)
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(folder / "metrics.jsonl")]
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernel("confined")
+def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answers(place):
+    evaluate = "evaluate={tasks: {path: tasks.jsonl, limit: 2}}"
+    done = toolyard(place, "train", "-c", "train.yaml", "--out", "runs/a", "--json", TAUGHT, evaluate)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["steps"], said["interrupted"], said["model"]) == (2, False, "runs/a/model")
+    before, after = said["evaluations"]
+    assert (before["step"], after["step"]) == (0, 2)
+    assert (before["tool_calls"], before["calls_ok"]) == (1.0, 1.0), "the lesson was learnt"
+    lines = read_metrics(place / "runs/a/metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["tool_calls"] > 0 and line["calls_ok"] > 0 for line in lines)
+    assert any(line["grad_norm"] > 0 for line in lines)
+    assert all({"sync", "rollout", "update", "step"} == line["seconds"].keys() for line in lines)
+    assert (place / "runs/a/metrics.png").read_bytes().startswith(b"\x89PNG")
+
+    decode = load_tokenizer(place / "runs/a/model").decode
+    dumped = [line.trajectory for line in read_dump(place / "runs/a/rollouts")]
+    assert [trajectory.step for trajectory in dumped] == [0] * 8 + [1] * 8
+    assert not [problem for trajectory in dumped for problem in audit(trajectory, decode)]
+    assert any(message.content == "42\n" for one in dumped for message in one.messages), "the program really ran"
+    assert len(list(read_dump(place / "runs/a/rollouts/eval"))) == 4
+
+    # And once more from there: for one more step, which is all that is made.
+    again = toolyard(place, "train", "-c", "train.yaml", "--out", "runs/a", "--resume", TAUGHT, evaluate, "steps=3")
+    assert again.returncode == 0, again.stderr
+    assert "going on after step 2" in again.stderr
+    assert "the supervised start is there already" in again.stderr
+    assert "1 step in" in again.stdout
+    assert steps_of(place / "runs/a") == [1, 2, 3]
+
+
+def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
+    whole = trained("output_dir=runs/whole", "steps=4", "save_every=10")
+    trained("output_dir=runs/halves", "steps=3", "save_every=10")
+    halves = trained("output_dir=runs/halves", "steps=4", "save_every=10", resume=True)
+    assert (halves.steps_before, halves.steps) == (3, 4)
+    for one, other in zip(whole.lines, halves.lines, strict=True):
+        assert (one["reward"], one["loss"], one["grad_norm"]) == pytest.approx(
+            (other["reward"], other["loss"], other["grad_norm"]), rel=1e-4, abs=1e-6
+        )
+
+    # Killed after its last step, before the model was saved: that is all that is left to do.
+    shutil.rmtree("runs/halves/model")
+    again = trained("output_dir=runs/halves", "steps=4", resume=True)
+    assert (again.steps_before, again.steps, again.lines) == (4, 4, halves.lines)
+    saved, kept = Path("runs/halves/model/model.safetensors"), Path("runs/halves/checkpoint-4/model.safetensors")
+    assert saved.read_bytes() == kept.read_bytes()
+
+
+def test_an_adapter_is_trained_saved_and_resumed_with_its_reference(place):
+    settings = ["output_dir=runs/a", "lora={rank: 4}", "beta=0.1", "learning_rate=0.01"]
+    trained(*settings)
+    result = trained(*settings, "steps=3", resume=True)
+    kl = [line["kl"] for line in result.lines]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6), "the first step begins where the reference is"
+    assert kl[2] > kl[1] > 1e-6, "and what the adapter had learnt is there after the resume"
+    assert result.model is not None
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in result.model.iterdir()}
+
+
+def test_two_processes_train_as_one_does(place):
+    alone = trained("output_dir=runs/one")
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    arguments = ["--nproc-per-node", "2", *command("train", "-c", "train.yaml", "--out", "runs/two")]
+    done = subprocess.run([torchrun, *arguments], cwd=place, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 steps in") == 1, "one process tells"
+    both = read_metrics(place / "runs/two/metrics.jsonl")
+    for one, other in zip(alone.lines, both, strict=True):
+        assert one["trajectories"] == other["trajectories"] == 8
+        assert (one["reward"], one["loss"], one["grad_norm"]) == pytest.approx(
+            (other["reward"], other["loss"], other["grad_norm"]), rel=1e-3, abs=1e-5
+        )
+    assert len({line.trajectory.request_id for line in read_dump(place / "runs/two/rollouts")}) == 16
+
+
+@pytest.mark.kernel("confined")
+def test_the_embedded_model_takes_a_real_step(tmp_path):
+    done = toolyard(tmp_path, "train", "--smoke", "--out", "runs/a", "--json", seconds=280)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["steps"], said["last"]["trajectories"], said["last"]["completed"]) == (1, 2, 2)
+    assert (tmp_path / "runs/a/model/adapter_model.safetensors").exists()
+
+
+# Ending it ------------------------------------------------------------------------------------------------------------
+
+
+def started(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A long run, with a session of its own, that has made two steps."""
+    run = command("train", "-c", "train.yaml", "--out", "runs/a", "steps=1000", *arguments)
+    process = subprocess.Popen(
+        run, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    metrics, deadline = place / "runs/a/metrics.jsonl", time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= 2:
+            return process
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(process.communicate()[1])
+
+
+def nobody_is_left(process: subprocess.Popen[str]) -> bool:
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(place, how):
+    process = started(place, "save_every=1000")
+    process.send_signal(how)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + how, err
+    assert "stopping after this step, with a checkpoint (again: at once)" in err
+    done = steps_of(place / "runs/a")
+    assert re.search(rf"stopped at step {done[-1]} of 1000; --resume goes on", out)
+    found = last_checkpoint(place / "runs/a")
+    assert found is not None
+    assert found.step == done[-1] == len(done)
+    assert nobody_is_left(process)
+
+
+def test_the_second_signal_ends_it_at_once(place):
+    process = started(place, "save_every=1000", "rollout.sampling.max_tokens=900", "rollout.limits.response_length=900")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopped at once; --resume goes on from the last checkpoint" in err
+    assert last_checkpoint(place / "runs/a") is None
+    assert nobody_is_left(process)
+
+
+def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
+    process = started(place, "save_every=1")
+    process.kill()
+    process.communicate(timeout=60)
+    found = last_checkpoint(place / "runs/a")
+    assert found is not None
+    result = trained("output_dir=runs/a", f"steps={found.step + 2}", resume=True)
+    assert result.steps_before == found.step
+    assert steps_of(place / "runs/a") == list(range(1, found.step + 3)), "none twice, none lost"
+    ids = [line.trajectory.request_id for line in read_dump(place / "runs/a/rollouts")]
+    assert len(ids) == len(set(ids)) == 8 * (found.step + 2)
+
+
+# Saying what is wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["stepz=3"], "stepz: Extra inputs are not permitted"),
+        (["-c", "none.yaml"], "none.yaml: No such file"),
+        (["trl.loss_typ=x"], r"trl.loss_typ: TRL .*GRPOConfig has no such setting; did you mean loss_type"),
+        (["trl.temperature=1"], "trl.temperature: here this follows from rollout.sampling.temperature"),
+        (["trl.learning_rate=1"], "trl.learning_rate: it has a place of its own here"),
+        (["trl.auto_find_batch_size=true"], "TRL refuses these settings: auto_find_batch_size is not supported"),
+        (["trl.router_aux_loss_coef=1.0"], "TRL refuses these settings: `router_aux_loss_coef` is set to 1.0"),
+        (["prompts_per_step=5"], "there are 4, fewer than prompts_per_step 5"),
+        (["device=cuda"], "device 'cuda': this machine has none"),
+        (["precision=mixed"], "precision 'mixed' is for GPUs"),
+        (["lora={targets: [nothing]}"], r"lora.targets \('nothing',\): "),
+        (["rollout.engine.model=nowhere"], "there is no model 'nowhere'"),
+        (["warm_start={dump: nowhere}"], "cannot read nowhere"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_says_so(place, arguments, told):
+    if "cuda" in arguments[0]:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU, and the test is about one that has not")
+    given = arguments if "-c" in arguments else ["-c", "train.yaml", *arguments]
+    with pytest.raises(ToolyardError, match=told):
+        CliRunner().invoke(app, ["train", "--out", "runs/a", *given], catch_exceptions=False)
+
+
+def test_without_the_extra_the_command_says_what_to_install(place):
+    hidden = place / "hidden"
+    hidden.mkdir()
+    (hidden / "peft.py").write_text("raise ModuleNotFoundError(\"No module named 'peft'\", name='peft')\n")
+    environment = {**os.environ, "PYTHONPATH": str(hidden)}
+    run = command("train", "-c", "train.yaml", "--out", "runs/a")
+    done = subprocess.run(run, cwd=place, capture_output=True, text=True, env=environment, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "training needs 'peft', which is not installed: pip install 'toolyard[trl]'" in done.stderr
+
+
+def test_the_settings_can_be_seen_before_anything_is_loaded(place):
+    done = toolyard(place, "train", "-c", "train.yaml", "--print-config", "rollout.n=6")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^  n: 6$", done.stdout, re.MULTILINE)
+    assert not (place / "training").exists()
+
+
+def test_a_file_of_rollouts_is_taken_as_it_is_without_the_embedded_settings(place):
+    (place / "rollout.yaml").write_text("n: 3\nsampling: {temperature: 0.9}\n")
+    done = CliRunner().invoke(app, ["train", "rollout_from=rollout.yaml", "--print-config"], catch_exceptions=False)
+    shown = yaml.safe_load(done.output)
+    assert (shown["rollout"]["n"], shown["rollout"]["sampling"]["temperature"], shown["lora"]) == (3, 0.9, None)
