@@ -97,6 +97,7 @@ KINDS = {
     "a program that cannot be nested so deep": Kind("(" * 300 + ")" * 300),
     "who it is": Kind(
         "import os, sys\nprint(__name__, __file__ and os.path.basename(__file__), sys.argv, sorted(globals()))\n"
+        "print(os.getppid())\n"
         "print(os.getpid() == os.getsid(0) == os.getpgid(0), os.getcwd() == os.path.dirname(__file__))\n"
         "print(os.sched_getaffinity(0), os.listdir('.'), open(__file__).read() and sorted(os.listdir('/proc/self/fd')))"
     ),
@@ -192,23 +193,31 @@ KINDS = {
 }
 
 
-AT_EVERY_LEVEL = {
-    "an echo", "large inputs", "large outputs", "an exception", "signals", "a syntax error", "files of its own",
-    "files fetched", "main.py made a directory", "tampering", "a daemon", "the time limit", "the memory limit",
-    "deep recursion",
-}  # fmt: skip
-"""Below `full` there are only ordinary runs, so that less can go wrong."""
-
-
-@pytest.mark.parametrize("name", KINDS)
-async def test_each_gives_what_run_gives(sandbox: LocalSandbox, name: str) -> None:
-    if sandbox.level != "full" and name not in AT_EVERY_LEVEL:
-        return
-    kind = KINDS[name]
+async def compare(sandbox: LocalSandbox, kind: Kind) -> None:
     program, limits = Program(dedent(kind.code), **kind.given), QUICK.model_copy(update=kind.limits)
     alone = [told(await sandbox.run(program.model_copy(update={"stdin": stdin}), limits)) for stdin in kind.stdins]
     together = [told(execution) for execution in await collect(sandbox, program, kind.stdins, limits)]
     assert together == alone
+
+
+@pytest.mark.kernel("full")
+@pytest.mark.parametrize("sandbox", ["best"], indirect=True)
+@pytest.mark.parametrize("name", KINDS)
+async def test_each_gives_what_run_gives(sandbox: LocalSandbox, name: str) -> None:
+    await compare(sandbox, KINDS[name])
+
+
+SOME = (
+    "an echo", "large inputs", "large outputs", "an exception", "signals", "files of its own", "files fetched",
+    "main.py made a directory", "tampering", "a daemon",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sandbox", ["confined", "none"], indirect=True)
+@pytest.mark.parametrize("name", SOME)
+async def test_each_gives_what_run_gives_below_full(sandbox: LocalSandbox, name: str) -> None:
+    """By ordinary runs, so that less can go wrong."""
+    await compare(sandbox, KINDS[name])
 
 
 class OneOfTwo:
@@ -261,13 +270,13 @@ async def test_each_comes_as_soon_as_it_is_there(sandbox: LocalSandbox) -> None:
 
 @pytest.mark.kernel("full")
 @pytest.mark.parametrize("sandbox", ["best"], indirect=True)
-async def test_python_is_forked_from_one_parent_and_compiled_there(sandbox: LocalSandbox) -> None:
+async def test_python_is_forked_from_one_process_that_has_compiled_it(sandbox: LocalSandbox) -> None:
     """What makes it cheap. Else all the other tests here could pass by ordinary runs."""
-    found = await collect(sandbox, "import os\nprint(os.getppid())", [""] * 8)
-    parents = {execution.stdout for execution in found}
-    assert len(parents) == 1
-    assert parents != {"1\n"}
-    assert (await sandbox.run(Program("import os\nprint(os.getppid())"))).stdout == "1\n"
+    code = "import os\nprint(sorted({int(name) for name in os.listdir('/proc') if name.isdigit()} - {os.getpid()}))"
+    seen = {execution.stdout for execution in await collect(sandbox, code, [""] * 8)}
+    assert len(seen) == 1
+    assert seen != {"[1]\n"}
+    assert (await sandbox.run(Program(code))).stdout == "[1]\n"
 
 
 @pytest.mark.kernel("full")

@@ -8,9 +8,6 @@ import os
 import platform
 import stat
 import struct
-import sys
-from collections.abc import Callable
-from typing import Any
 
 libc = ctypes.CDLL(None, use_errno=True)
 MACHINE = platform.machine()
@@ -44,7 +41,7 @@ AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 28, 47, 2
 SECBIT_NO_SETUID_FIXUP = 1 << 2
-PR_SET_THP_DISABLE = 41
+PR_GET_TID_ADDRESS, PR_SET_THP_DISABLE = 40, 41
 CAP_DAC_OVERRIDE = 1
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
@@ -70,26 +67,13 @@ def prctl(option: int, a: int = 0, b: int = 0) -> int:
     return _checked(libc.prctl(option, ctypes.c_ulong(a), ctypes.c_ulong(b), 0, 0), "prctl")
 
 
-_quick = ctypes.PyDLL(None)
-"""Keeps the interpreter's lock and no error number, and so writes to half the pages that a call through `libc` does:
-for what every child does. Arguments are made beforehand for the same reason."""
-_prctl, _setsid, _setaffinity, _close = _quick.prctl, _quick.setsid, _quick.sched_setaffinity, _quick.close
-_DUMPABLE = (ctypes.c_int(PR_SET_DUMPABLE), ctypes.c_ulong(1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-Step = tuple[Callable[..., int], tuple[Any, ...]]
+_prctl = ctypes.PyDLL(None).prctl
+"""Keeps the interpreter's lock and no error number: writes to half the pages that a call through `libc` writes to."""
 
 
 def make_dumpable() -> None:
     """So that a program may read its own /proc entries."""
-    _prctl(*_DUMPABLE)
-
-
-def steps_of_a_case(processors: set[int], control: int) -> tuple[Step, ...]:
-    """Calls that make a program's process of a fork: own session, dumpable, free to run anywhere, `control` closed."""
-    mask = sum(1 << number for number in processors)
-    size = (max(processors) // 64 + 1) * 8
-    allowed = ctypes.create_string_buffer(mask.to_bytes(size, sys.byteorder), size)
-    everywhere = (ctypes.c_int(0), ctypes.c_size_t(size), allowed)
-    return (_setsid, ()), (_prctl, _DUMPABLE), (_setaffinity, everywhere), (_close, (ctypes.c_int(control),))
+    _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:

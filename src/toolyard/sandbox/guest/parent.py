@@ -1,12 +1,12 @@
-"""The parent of cases: a process that holds a program, compiled, and forks it once for each input.
+"""Where cases come from: a process that holds a program, compiled, and is forked once for each input.
 
-It runs no line of the program and learns nothing of a case but its process number and how it ended, so that no case
-finds traces of another in the memory it is forked with. The cases have the same user id: what keeps them from it is
-that it is not dumpable (nobody opens its memory or its descriptors) and the system-call filter. They can signal it. The
-worker, which no signal reaches, then sees it gone or silent, ends everything and goes on without it.
+It runs no line of the program, and learns nothing of a case, not even how it ends: the cases are the worker's children
+(see `clone`). So no case finds traces of another in the memory it is forked with. The cases have the same user id as
+this process. What keeps them from it is that it is not dumpable, so that nobody opens its memory or its descriptors,
+and the system-call filter. They can signal it: then it is gone or silent, and the worker goes on without it.
 
-A fork copies a page when either side first writes to it, and in Python even looking at an object is writing. That is
-what a case costs, so whatever can be done once is done here, and a case does the rest with as few objects as it can.
+A fork copies a page when it is first written to, and in Python even looking at an object is writing. That is what a
+case costs. So what can be done once is done once, by the worker or here, and the rest with as few objects as will do.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import gc
 import importlib
 import os
 import socket
-import struct
 import sys
 from types import CodeType
 from typing import Any, NoReturn
 
-from . import kernel, program
+from . import clone, kernel, program
+from .program import execute, finish
 
 CONTROL = program.COMMAND
 """The socket to the worker. A case closes it before its first line."""
-READY, REFUSED, ENDED = b"rxe"
-"""The first byte of a message to the worker. REFUSED goes before the ENDED of the same case, and tells why."""
-REPORT = struct.Struct("<BxxxiddQ")
-"""ENDED, wait status, processor seconds of the user and of the system, largest resident size."""
-CASE = b"c"
-"""The one message from the worker after the order; the case's standard streams come along."""
+READY, CASE = b"r", b"c"
+"""Told to the worker when the order is understood; told by the worker for each case, whose standard streams come along.
+A case that cannot be set up tells why."""
+REFUSED = 125
+"""And ends with this."""
 _OURS = 3
 """Processes that are not the program's: the worker, this one, and one to spare, as in an ordinary run."""
 _SPACE = socket.CMSG_SPACE(3 * 4)
@@ -50,41 +49,64 @@ def main_is_for_the_worker(header: tuple[Any, ...]) -> bool:
     return header[12] == 0 and header[11] <= header[6]
 
 
-def serve(interpreter: program.Interpreter, processors: set[int]) -> NoReturn:
+class Setup:
+    """What all parents of a worker have in common, made in the worker."""
+
+    def __init__(self, interpreter: program.Interpreter, processors: set[int], *, plain: bool) -> None:
+        self.interpreter = interpreter
+        self.plain = plain
+        """Whether nothing but the standard library is loaded."""
+        self.fork = clone.fork_call()
+        self.dumpable = (kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
+        self.everywhere = clone.affinity_call(processors)
+        self.robust_list = clone.robust_list_call()
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        null = os.dup(CONTROL)
+        os.dup2(one.fileno(), CONTROL, False)
+        self.control = socket.socket(one.family, one.type, one.proto, CONTROL)
+        """A name for whatever socket will have that number."""
+        os.dup2(null, CONTROL, False)
+        for handle in (one.detach(), other.detach(), null):
+            os.close(handle)
+
+
+def serve(setup: Setup) -> NoReturn:
     """In a fork of the worker, which has put the control socket in place. Leaves when that is closed."""
     try:
+        interpreter = setup.interpreter
         order, code = _prepare(interpreter)
-        steps = kernel.steps_of_a_case(processors, CONTROL)
-        control = socket.socket(fileno=CONTROL)
-        reseeds = "numpy.random" in sys.modules
-        gc.collect()
+        fork, arguments = clone.with_listeners(setup.fork, plain=setup.plain)
+        receive, space = setup.control.recvmsg, _SPACE
+        setsid, prctl, dumpable, close = clone.quick.setsid, clone.quick.prctl, setup.dumpable, clone.quick.close
+        (set_affinity, everywhere), (tell, robust_list) = setup.everywhere, setup.robust_list
         gc.freeze()
         interpreter.make_main()  # not frozen: the collector of each case is to look at it
-        os.write(CONTROL, bytes((READY,)))
-        while control.recvmsg(1, _SPACE)[0]:
-            pid = os.fork()
-            if pid == 0:
+        os.write(CONTROL, READY)
+        while receive(1, space)[0]:
+            for stream in range(CONTROL):  # as the kernel gives out numbers, those it came with are the next ones
+                os.dup2(CONTROL + 1 + stream, stream)
+            os.closerange(CONTROL + 1, 2 * CONTROL + 1)
+            if not fork(*arguments):
                 break
-            os.closerange(0, CONTROL)
-            _, status, usage = os.wait4(pid, 0)
-            os.write(CONTROL, REPORT.pack(ENDED, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024))
         else:
             os._exit(0)
         if order is not None:
             _write(interpreter, order)
-        if reseeds:
+        if "numpy.random" in sys.modules:
             program.reseed()
-        for step, arguments in steps:
-            step(*arguments)
+        setsid()
+        prctl(*dumpable)
+        set_affinity(*everywhere)
+        tell(*robust_list)
+        close(CONTROL)
     except BaseException:
         os._exit(1)
-    program.run_main(interpreter, code)
+    finish(interpreter, execute(interpreter, code))
 
 
 def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, bytes | CodeType]:
     """Everything that all cases have in common. Returns what each still has to write to its files, and the program."""
     os.closerange(CONTROL + 1, 1 << 20)
-    os.closerange(0, CONTROL)  # so that descriptors which come with a case take these numbers
     order = program.read_order()
     header, (args, environment, files), code, _ = order
     program.apply_limits(header, interpreter, _OURS)
@@ -94,7 +116,9 @@ def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, by
     sys.argv[1:] = args
     compiled = _compile(code, interpreter.path)
     if isinstance(compiled, CodeType) and not files:  # one of which may be what a name means
-        _import(_COMMON.intersection(compiled.co_names), interpreter)
+        names = _COMMON.intersection(compiled.co_names)
+        if names:
+            _import(names, interpreter)
     if files or not main_is_for_the_worker(header):
         return order, compiled
     program.limit_files(header)
@@ -128,5 +152,5 @@ def _write(interpreter: program.Interpreter, order: program.Order) -> None:
         program.limit_files(header)
         program.write_main(interpreter.path, code)
     except BaseException as error:
-        os.write(CONTROL, bytes((REFUSED,)) + program.why_refused(error))
-        os._exit(125)
+        os.write(CONTROL, program.why_refused(error))
+        os._exit(REFUSED)

@@ -17,23 +17,28 @@ import resource
 import select
 import signal
 import sys
+from collections import defaultdict, deque
 from importlib.machinery import SourceFileLoader
 from itertools import islice
-from types import CodeType, FrameType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn, cast
 
 from . import frames, kernel
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_INERT = frozenset({dict, list, tuple, set, frozenset, FunctionType, CellType, ModuleType, deque, defaultdict})
+"""Types whose objects nobody can see going. What the collector does not know, numbers and texts, is of that kind."""
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Not blocking: a living session may have put a pipe there, which nobody reads."""
 COMMAND, STATUS = 3, 4
 """The child's descriptors besides the standard three: orders in, and why it could not start out."""
-BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU))
+BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU), int(signal.SIGCHLD))
 _UNBLOCK = int(signal.SIG_UNBLOCK)
 _signal_mask: Any = sys.modules["_signal"].pthread_sigmask
 """Without the enums that `signal` wraps around it, which every child would copy pages for."""
+# What every program ends with, by names of our own: a module's attribute is three more pages to copy.
 _run_exit_functions: Any = cast("Any", atexit)._run_exitfuncs
+_modules, _collect, _get_objects, _exit = sys.modules, gc.collect, gc.get_objects, os._exit
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
@@ -185,6 +190,7 @@ def rehearse(interpreter: Interpreter) -> None:
 def run(interpreter: Interpreter) -> NoReturn:
     """Wait for an order and carry it out."""
     prepare(interpreter.scope)
+    gc.freeze()  # what the fork left
     rehearse(interpreter)
     try:
         args, code = _receive_order(interpreter)
@@ -194,7 +200,7 @@ def run(interpreter: Interpreter) -> NoReturn:
     os.close(STATUS)
     sys.argv[1:] = args
     interpreter.make_main()
-    run_main(interpreter, code)
+    finish(interpreter, execute(interpreter, code))
 
 
 def read_order() -> Order:
@@ -305,16 +311,12 @@ def write_main(path: str, code: bytes | memoryview) -> None:
     os.close(handle)
 
 
-def run_main(interpreter: Interpreter, code: bytes | CodeType) -> NoReturn:
-    """Run the program, compiled or not, as `python main.py` would, down to its exit code. Its module is made."""
-    finish(interpreter, _execute(interpreter, code))
-
-
-def _execute(interpreter: Interpreter, code: bytes | CodeType) -> int:
+def execute(interpreter: Interpreter, code: bytes | CodeType) -> int:
+    """Run the program, compiled or not, as `python main.py` would; returns its exit code. Its module is made."""
     try:
-        if isinstance(code, bytes):
+        if type(code) is bytes:
             code = compile(code, interpreter.path, "exec", dont_inherit=True)
-        exec(code, sys.modules["__main__"].__dict__)  # noqa: S102
+        exec(code, _modules["__main__"].__dict__)  # noqa: S102
     except SystemExit as error:
         return exit_status(error)
     except BaseException as error:
@@ -343,7 +345,7 @@ def report(error: BaseException) -> int:
 
 def finish(interpreter: Interpreter, status: int) -> NoReturn:
     """What the interpreter does at exit, in its order: threads, atexit, objects (files flush), streams."""
-    threading = sys.modules.get("threading")
+    threading = _modules.get("threading")
     try:
         if threading is not None:
             threading._shutdown()
@@ -352,45 +354,51 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
         report(error)
     if not (_flush("stdout") & _flush("stderr")):
         status = 120
-    _let_go(interpreter)
-    for stream in (sys.__stdout__, sys.__stderr__):  # destructors may print, and the program may have put others there
-        try:  # a context manager would do, but touch more pages, here and below
-            stream.flush()  # type: ignore[union-attr]
-        except BaseException:  # noqa: S112
-            continue
+    if _would_be_noticed():
+        _let_go(interpreter)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    os._exit(status)
+    _exit(status)
 
 
 def _flush(name: str) -> bool:
     stream: Any = getattr(sys, name, None)
     try:
-        if stream is not None and not getattr(stream, "closed", False):
+        if stream is not None:
             stream.flush()
     except BaseException as error:
+        if getattr(stream, "closed", False):
+            return True
         with contextlib.suppress(BaseException):
             print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True
 
 
+def _would_be_noticed() -> bool:
+    """Whether anything the program has made could show that it is dropped. Most have made lists and functions only."""
+    for item in _get_objects():  # noqa: SIM110 - without one more function
+        if type(item) not in _INERT:
+            return True
+    return False
+
+
 def _let_go(interpreter: Interpreter) -> None:
     """Drop the program's objects, so that files it left open are flushed and destructors run, with their globals."""
     # Twice, as the interpreter does it: what is alive the first time is then in the order in which it refers to each
     # other, so that the second time a file's buffer goes before its descriptor.
-    gc.collect()
+    _collect()
     # New modules stand at the end of the table. Looking at the others would copy the pages they lie on.
-    modules = sys.modules
-    count = len(modules) - interpreter.module_count
-    for name in ("__main__", *islice(reversed(modules), count)) if count > 0 else ("__main__",):
-        modules.pop(name, None)
-    gc.collect()
+    count = len(_modules) - interpreter.module_count
+    for name in ("__main__", *islice(reversed(_modules), count)) if count > 0 else ("__main__",):
+        _modules.pop(name, None)
+    _collect()
     # What a module of the zygote's still holds, a hook or a handler, is not destroyed; but its bytes are saved.
-    for item in gc.get_objects():
-        if issubclass(type(item), _WRITERS):
-            try:
-                item.flush()
-            except BaseException:  # noqa: S112
-                continue
+    # Also destructors may have printed, and not where the program had put its streams.
+    held = [item for item in _get_objects() if issubclass(type(item), _WRITERS)]
+    for stream in (*held, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()  # type: ignore[union-attr]
+        except BaseException:  # noqa: S112
+            continue

@@ -73,8 +73,9 @@ class Worker:
         try:
             self._serve()
         except BecomeError as forked:
-            role = forked.role
-        role()
+            # Kept: to let go of it and of the frames it has left would be work for every child.
+            self.forked = forked
+        self.forked.role()
 
     def _serve(self) -> NoReturn:
         while True:
@@ -236,8 +237,7 @@ class Worker:
 
     def _ask_to_stop(self, child: Pipes, poll: select.poll, ended: int, streams: dict[int, Stream]) -> None:
         """SIGXCPU: by default it ends a program at once; our Python programs flush their output first."""
-        with contextlib.suppress(ProcessLookupError):  # a case is reaped by its parent
-            os.kill(child.pid, signal.SIGXCPU)
+        os.kill(child.pid, signal.SIGXCPU)
         until = time.monotonic() + GRACE
         while (left := until - time.monotonic()) > 0:
             for handle, _ in poll.poll(left * 1000):
