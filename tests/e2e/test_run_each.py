@@ -17,6 +17,7 @@ import pytest_asyncio
 from toolyard import Execution, Limits, LocalSandbox, Program, Verdict
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError
 from toolyard.sandbox.protocol import MIB, Session, StageResult
+from toolyard.sandbox.routing import LIGHT
 from toolyard.testing import PythonSemantics, SandboxContract
 
 QUICK = Limits(run_seconds=5, memory_bytes=192 * MIB, disk_bytes=32 * MIB)
@@ -423,6 +424,19 @@ async def test_numpy_programs_are_forked_from_a_process_that_has_it_and_draw_the
     assert len({number for _, number in found}) == 4
 
 
+RANDOM = "import random, uuid\nprint(random.random(), random.Random().random(), random.gauss(0, 1), uuid.uuid4())"
+
+
 async def test_random_numbers_differ_from_one_to_the_next(sandbox: LocalSandbox) -> None:
-    found = await collect(sandbox, "import random, uuid\nprint(random.random(), uuid.uuid4())", [""] * 4)
-    assert len({execution.stdout for execution in found}) == 4
+    found = await collect(sandbox, RANDOM, [""] * 4)
+    for numbers in zip(*(execution.stdout.split() for execution in found), strict=True):
+        assert len(set(numbers)) == 4
+
+
+@pytest.mark.parametrize("kept", [["random"], ["random", "_pytest"]])
+async def test_random_numbers_differ_where_their_module_is_kept_imported(kept: list[str]) -> None:
+    """And beside a module of which it is not known whether it wants to hear of forks."""
+    async with LocalSandbox(workers=1, profiles={LIGHT: kept}) as sandbox:
+        found = [*await collect(sandbox, RANDOM, [""] * 4), *await collect(sandbox, RANDOM, [""] * 4)]
+    for numbers in zip(*(execution.stdout.split() for execution in found), strict=True):
+        assert len(set(numbers)) == 8

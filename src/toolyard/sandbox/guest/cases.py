@@ -19,7 +19,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import clone, frames, large_pages, parent, program
+from . import clone, frames, parent, program
 from .child import BecomeError, Pipes
 
 if TYPE_CHECKING:
@@ -103,10 +103,9 @@ class Cases:
         self._children = -1
         """The kernel's list of our children, in the order in which they became ours."""
         if worker.config["namespaces"] and worker.config["seccomp"] and clone.possible():
-            self._setup = parent.Setup(worker.interpreter, self._processors, plain=not worker.config["modules"])
+            self._setup = parent.Setup(worker.interpreter, self._processors)
             with contextlib.suppress(OSError):  # not every kernel has it
                 self._children = os.open("/proc/self/task/1/children", os.O_RDONLY | os.O_CLOEXEC)
-        self._settled = False
         self._parent: Parent | None = None
         self._parents_left = 0
 
@@ -141,10 +140,6 @@ class Cases:
     def _make_parent(self, order: memoryview) -> bool:
         worker = self._worker
         worker.drop_ready()  # nobody but the parent may be there with the cases
-        if not self._settled:
-            self._settled = True
-            large_pages.move_interpreter()
-            worker.watch.settle()
         if self._processor in self._processors:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, {self._processor})

@@ -22,8 +22,9 @@ _CLONE_VFORK, _CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID = 0x4000, 0x8000, 0x
 _FLAGS = _CLONE_VFORK | _CLONE_PARENT | _CHILD_CLEARTID | _CHILD_SETTID | int(signal.SIGCHLD)
 _NUMBERS = {"x86_64": (56, 274, 273), "aarch64": (220, 100, 99)}
 """clone, get_robust_list, set_robust_list."""
-_LISTENERS = ("logging", "random", "threading")
-"""Modules of the standard library that want to hear of forks; of others we do not know."""
+_DEAF = sys.stdlib_module_names | {"__main__", "_distutils_hack"}
+"""Modules that need not hear of this kind of fork. Those of the standard library that want to hear of forks do so for
+the sake of other threads, of which there are none; but for one, see `seeding_call`."""
 
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 """A function and its arguments, made beforehand: each object that a child touches is a page it may have to copy."""
@@ -53,18 +54,40 @@ def fork_call() -> Call:
     return quick.syscall, (_NUMBERS[MACHINE][0], _FLAGS, 0, 0, *last)
 
 
-def with_listeners(call: Call, *, plain: bool) -> Call:
-    """The same, telling modules of it. `plain`: there are none but of the standard library."""
-    if plain and not any(name in sys.modules for name in _LISTENERS):
-        return call
+def listening() -> bool:
+    """Whether a module that is loaded may have asked to hear of forks, and must."""
+    return any(name.partition(".")[0] not in _DEAF for name in sys.modules)
 
-    def fork() -> int:
-        ctypes.pythonapi.PyOS_BeforeFork()
-        pid = call[0](*call[1])
-        (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
+
+def telling_call(call: Call) -> Call:
+    """The same, with what Python does at every fork."""
+    before, after, after_in_child = (
+        getattr(ctypes.pythonapi, name) for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Parent", "PyOS_AfterFork_Child")
+    )
+    fork, arguments = call
+
+    def told() -> int:
+        before()
+        pid = fork(*arguments)
+        (after if pid else after_in_child)()
         return pid
 
-    return fork, ()
+    return told, ()
+
+
+def seeding_call(call: Call) -> Call:
+    """The same, where `random` is loaded: it wants to be seeded anew in every child.
+
+    Here that is done before the fork. The child's numbers are its own all the same, and it copies no page for them.
+    """
+    fork, arguments = call
+    seed = sys.modules["_random"].Random.seed.__get__(sys.modules["random"]._inst)
+
+    def seeded() -> int:
+        seed()
+        return fork(*arguments)
+
+    return seeded, ()
 
 
 def robust_list_call() -> Call:

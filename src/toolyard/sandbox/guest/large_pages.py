@@ -7,6 +7,7 @@ table. The bytes and their addresses stay the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -68,5 +69,7 @@ def _code() -> tuple[int, int]:
 
 
 def _large_bytes() -> int:
-    with open("/proc/self/smaps_rollup") as file:
+    """0 where the kernel does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/smaps_rollup") as file:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("AnonHugePages:"))
+    return 0

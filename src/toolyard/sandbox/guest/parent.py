@@ -16,10 +16,11 @@ import importlib
 import os
 import socket
 import sys
+from functools import partial
 from types import CodeType
 from typing import Any, NoReturn
 
-from . import clone, kernel, program
+from . import clone, kernel, program, warmth
 from .program import execute, finish
 
 CONTROL = program.COMMAND
@@ -52,11 +53,11 @@ def main_is_for_the_worker(header: tuple[Any, ...]) -> bool:
 class Setup:
     """What all parents of a worker have in common, made in the worker."""
 
-    def __init__(self, interpreter: program.Interpreter, processors: set[int], *, plain: bool) -> None:
+    def __init__(self, interpreter: program.Interpreter, processors: set[int]) -> None:
         self.interpreter = interpreter
-        self.plain = plain
-        """Whether nothing but the standard library is loaded."""
-        self.fork = clone.fork_call()
+        self.listening = clone.listening()
+        """Modules of the standard library, which are all that a parent adds, need not be asked."""
+        self.fork = clone.telling_call(clone.fork_call()) if self.listening else clone.fork_call()
         self.dumpable = (kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
         self.everywhere = clone.affinity_call(processors)
         self.robust_list = clone.robust_list_call()
@@ -68,6 +69,7 @@ class Setup:
         os.dup2(null, CONTROL, False)
         for handle in (one.detach(), other.detach(), null):
             os.close(handle)
+        warmth.rehearse(partial(_compile, path=interpreter.path))
 
 
 def serve(setup: Setup) -> NoReturn:
@@ -75,7 +77,8 @@ def serve(setup: Setup) -> NoReturn:
     try:
         interpreter = setup.interpreter
         order, code = _prepare(interpreter)
-        fork, arguments = clone.with_listeners(setup.fork, plain=setup.plain)
+        seeded = not setup.listening and "random" in sys.modules
+        fork, arguments = clone.seeding_call(setup.fork) if seeded else setup.fork
         receive, space = setup.control.recvmsg, _SPACE
         setsid, prctl, dumpable, close = clone.quick.setsid, clone.quick.prctl, setup.dumpable, clone.quick.close
         (set_affinity, everywhere), (tell, robust_list) = setup.everywhere, setup.robust_list

@@ -18,7 +18,7 @@ from . import frames
 TICK = 0.02
 SLOW_TICK = 0.1
 """Where a sample means walking a directory tree."""
-OWN_MEMORY = 16 << 20
+OWN_MEMORY = 8 << 20
 """What the worker itself may hold inside its group besides the program."""
 OWN_PROCESSES = 4
 """In the same group: the launcher, the worker, a child prepared ahead, a helper."""
@@ -101,7 +101,8 @@ class Watch:
         self._tick = TICK if pidns else SLOW_TICK
         self._disk_bytes = disk_bytes
         self._pidns = pidns
-        self.settle()
+        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
         self._cpu = 0.0
         self._by_looking = False
@@ -109,11 +110,6 @@ class Watch:
         self._cpu_before = 0.0
         self.spared = ""
         """A process that is not the program's, by its number."""
-
-    def settle(self) -> None:
-        """The worker's own memory has its size."""
-        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        """Resident in every child from its start: pages that it shares."""
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""

@@ -17,7 +17,7 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from . import collect, frames, program
+from . import collect, frames, program, warmth
 from .cases import Cases
 from .child import KEPT, BecomeError, Child, Pipes, Stream, private_memory, reap, reap_orphans, write_all
 from .replies import Replies
@@ -69,6 +69,7 @@ class Worker:
         """Requests until the host closes its end."""
         self.rooms.settle()
         gc.collect()
+        warmth.fill_gaps()
         gc.freeze()
         try:
             self._serve()

@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import cgroups, descendants, immortal, kernel, launch, probe, program
+from . import cgroups, descendants, immortal, kernel, large_pages, launch, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
@@ -251,6 +251,7 @@ def main() -> NoReturn:
         zygote = Zygote(control, config)
         del sys.argv[1:]
         gc.collect()
+        large_pages.move_interpreter()
         immortal.immortalise()
         gc.freeze()
         control.send(marshal.dumps((0, failed, ""), 4))

@@ -1,0 +1,79 @@
+"""What a worker does once so that its forks need not do it, each for itself.
+
+A forked process copies a page when it first writes to it. The interpreter writes when it remembers where it has found
+an attribute, when it adapts code to what it is used for, and when it puts a new object into a gap between old ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_OFTEN = 12
+"""How often code has to run until the interpreter has adapted it, and a little more."""
+_PROGRAM = b"""
+import sys
+from collections import Counter, defaultdict, deque
+
+def solve(data):
+    numbers = [int(word) for word in data]
+    numbers.sort()
+    pairs = dict(zip(numbers, data))
+    counts = Counter(data)
+    found = defaultdict(list)
+    queue = deque(numbers)
+    while queue:
+        found[queue.popleft() % 2].append(1)
+    seen = set(numbers) | {0}
+    best = max(len(seen), min(numbers), sum(numbers), abs(-1))
+    for key, value in sorted(pairs.items()):
+        best += key if value in counts else 0
+    for place, number in enumerate(reversed(numbers)):
+        best += place * number
+    return str(best) + " ".join(map(str, numbers)) + f"{best:.3f}" + "a b".strip().replace("a", "b").upper()[::-1]
+
+data = stdin.read().split()
+for line in "1 2\\n3".splitlines():
+    a, *b = map(int, line.split())
+print(solve(data), file=stdout)
+print(len(data), "x", sep=" ", end="\\n", file=stdout)
+stdout.write("\\n".join(data))
+"""
+_POOL, _FIRST, _BLOCK, _LARGEST = 1 << 14, 48, 16, 512
+"""CPython's small objects lie in pools of this size, from this place on, in blocks of a multiple of this up to this."""
+_POOLED = {(3, 11), (3, 12), (3, 13)}
+"""Versions in which that is so."""
+_MOST_GAPS = 1 << 20
+"""Bytes, of each size of blocks."""
+_kept: list[object] = []
+
+
+def rehearse(compiled: Callable[[bytes], Any]) -> None:
+    """Run what a typical program runs. `compiled`: as programs are compiled here."""
+    for _ in range(_OFTEN):
+        read, write = os.pipe()
+        os.write(write, b"1 2 3\n")
+        os.close(write)
+        with open(read, encoding="utf-8", errors="surrogateescape") as stdin, open(os.devnull, "w") as stdout:
+            exec(compiled(_PROGRAM), {"__name__": "__main__", "stdin": stdin, "stdout": stdout})  # noqa: S102
+
+
+def fill_gaps() -> None:
+    """So that new objects lie side by side, on few pages, instead of where others have gone between those that stay."""
+    if sys.implementation.name != "cpython" or sys.version_info[:2] not in _POOLED:
+        return
+    for size in range(_BLOCK, _LARGEST + 1, _BLOCK):
+        for number in range(_MOST_GAPS // size):
+            filler = _filler(size, number)
+            _kept.append(filler)
+            if id(filler) % _POOL == _FIRST:  # a pool was begun: all before it are full
+                break
+
+
+def _filler(size: int, number: int) -> object:
+    """An object that takes a block of that size. No bytes are as small as the two smallest."""
+    if size == _BLOCK:
+        return object()
+    return (1 << 40) + number if size == 2 * _BLOCK else bytes(size - b"".__sizeof__())
