@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program, Sandbox, Verdict
-from toolyard.testing import PythonSemantics, SandboxContract, SessionContract
+from toolyard.testing import EachContract, PythonSemantics, SandboxContract, SessionContract
 from toolyard.testing.sandbox_contract import run
 
 
@@ -24,7 +24,7 @@ async def with_numpy_at_hand(sandbox: LocalSandbox) -> LocalSandbox:
 
 
 @pytest.mark.kernel("full")
-class TestFull(SandboxContract, SessionContract):
+class TestFull(SandboxContract, SessionContract, EachContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
@@ -42,7 +42,7 @@ class TestPythonInFull(PythonSemantics):
 
 
 @pytest.mark.kernel("confined")
-class TestConfined(SandboxContract, SessionContract):
+class TestConfined(SandboxContract, SessionContract, EachContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:

@@ -35,6 +35,7 @@ MAY_IMPORT_OPTIONAL = {
     # The service is one thing made of five packages, the extra `server`; no one of them could name it.
     "sandbox/service.py": SERVER,
     "sandbox/service_app.py": SERVER,
+    "sandbox/service_cases.py": SERVER,
     "sandbox/service_http.py": SERVER,
     "sandbox/service_metrics.py": SERVER,
     # The embedded engine is one thing made of the extra `hf`.

@@ -1,15 +1,15 @@
 """`RemoteSandbox`: the `Sandbox` protocol over HTTP, against `toolyard sandbox serve` or any SandboxFusion server.
 
-With our own service an `Execution` arrives exactly as it would locally, and sessions work. A foreign server knows
-neither `args`, `env`, binary stdin nor sessions, and those raise; it also knows no limits but time and memory, and
-those are silently its own.
+With our own service an `Execution` arrives exactly as it would locally, many inputs go in one request, and sessions
+work. A foreign server knows neither `args`, `env`, binary stdin nor sessions, and those raise; it also knows no limits
+but time and memory, and those are silently its own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -18,8 +18,9 @@ from pydantic import BaseModel, ValidationError
 
 from toolyard import settings
 from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLostError, ToolyardError
-from toolyard.sandbox import wire, wire_session
+from toolyard.sandbox import wire, wire_cases, wire_session
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
+from toolyard.sandbox.remote_cases import NoCasesError, run_cases
 from toolyard.sandbox.remote_http import Connections, Reply, Retries, explain, failure
 
 __all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
@@ -51,6 +52,8 @@ class RemoteSandbox:
     ) -> None:
         self._base = _base_of(url)
         self._margin = margin_seconds
+        self._max_cases = 0
+        """How many at once the server takes. Its first answer tells; of a foreign one, that it takes none."""
         self._http = Connections(
             self._base,
             token if token is not None else settings.sandbox_token(),
@@ -85,7 +88,42 @@ class RemoteSandbox:
         response = _parse(wire.ExtendedRunCodeResponse, reply, self._base)
         if response.toolyard is None and (unheard := wire.needs_extras(program)):
             raise ProgramError(f"{self._base} is not Toolyard's own service and has ignored the program's {unheard}")
+        self._max_cases = response.toolyard.max_cases if response.toolyard else 0
         return wire.read_response(response)
+
+    async def run_each(
+        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
+    ) -> AsyncGenerator[Execution]:
+        """Run `program` once on each of `stdins`, in order, and yield what `run` would have returned.
+
+        With our own service in one request, as cheap as `LocalSandbox.run_each`, once its first answer has told that it
+        is ours; with a foreign one, a request each.
+        Leaving early stops what runs over there; `aclose()` it.
+
+        Raises:
+            ProgramError: also if `program` has an input of its own.
+            SandboxError: the next one could not be run; those before it are good.
+        """
+        if program.stdin is not None:
+            raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
+        limits = limits or Limits()
+        done = 0
+        while done < len(stdins):
+            if self._max_cases > 1 and done + 1 < len(stdins):
+                some = wire_cases.portion(stdins[done:], self._max_cases)
+                try:
+                    async with aclosing(
+                        run_cases(self._http, self._base, program, some, limits, self._margin)
+                    ) as executions:
+                        async for execution in executions:
+                            done += 1
+                            yield execution
+                except NoCasesError:
+                    self._max_cases = 0
+            else:
+                execution = await self.run(program.model_copy(update={"stdin": stdins[done]}), limits)
+                done += 1
+                yield execution
 
     @asynccontextmanager
     async def session(self, limits: Limits | None = None) -> AsyncGenerator[RemoteSession]:

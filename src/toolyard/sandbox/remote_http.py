@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -42,6 +44,8 @@ class Reply:
     status: int
     body: bytes
     retry_after: float | None
+    lines: Lines | None = None
+    """In place of the body, where they were asked for and the status is 200."""
 
 
 class _NotSentError(SandboxError):
@@ -97,6 +101,49 @@ class Connections:
             SandboxBusyError: the server kept saying that it is busy.
             SandboxError: it could not be reached, broke off, or did not answer within `seconds` of a try.
         """
+
+        async def once() -> Reply:
+            where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
+            with self._explained(where, seconds, connection, repeatable=repeatable):
+                async with (
+                    self._slots,
+                    asyncio.timeout(seconds),
+                    self._opened().request(
+                        method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                    ) as response,
+                ):
+                    return Reply(response.status, await response.read(), _retry_after(response))
+
+        return await self._persist(once, path, repeatable=repeatable)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[Reply]:
+        """The answer to a POST that may be repeated: line by line if its status is 200, or else in one piece.
+
+        It begins within `seconds` of a try. Leaving before the last line closes the connection, which tells the server.
+        Raises what `call` does.
+        """
+        async with AsyncExitStack() as open_until_left:
+
+            async def once() -> Reply:
+                where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
+                with self._explained(where, seconds, connection, repeatable=True):
+                    async with AsyncExitStack() as opened:
+                        await opened.enter_async_context(self._slots)
+                        async with asyncio.timeout(seconds):
+                            response = await opened.enter_async_context(
+                                self._opened().post(
+                                    where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                                )
+                            )
+                            if response.status != 200:
+                                return Reply(response.status, await response.read(), _retry_after(response))
+                        open_until_left.push_async_exit(opened.pop_all())
+                        return Reply(200, b"", None, Lines(response, where))
+
+            yield await self._persist(once, path, repeatable=True)
+
+    async def _persist(self, once: Callable[[], Awaitable[Reply]], path: str, *, repeatable: bool) -> Reply:
         clock = asyncio.get_running_loop().time
         begun = clock()
         attempt = 0
@@ -104,7 +151,7 @@ class Connections:
             attempt += 1
             problem: SandboxError
             try:
-                reply = await self._try(method, path, body, seconds, repeatable)
+                reply = await once()
             except _NotSentError as error:
                 problem, least = error, None
             else:
@@ -122,22 +169,20 @@ class Connections:
                 raise problem if isinstance(problem, SandboxBusyError) else failure(str(problem), retryable=True)
             await asyncio.sleep(delay)
 
-    async def _try(self, method: str, path: str, body: bytes | None, seconds: float, repeatable: bool) -> Reply:
-        session = self._session
-        if session is None:
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
             raise SandboxClosedError(f"the sandbox at {self._base} is not open: use `async with RemoteSandbox(…)`")
-        where = f"{self._base}{path}"
+        return self._session
+
+    @contextmanager
+    def _explained(
+        self, where: str, seconds: float, connection: SimpleNamespace, *, repeatable: bool
+    ) -> Generator[None]:
+        """Turns what goes wrong with one try into our errors."""
         clock = asyncio.get_running_loop().time
-        connection = SimpleNamespace(reused_at=None)
+        session = self._opened()
         try:
-            async with (
-                self._slots,
-                asyncio.timeout(seconds),
-                session.request(
-                    method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
-                ) as response,
-            ):
-                return Reply(response.status, await response.read(), _retry_after(response))
+            yield
         except aiohttp.ConnectionTimeoutError:
             raise _NotSentError(f"{where}: no connection within {self._connect_seconds:g} s") from None
         except TimeoutError:
@@ -157,6 +202,39 @@ class Connections:
             if session.closed:
                 raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
             raise
+
+
+class Lines:
+    """The lines of an answer that has begun."""
+
+    def __init__(self, response: aiohttp.ClientResponse, where: str) -> None:
+        self._response = response
+        self._where = where
+        self._buffer = bytearray()
+
+    async def next(self, seconds: float) -> bytes:
+        """The next one, or nothing after the last.
+
+        Raises:
+            SandboxError: it did not come within `seconds`, or the server broke off.
+        """
+        seen = 0
+        try:
+            async with asyncio.timeout(seconds):
+                while (end := self._buffer.find(b"\n", seen)) < 0:
+                    seen = len(self._buffer)
+                    # Not by its own `readline`, which refuses long ones.
+                    chunk = await self._response.content.readany()
+                    if not chunk:
+                        return b""
+                    self._buffer += chunk
+        except TimeoutError:
+            raise failure(f"{self._where}: no answer within {seconds:g} s", retryable=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise failure(f"{self._where}: the server broke off: {error!r}", retryable=True) from error
+        line = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        return line
 
 
 def explain(reply: Reply, where: str) -> SandboxError | ProgramError:

@@ -23,9 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from toolyard import __version__
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
-from toolyard.sandbox import wire, wire_notebook, wire_session
+from toolyard.sandbox import wire, wire_cases, wire_notebook, wire_session
 from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Session
+from toolyard.sandbox.service_cases import CasesEndpoint
 from toolyard.sandbox.service_http import (
+    CLIENT_CLOSED_REQUEST,
     Answer,
     Attendance,
     ClientGone,
@@ -45,8 +47,6 @@ _log = logging.getLogger("toolyard.sandbox.service")
 
 _OPEN_PATHS = frozenset({"/v1/ping", "/healthz"})
 """Answered without a token: probes of a load balancer have none, and learn nothing worth hiding."""
-_CLIENT_CLOSED_REQUEST = 499
-"""Never sent, only counted: the client had hung up."""
 _NO_CONTENT = Answer(204, b"", ())
 
 Ask = TypeVar("Ask")
@@ -71,6 +71,8 @@ class ServiceConfig(BaseModel):
     would run programs whose client is gone."""
     busy_status: Literal[504, 429, 503] = 504
     """verl's client tries again on 504 alone; any other status becomes a reward of -1."""
+    max_cases: PositiveInt = 1024
+    """Inputs in one request to `/run_cases`, which holds one worker for all of them."""
     max_request_bytes: PositiveInt = 64 * MIB
     max_request_seconds: PositiveFloat = 60.0
     """For the body to arrive. A client may be slow, but not for ever."""
@@ -131,6 +133,7 @@ class SandboxService:
 
         return [
             Route("/run_code", self._run_code_endpoint, methods=["POST"]),
+            Route(wire_cases.PATH, self._cases_endpoint(), methods=["POST"]),
             route("POST", "/run_jupyter", self._run_jupyter),
             route("GET", "/v1/ping", self._ping),
             route("GET", "/healthz", self._health),
@@ -141,6 +144,25 @@ class SandboxService:
             route("PUT", f"{session}/files", self._write_files),
             route("GET", f"{session}/files", self._read_files),
         ]
+
+    def _cases_endpoint(self) -> CasesEndpoint:
+        async def read(scope: Scope, receive: Receive) -> wire_cases.RunCasesRequest:
+            return parse(wire_cases.RunCasesRequest, await self._body(scope, receive))
+
+        async def admit(receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
+            return await self._admitted(receive, lambda _: act(), None)
+
+        return CasesEndpoint(
+            self._sandbox,
+            limits=self._config.limits,
+            max_cases=self._config.max_cases,
+            max_wait_seconds=self._config.max_wait_seconds,
+            read=read,
+            admit=admit,
+            busy=self._busy,
+            ours=self._ours,
+            metrics=self._metrics,
+        )
 
     async def _run_code(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire.RunCodeRequest, await self._body(scope, receive))
@@ -157,7 +179,7 @@ class SandboxService:
             return model_answer(wire.write_failure(self._ours(error), extended=extended))
         # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
         self._metrics.executed(program.language, execution)
-        return model_answer(wire.write_response(execution, extended=extended))
+        return model_answer(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
 
     async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))
@@ -346,7 +368,7 @@ class _Endpoint:
         except Refusal as refusal:
             answer = refusal.answer
         except ClientGone:
-            self._metrics.answered(self._route, _CLIENT_CLOSED_REQUEST)
+            self._metrics.answered(self._route, CLIENT_CLOSED_REQUEST)
             return
         self._metrics.answered(self._route, answer.status)
         await answer.send(send)

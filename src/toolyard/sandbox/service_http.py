@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 _JSON = (b"content-type", b"application/json")
 _CLOSE = (b"connection", b"close")
+CLIENT_CLOSED_REQUEST = 499
+"""Never sent, only counted: the client had hung up."""
 _WATCH_AFTER_SECONDS = 0.02
 """Most programs are done before anybody can hang up on them; only those that are not pay for a task that watches."""
 

@@ -122,6 +122,8 @@ class ResponseExtras(BaseModel):
     compile_cached: bool = False
     compile: StageExtras | None = None
     run: StageExtras | None = None
+    max_cases: int = 0
+    """How many inputs at once this server takes at `/run_cases`. 0: it has no such route."""
     error: str | None = None
     """Name of the class in `toolyard.errors` that the service caught."""
     retryable: bool = False
@@ -194,19 +196,22 @@ def write_request(program: Program, limits: Limits) -> bytes:
     Raises:
         ProgramError: the program holds text that no JSON can carry (lone surrogates).
     """
-    text, raw = _split_stdin(program.stdin)
-    request = RunCodeRequest(
-        code=program.code,
-        language=program.language,
-        compile_timeout=limits.compile_seconds,
-        run_timeout=limits.run_seconds,
-        memory_limit_mb=max(1, limits.memory_bytes // MIB),
-        stdin=text,
-        files={**encode_files(program.files)},
-        fetch_files=list(program.fetch_files),
-        toolyard=RequestExtras(limits=limits, stdin=raw, args=tuple(program.args), env=dict(program.env)),
-    )
-    return to_json(request)
+    return to_json(RunCodeRequest(**request_fields(program, limits)))
+
+
+def request_fields(program: Program, limits: Limits) -> dict[str, Any]:
+    text, raw = split_stdin(program.stdin)
+    return {
+        "code": program.code,
+        "language": program.language,
+        "compile_timeout": limits.compile_seconds,
+        "run_timeout": limits.run_seconds,
+        "memory_limit_mb": max(1, limits.memory_bytes // MIB),
+        "stdin": text,
+        "files": encode_files(program.files),
+        "fetch_files": list(program.fetch_files),
+        "toolyard": RequestExtras(limits=limits, stdin=raw, args=tuple(program.args), env=dict(program.env)),
+    }
 
 
 def to_json(message: BaseModel) -> bytes:
@@ -223,10 +228,11 @@ def needs_extras(program: Program) -> str | None:
         return "args"
     if program.env:
         return "env"
-    return "stdin that is not UTF-8" if _split_stdin(program.stdin)[1] is not None else None
+    return "stdin that is not UTF-8" if split_stdin(program.stdin)[1] is not None else None
 
 
-def _split_stdin(stdin: str | bytes | None) -> tuple[str | None, bytes | None]:
+def split_stdin(stdin: str | bytes | None) -> tuple[str | None, bytes | None]:
+    """As text if it is UTF-8, else as bytes."""
     if not isinstance(stdin, bytes):
         return stdin, None
     try:
@@ -235,7 +241,7 @@ def _split_stdin(stdin: str | bytes | None) -> tuple[str | None, bytes | None]:
         return None, stdin
 
 
-def write_response(execution: Execution, *, extended: bool) -> RunCodeResponse:
+def write_response(execution: Execution, *, extended: bool, max_cases: int = 0) -> RunCodeResponse:
     """`extended`: the client sent `toolyard`, so verdicts travel beside the text and stderr gets no kill note."""
     fields: dict[str, Any] = {
         "status": "Success" if execution.verdict is Verdict.OK else "Failed",
@@ -250,6 +256,7 @@ def write_response(execution: Execution, *, extended: bool) -> RunCodeResponse:
         isolation=execution.isolation,
         queue_seconds=execution.queue_seconds,
         compile_cached=execution.compile_cached,
+        max_cases=max_cases,
         compile=_stage_extras(execution.compile),
         run=_stage_extras(execution.run),
     )

@@ -19,15 +19,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolyard.testing.each_contract import EachContract
     from toolyard.testing.engine_contract import EngineContract
     from toolyard.testing.limiter_contract import LimiterContract
     from toolyard.testing.python_semantics import PythonSemantics
     from toolyard.testing.sandbox_contract import SandboxContract
     from toolyard.testing.session_contract import SessionContract
 
-__all__ = ["EngineContract", "LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
+__all__ = ["EachContract", "EngineContract", "LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
 
 _HOMES = {
+    "EachContract": "toolyard.testing.each_contract",
     "EngineContract": "toolyard.testing.engine_contract",
     "LimiterContract": "toolyard.testing.limiter_contract",
     "PythonSemantics": "toolyard.testing.python_semantics",
