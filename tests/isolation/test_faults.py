@@ -398,3 +398,28 @@ async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> Non
     assert [task.result().stdout for task in tasks] == [f"{number**2}\n" for number in range(1000)]
     assert {task.result().verdict for task in tasks} == {Verdict.OK}
     assert fresh.statistics().busy == 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_worker_that_is_killed_before_it_is_ready_may_be_tried_again(level: str) -> None:
+    """Nobody was refused anything: it must not be taken for a machine that grants no isolation."""
+    async with LocalSandbox(workers=1, isolation=level) as sandbox:
+        zygote = sandbox.process_ids["light"]
+        told: SandboxError | None = None
+        for _ in range(100):
+            before = {pid for pid, (_, _, parent) in process_table().items() if parent == zygote}
+            spawning = asyncio.ensure_future(sandbox._pool.spawn("light"))
+            while not spawning.done():
+                for pid in {pid for pid, (_, _, parent) in process_table().items() if parent == zygote} - before:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0)
+            try:
+                sandbox._pool.discard("light", spawning.result())
+            except SandboxError as error:
+                told = error
+                break
+        assert told is not None
+        assert told.retryable, told
+        assert "the launcher died" in str(told)
+        assert (await run(sandbox, "print(1)")).ok

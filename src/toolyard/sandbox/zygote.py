@@ -16,7 +16,7 @@ from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 
-from .guest import cgroups
+from .guest import cgroups, frames
 from .isolation import GUEST_MAIN
 from .worker import Reply as Reply
 from .worker import Worker, hang_up
@@ -89,7 +89,7 @@ class Zygote:
 
         Raises:
             IsolationError: the kernel refused a layer; the message names it.
-            SandboxError: the zygote died.
+            SandboxError: the zygote died, or the worker before it was ready.
         """
         if not self.alive:
             raise SandboxError(f"zygote {self.name!r} is gone")
@@ -117,6 +117,8 @@ class Zygote:
             self._waiting.pop(ticket, None)
         if error:
             ours.close()
+            if error in (frames.LAUNCHER_DIED, frames.LAUNCHER_LATE):
+                raise SandboxError(f"cannot start a sandbox worker: {error}; it may be tried again")
             raise IsolationError(f"cannot set up a sandbox worker: {error}; see `toolyard doctor`")
         ours.setblocking(False)
         return Worker(ours, self, launcher, pid, cgroup)

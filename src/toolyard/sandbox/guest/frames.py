@@ -58,3 +58,7 @@ MAX_FETCH_BYTES = 64 << 20
 
 NO_CPU_LIMIT = 0.0
 """In the header's cpu field."""
+
+# Why the zygote has no worker to give, where nobody refused it anything: another try may fare better.
+LAUNCHER_DIED = "the launcher died"
+LAUNCHER_LATE = "took too long to start"

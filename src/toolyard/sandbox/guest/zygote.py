@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from . import cgroups, descendants, immortal, kernel, large_pages, launch, probe, program
+from . import cgroups, descendants, frames, immortal, kernel, large_pages, launch, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
@@ -145,9 +145,9 @@ class Zygote:
         deadline = time.monotonic() + START_SECONDS
         while True:
             ready, _, _ = select.select([report], [], [], max(deadline - time.monotonic(), 0))
-            data = os.read(report, 4096) if ready else b"e" + b"took too long to start"
+            data = os.read(report, 4096) if ready else b"e" + frames.LAUNCHER_LATE.encode()
             if not data:
-                return 0, "", "the launcher died"
+                return 0, "", frames.LAUNCHER_DIED
             while data:
                 kind, data = data[:1], data[1:]
                 if kind == b"m":
