@@ -148,6 +148,11 @@ KINDS = {
     ),
     "exit handlers": Kind("import atexit\natexit.register(print, 'last', input())\nprint('first')"),
     "destructors": Kind("class A:\n    def __del__(self): print('gone')\na = A()\nb = A()\nb.b = b"),
+    "counters": Kind("from collections import Counter\nprint(Counter(input()).most_common())", ["aab", "", "b"]),
+    "counters with a destructor": Kind(
+        "from collections import Counter\nif input() == '2': Counter.__del__ = lambda self: print('gone', self)\n"
+        "c = Counter('a')"
+    ),
     "threads": Kind(
         "import threading\nt = threading.Thread(target=lambda: print(input()))\nt.start()\nt.join()\n"
         "print(threading.active_count())"

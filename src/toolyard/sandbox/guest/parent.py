@@ -82,6 +82,7 @@ def serve(setup: Setup) -> NoReturn:
         receive, space = setup.control.recvmsg, _SPACE
         setsid, prctl, dumpable, close = clone.quick.setsid, clone.quick.prctl, setup.dumpable, clone.quick.close
         (set_affinity, everywhere), (tell, robust_list) = setup.everywhere, setup.robust_list
+        warmth.sort_gaps()
         gc.freeze()
         interpreter.make_main()  # not frozen: the collector of each case is to look at it
         os.write(CONTROL, READY)

@@ -35,6 +35,13 @@ def solve(data):
     return str(best) + " ".join(map(str, numbers)) + f"{best:.3f}" + "a b".strip().replace("a", "b").upper()[::-1]
 
 data = stdin.read().split()
+# An abstract class remembers of every class it is asked about whether that is one of its own, and so asks once.
+for kind in (
+    data, tuple(data), "ab", b"ab", range(2), {}, {}.keys(), {}.values(), {}.items(), set(), frozenset(), deque(),
+    iter(data), reversed(data), iter("ab"), iter({}), (word for word in data), map(str, data), zip(data),
+    filter(None, data), enumerate(data), Counter(), defaultdict(int),
+):
+    Counter(kind)
 for line in "1 2\\n3".splitlines():
     a, *b = map(int, line.split())
 print(solve(data), file=stdout)
@@ -47,6 +54,8 @@ _POOLED = {(3, 11), (3, 12), (3, 13)}
 """Versions in which that is so."""
 _MOST_GAPS = 1 << 20
 """Bytes, of each size of blocks."""
+_MUCH = 100_000
+"""Bytes; more than any gap, and less than what the C library asks the kernel for."""
 _kept: list[object] = []
 
 
@@ -70,6 +79,11 @@ def fill_gaps() -> None:
             _kept.append(filler)
             if id(filler) % _POOL == _FIRST:  # a pool was begun: all before it are full
                 break
+
+
+def sort_gaps() -> None:
+    """The same for large objects, whose gaps the C library sorts, page by page, when it is next asked for much."""
+    bytearray(_MUCH)
 
 
 def _filler(size: int, number: int) -> object:
