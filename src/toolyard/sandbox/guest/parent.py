@@ -16,6 +16,7 @@ import importlib
 import os
 import socket
 import sys
+import warnings
 from functools import partial
 from types import CodeType
 from typing import Any, NoReturn
@@ -131,7 +132,6 @@ def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, by
 
 def _compile(code: bytes, path: str) -> bytes | CodeType:
     """What would say anything, an error or a warning, is left for each case to say itself."""
-    warnings = sys.modules["warnings"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
