@@ -22,9 +22,9 @@ _CLONE_VFORK, _CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID = 0x4000, 0x8000, 0x
 _FLAGS = _CLONE_VFORK | _CLONE_PARENT | _CHILD_CLEARTID | _CHILD_SETTID | int(signal.SIGCHLD)
 _NUMBERS = {"x86_64": (56, 274, 273), "aarch64": (220, 100, 99)}
 """clone, get_robust_list, set_robust_list."""
-_DEAF = sys.stdlib_module_names | {"__main__", "_distutils_hack"}
+_DEAF = sys.stdlib_module_names | {"__main__", "_distutils_hack", "_virtualenv"}
 """Modules that need not hear of this kind of fork. Those of the standard library that want to hear of forks do so for
-the sake of other threads, of which there are none; but for one, see `seeding_call`."""
+the sake of other threads, of which there are none; but for one, see `seeding_call`. Others come from `site`."""
 
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 """A function and its arguments, made beforehand: each object that a child touches is a page it may have to copy."""
