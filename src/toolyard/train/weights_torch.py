@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class ThroughFolder(WeightSync):
         with whole_weights(trainer.model) as weights:
             if trainer.accelerator.is_main_process:
                 plain = _plain(trainer.accelerator.unwrap_model(trainer.model))
-                plain.save_pretrained(new, state_dict=weights)
+                plain.save_pretrained(new, state_dict=dict(weights))
                 trainer.processing_class.save_pretrained(new)
                 blocking.run(self._engine.update_weights_from_disk(new, version))
                 for old in folder.iterdir():
@@ -88,10 +89,28 @@ def whole_weights(model: Any) -> Generator[Mapping[str, Tensor]]:
     """The weights of `model` by the names of the plain model: without wrappers, adapters merged (the model itself stays
     as it is), shards put together. All processes that have a shard have to ask. Valid within the block only."""
     with torch.no_grad(), _summoned(model):
-        yield {name: _whole(value) for name, value in _named(model)}
+        yield _Weights(dict(_named(model)))
 
 
-def _named(model: Any) -> Generator[tuple[str, Any]]:
+class _Weights(Mapping[str, Tensor]):
+    """Where an adapter has to be merged, that is done when a weight is asked for: a second model, all at once, may not
+    fit into the memory."""
+
+    def __init__(self, found: Mapping[str, Tensor | Callable[[], Tensor]]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._found[name]
+        return found() if callable(found) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _named(model: Any) -> Generator[tuple[str, Tensor | Callable[[], Tensor]]]:
     adapted: dict[str, Any] = {
         _unwrapped(name): module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
     }
@@ -99,15 +118,19 @@ def _named(model: Any) -> Generator[tuple[str, Any]]:
         name = _unwrapped(wrapped)
         place = _owner(name, adapted)
         if place is None:
-            yield name.removeprefix(_PEFT_PREFIX), value
+            yield name.removeprefix(_PEFT_PREFIX), _whole(value)
             continue
         part = name.removeprefix(f"{place}.")
-        if not part.startswith(_ADAPTED):
-            continue  # the adapter itself
-        if part == f"{_ADAPTED}weight":
-            for adapter in adapted[place].active_adapters:
-                value = value + adapted[place].get_delta_weight(adapter).to(value.dtype)
-        yield f"{place.removeprefix(_PEFT_PREFIX)}.{part.removeprefix(_ADAPTED)}", value
+        if part.startswith(_ADAPTED):  # and not the adapter itself
+            plain = f"{place.removeprefix(_PEFT_PREFIX)}.{part.removeprefix(_ADAPTED)}"
+            yield plain, partial(_merged, adapted[place], value) if part == f"{_ADAPTED}weight" else _whole(value)
+
+
+@torch.no_grad()
+def _merged(layer: Any, value: Any) -> Tensor:
+    for adapter in layer.active_adapters:
+        value = value + layer.get_delta_weight(adapter).to(value.dtype)
+    return _whole(value)
 
 
 def _owner(name: str, places: Mapping[str, Any]) -> str | None:

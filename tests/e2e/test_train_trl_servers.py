@@ -1,0 +1,108 @@
+"""Training with servers: who gets the trainer's weights, and how. Real trainers; the servers stand in for SGLang and
+vLLM, which cannot run here, and speak their routes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from training import make_model
+from training_trl import make_trainer, recomputed, small_config, write_tasks
+
+from toolyard.errors import ConfigError, EngineError
+from toolyard.testing.engine_servers import SGLANG, VLLM, EngineServer
+from toolyard.train.trl import ToolyardRollout
+
+pytestmark = [
+    pytest.mark.filterwarnings("default::DeprecationWarning"),
+    pytest.mark.filterwarnings("default::FutureWarning"),
+    pytest.mark.filterwarnings("default::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path / "tasks.jsonl")
+
+
+def at(server: EngineServer, kind: str, small: Path) -> dict[str, Any]:
+    return {"kind": kind, "model": str(small), "urls": [server.url]}
+
+
+@pytest.mark.parametrize("with_adapter", [False, True])
+async def test_sglang_reads_the_whole_model_of_every_step_from_a_folder(
+    small: Path, tasks: Path, tmp_path: Path, with_adapter: bool
+) -> None:
+    import peft
+    import transformers
+
+    lora = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False) if with_adapter else None
+    async with EngineServer((SGLANG,)) as server:
+
+        def play() -> tuple[Any, list[dict[str, Any]]]:
+            with ToolyardRollout(small_config(small, tasks, engine=at(server, "sglang", small))) as rollout:
+                trainer = make_trainer(rollout, small, tmp_path / "out", peft=lora)
+                prompts = [row["prompt"] for row in rollout.dataset()]
+                first = rollout(prompts, trainer)
+                trainer.state.global_step = 1
+                for value in trainer.model.parameters():
+                    value.data.mul_(1.01)
+                return trainer.model, [first, rollout(prompts, trainer)]
+
+        model, batches = await asyncio.to_thread(play)
+    sent = server.posts("/update_weights_from_disk")
+    assert [body["weight_version"] for body in sent] == ["0", "1"]
+    assert [body["model_path"] for body in sent] == [str(tmp_path / "out" / "weights" / n) for n in "01"]
+    assert [folder.name for folder in (tmp_path / "out" / "weights").iterdir()] == ["1"], "the last is enough"
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(sent[1]["model_path"])
+    ids = [5, 9, 70, 3, 77]
+    apart = zip(recomputed(loaded, ids[:2], ids[2:]), recomputed(model, ids[:2], ids[2:]), strict=True)
+    assert max(abs(one - other) for one, other in apart) < 1e-4
+    for version, batch in enumerate(batches):
+        told = {told for one in batch["trajectory"] for turn in one.turns for told in turn.sampled.weight_versions}
+        assert told == {str(version)}
+
+
+async def test_a_server_that_does_not_take_the_weights_ends_the_run_by_name(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    async with EngineServer((SGLANG,)) as server:
+        server.rewrite = lambda answer: {**answer, "success": False} if "success" in answer else answer
+
+        def play() -> None:
+            with ToolyardRollout(small_config(small, tasks, engine=at(server, "sglang", small))) as rollout:
+                make_trainer(rollout, small, tmp_path / "out").train()
+
+        with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:\d+/update_weights_from_disk: the new weights"):
+            await asyncio.to_thread(play)
+
+
+async def test_vllm_is_asked_where_trl_has_it_and_its_weights_are_left_to_trl(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    async with EngineServer((VLLM,)) as server:
+
+        def play() -> dict[str, Any]:
+            with ToolyardRollout(small_config(small, tasks, engine={"kind": "vllm", "model": str(small)})) as rollout:
+                trainer = make_trainer(rollout, small, tmp_path / "out")
+                # TRL's own client needs vLLM and NCCL: the trainer is only told that it has one.
+                trainer.use_vllm, trainer.vllm_mode = True, "colocate"
+                prompts = [row["prompt"] for row in rollout.dataset()]
+                with pytest.raises(ConfigError, match=r"vllm_mode is 'colocate': rollouts need a server"):
+                    rollout(prompts, trainer)
+                trainer.vllm_mode = "server"
+                trainer.vllm_generation = SimpleNamespace(vllm_client=SimpleNamespace(base_url=server.url))
+                return rollout(prompts, trainer)
+
+        batch = await asyncio.to_thread(play)
+    assert len(server.posts("/v1/completions")) == 4
+    assert all(len(ids) == 8 for ids in batch["completion_ids"])
+    assert not (tmp_path / "out" / "weights").exists()
