@@ -145,7 +145,7 @@ def load(
     added = None if adapter is None else read_adapter(adapter)
     try:
         number = _dtype(dtype, place)
-        with _LOADING, _quiet():
+        with _LOADING, without_bars():
             loaded: Any = _models.from_pretrained(model, dtype=number, attn_implementation=PACKED)
             if added is not None:
                 added.merge_into(loaded)
@@ -185,8 +185,8 @@ def _unfit(model: Any, why: str) -> ConfigError:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
-    """Without progress bars."""
+def without_bars() -> Generator[None]:
+    """transformers draws one for whatever it reads or writes, in the middle of what others show."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from toolyard.errors import ConfigError, TaskError
 from toolyard.messages import JSON
@@ -68,7 +67,7 @@ def prepare_gsm8k(
     done = Prepared()
     tasks = _gsm8k_tasks(origin, raw_rows(origin), wording, skip_bad_rows, done)
     named = split or stem_of(origin)
-    _write_whole(target, write, (_verl_row(task, named, index) for index, task in islice(tasks, limit)))
+    write_whole(target, write, (_verl_row(task, named, index) for index, task in islice(tasks, limit)))
     return done
 
 
@@ -126,16 +125,21 @@ def _writer_for(target: Path) -> _Writer:
         return write_parquet
     if target.suffix != ".jsonl":
         raise ConfigError(f"{target}: its name should end in {' or '.join(_SUFFIXES)}, which says how it is written")
-    return _write_lines
+    return write_lines
 
 
-def _write_lines(path: Path, rows: Iterable[JSON]) -> None:
+def write_lines(path: Path, rows: Iterable[JSON]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _write_whole(target: Path, write: _Writer, rows: Iterable[Any]) -> None:
+def write_whole(target: Path, write: _Writer, rows: Iterable[JSON]) -> None:
+    """Have `write` make the file: it appears whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from toolyard.errors import ConfigError
+from toolyard.messages import JSON
 
+from .prepare import write_lines, write_whole
 from .problems import rows, teacher_turns
 
 
@@ -38,21 +39,11 @@ def write_problems(
         if file is not None and Path(file).exists() and not force:
             raise ConfigError(f"{file}: is there already; --force replaces it")
     made = list(rows(count, seed=seed, split=split))
-    _write(Path(destination), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made))
+    write_whole(Path(destination).resolve(), write_lines, made)
     if script is not None:
-        turns = {row["id"]: teacher_turns(row) for row in made}
-        _write(Path(script), json.dumps(turns, indent=1, ensure_ascii=False) + "\n")
+        write_whole(Path(script).resolve(), _write_script, made)
 
 
-def _write(target: Path, text: str) -> None:
-    target = Path(os.path.realpath(target))
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(partial, target)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):  # there is none, or not even its folder
-            partial.unlink()
+def _write_script(path: Path, made: Iterable[JSON]) -> None:
+    turns = {row["id"]: teacher_turns(row) for row in made}
+    path.write_text(json.dumps(turns, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")

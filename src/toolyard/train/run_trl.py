@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from .trl import ToolyardRollout
 import torch  # isort: skip
 import transformers  # isort: skip
 import trl  # isort: skip
-from transformers.utils import logging  # isort: skip
+from toolyard.engines.transformers_model import without_bars  # isort: skip
 
 _trl: Any = trl
 
@@ -48,25 +47,13 @@ def run_training(config: TrainConfig, observer: TrainObserver | None = None, *, 
         KeyboardInterrupt: it was ended at once, by the signal of that number.
     """
     cpu = on_cpu(config)
-    with Processes(cpu=cpu) as processes, _without_bars():
+    with Processes(cpu=cpu) as processes, without_bars():
         folder = config.output_dir
         if folder is None:
             folder = processes.agreed(f"training/{datetime.now().astimezone():%Y%m%d-%H%M%S}")
         told = observer if observer is not None and processes.is_main else TrainObserver()
         with Stopping(told.stopping) as stopping:
             return _Run(config.placed(folder), told, processes, stopping, cpu=cpu).train(resume)
-
-
-@contextmanager
-def _without_bars() -> Generator[None]:
-    """transformers draws one for whatever it reads or writes, in the middle of what others show."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _near(config: TrainConfig, device: str) -> TrainConfig:
