@@ -202,3 +202,9 @@ def test_where_there_is_no_step_to_finish_the_first_signal_ends_it():
     with Stopping(lambda: None) as stopping, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     assert stopping.signal == signal.SIGTERM
+
+
+def test_the_embedded_engine_is_not_flooded_with_requests_that_only_wait() -> None:
+    assert load_config(None, ["engine.max_batch_size=4"]).in_flight == 8
+    assert load_config(None, ["engine.kind=sglang"]).in_flight == 256
+    assert load_config(None, ["concurrency=7"]).in_flight == 7

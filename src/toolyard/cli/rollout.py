@@ -93,7 +93,14 @@ def rollout(
     ] = None,
     step: Annotated[int | None, typer.Option(help="The training step.", min=0, rich_help_panel=_RUN)] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything sampled.", rich_help_panel=_RUN)] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests at once.", min=1, rich_help_panel=_RUN)] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests at once. Default: 256; with the embedded engine, twice what it samples at the same time.",
+            min=1,
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     record: Annotated[
         str | None,
         typer.Option(metavar="TAPE", help="Record everything that is not decided here.", rich_help_panel=_RUN),

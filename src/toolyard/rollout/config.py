@@ -123,8 +123,8 @@ class RolloutConfig(_Part):
     interaction: InteractionConfig | None = None
     n: PositiveInt = 1
     """Samples of each task: a group."""
-    concurrency: PositiveInt = 256
-    """Requests at once."""
+    concurrency: PositiveInt | None = None
+    """Requests at once. None: 256; with the embedded engine, twice as many as it samples at the same time."""
     seed: int | None = 0
     """Of everything that is sampled here. None: engines choose."""
     step: NonNegativeInt = 0
@@ -137,6 +137,12 @@ class RolloutConfig(_Part):
     """A tape to write."""
     replay: str | None = None
     """A tape to play: no model, no tools."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at once. More than the embedded engine has room for would only wait in it, and look stuck."""
+        embedded = self.engine.kind == "transformers" and self.replay is None
+        return self.concurrency or (2 * self.engine.max_batch_size if embedded else 256)
 
 
 Settings = TypeVar("Settings", bound=BaseModel)

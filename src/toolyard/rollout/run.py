@@ -92,7 +92,7 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
         run = RolloutRun(
             opened.setting,
             requests_of(config, opened.tool_schemas, wanted),
-            concurrency=config.concurrency,
+            concurrency=config.in_flight,
             chance_of=_chance_of(config, opened, tape, stack),
             on_stuck=observer.stuck,
         )

@@ -92,7 +92,7 @@ class Player:
         self, setting: Setting, requests: Sequence[AsyncRolloutRequest], ended: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
         found: dict[str, Trajectory] = {}
-        run = RolloutRun(setting, requests, concurrency=self._config.concurrency, on_stuck=_tell)
+        run = RolloutRun(setting, requests, concurrency=self._config.in_flight, on_stuck=_tell)
         async with run:
             async for trajectory in run:
                 found[trajectory.request_id] = trajectory
