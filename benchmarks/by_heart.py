@@ -1,0 +1,201 @@
+"""A model that knows some conversations with a tool by heart, for benchmarks: what it samples is known beforehand, and
+any two loops that are right sample the same. See train.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toolyard.chat.formats import open_format
+from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.engines.models import resolve_model
+from toolyard.messages import Message, OpenAIFunctionToolSchema
+from toolyard.rollout.config import RolloutConfig, load_config
+from toolyard.tools.base import BaseTool, ToolResponse
+
+TOWNS = ("Bern", "Ulm", "Lyon", "Graz", "Oslo", "Turin", "Ghent", "Porto")
+SYSTEM = "You plan journeys. Ask for distances with the tool, one after the other, then give the sum after ####."
+FAR = "40"
+ANSWER = "Both ways are 40 km long, so the whole journey is 80 km.\n#### 80"
+CALLS = 2
+"""Of each conversation, one after the other."""
+RESPONSE = 256
+"""Tokens after the prompt, at most; the conversations have about 130."""
+
+
+def distance_in(seconds: float) -> Any:
+    async def distance(town: str):  # what it returns would be part of its schema
+        """How far it is to a town, in km.
+
+        Args:
+            town: Its name.
+        """
+        await asyncio.sleep(seconds)
+        return FAR
+
+    return distance
+
+
+class Distance(BaseTool):
+    """The same for us."""
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=await distance_in(self.config["seconds"])(**parameters)), None, {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with everything that both loops are given."""
+
+    folder: Path
+    schema: dict[str, Any]
+    """Of the tool, as `transformers` writes it and TRL shows it."""
+    prompts: list[list[dict[str, str]]]
+    group: int
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def template(self) -> Path:
+        return self.folder / "template.jinja"
+
+    @property
+    def samples(self) -> int:
+        return self.group * len(self.prompts)
+
+    def settings(self, seconds: float) -> RolloutConfig:
+        tools = self.folder / f"tools-{seconds:g}.yaml"
+        tool = {"class_name": "by_heart.Distance", "config": {"type": "native", "seconds": seconds}}
+        tools.write_text(yaml.safe_dump({"tools": [{**tool, "tool_schema": self.schema}]}))
+        return load_config(
+            None,
+            {
+                "tasks": {"path": str(self.folder / "tasks.jsonl")},
+                "engine": {"model": str(self.model), "device": "cpu", "max_batch_size": self.samples},
+                "chat": {"format": "hermes", "chat_template": str(self.template)},
+                "sampling": {"temperature": 1.0, "top_k": 1, "max_tokens": RESPONSE},
+                "limits": {"response_length": RESPONSE},
+                "tools": str(tools),
+                "n": self.group,
+            },
+        )
+
+
+def prepared(folder: Path, model: str | None, prompts: int, group: int) -> Place:
+    """Prompts, template, and a model that knows its conversations by heart."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import get_json_schema
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    pairs = [(TOWNS[at % len(TOWNS)], TOWNS[(at * 3 + 1) % len(TOWNS)]) for at in range(prompts)]
+    asked = [
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{at}: to {one}, then to {two}."}]
+        for at, (one, two) in enumerate(pairs)
+    ]
+    schema = get_json_schema(distance_in(0))
+    place = Place(folder, schema, asked, group)
+    # Our schemas say `strict: false` where nothing is said. TRL knows templates by their text, so ours is changed.
+    said = ", ".join(f'"{key}": tool.function["{key}"]' for key in schema["function"])
+    plainly = f'{{"type": "function", "function": {{{said}}} }} | tojson'
+    place.template.write_text(qwen2_5_chat_template.replace("tool | tojson", plainly))
+    with (folder / "tasks.jsonl").open("w") as file:
+        for at, messages in enumerate(asked):
+            file.write(json.dumps({"id": str(at), "prompt": messages, "answer": "80"}) + "\n")
+    torch.manual_seed(0)
+    if model is None:
+        tokenizer = small_tokenizer(json.dumps([asked, place.schema, ANSWER]) + qwen2_5_chat_template)
+        made = small_model(tokenizer)
+    else:
+        base = resolve_model(model, progress=print)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        made = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tokenizer.save_pretrained(place.model)
+    taught(made, conversations(place, pairs), 1e-3 if model is None else 1e-4)
+    made.save_pretrained(place.model)
+    return place
+
+
+def small_tokenizer(text: str) -> Any:
+    """A thousand tokens, made of `text`: with a larger vocabulary, most of a small model would be its output layer."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    special, letters = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    train = tokenizers.trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=special, initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator([text], train)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def small_model(tokenizer: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def conversations(place: Place, pairs: Iterable[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    """Token by token, what is asked, called, answered and said; and which of it the model says."""
+    tokenizer = load_tokenizer(place.model)
+    chat = open_format(tokenizer, format="hermes", chat_template=place.template)
+    tools, stop = (OpenAIFunctionToolSchema.model_validate(place.schema),), chat.stop_token_ids[0]
+    made: list[tuple[list[int], list[int]]] = []
+    for messages, towns in zip(place.prompts, pairs, strict=True):
+        ids = chat.render([Message.from_openai(message) for message in messages], tools)
+        mask = [0] * len(ids)
+        for town in towns:
+            call = f'<tool_call>\n{{"name": "distance", "arguments": {{"town": "{town}"}}}}\n</tool_call>'
+            said = [*tokenizer.encode(call), stop]
+            told = chat.extension(ids, said, [Message("tool", FAR, name="distance")], tools)
+            ids, mask = [*ids, *said, *told], [*mask, *[1] * len(said), *[0] * len(told)]
+        said = [*tokenizer.encode(ANSWER), stop]
+        made.append(([*ids, *said], [*mask, *[1] * len(said)]))
+    return made
+
+
+def taught(model: Any, by_heart: list[tuple[list[int], list[int]]], learning_rate: float) -> None:
+    """Until each token of what the model is to say is far more likely than any other."""
+    import torch
+
+    began, longest = time.perf_counter(), max(len(ids) for ids, _ in by_heart)
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in by_heart])
+    said = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in by_heart])[:, 1:].bool()
+    wanted = ids[:, 1:][said]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    model.train()
+    for step in range(500):
+        logits = model.get_output_embeddings()(model.base_model(ids[:, :-1]).last_hidden_state[said])
+        logprobs = logits.log_softmax(-1)[torch.arange(len(wanted)), wanted]
+        if logprobs.min().exp() > 0.8:
+            seconds = time.perf_counter() - began
+            print(f"The model knows its {len(by_heart)} conversations after {step} updates, {seconds:.0f} s.")
+            return
+        optimizer.zero_grad()
+        (-logprobs.mean()).backward()
+        optimizer.step()
+    raise SystemExit("the model did not learn its conversations: another learning rate may help")

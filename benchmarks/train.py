@@ -1,0 +1,380 @@
+"""GRPO with our rollouts: where the time of a step goes, and the same step with TRL's own `tools=` loop.
+
+    python benchmarks/train.py                     both parts, on the CPU: a quarter of an hour on two busy cores
+    python benchmarks/train.py --part shares       the embedded model, word problems, code in the embedded sandbox
+    python benchmarks/train.py --part beside       the two loops beside each other
+    python benchmarks/train.py --part beside --model smollm2-135m --prompts 2 --steps 1
+    python benchmarks/train.py --quick
+
+Beside each other, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before it
+is measured, the model is taught a few conversations by heart (two calls, one after the other, then the answer), and it
+always takes the likeliest token (`top_k` 1). That every prompt, sampled and masked token of both is the same is
+checked. The rewards are all equal, so an update costs what it costs and changes nothing. The model is a small one with
+random weights unless another is named: what it says does not matter, only how long it takes. Whatever else the machine
+does hits both, as they take turns; compare the ratios, not the numbers.
+
+What differs: TRL samples with `transformers.generate`, which computes the whole conversation anew for each turn, and
+awaits the calls of one sample before those of the next, also if the tool is asynchronous, as it is here. Ours samples
+with the embedded engine, and calls while others are still sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import toolyard.engines.openmp  # noqa: F401 - before torch, and so for both loops: threads that wait do not spin
+from by_heart import CALLS, RESPONSE, Place, distance_in, prepared
+from toolyard.engines.models import DEFAULT_MODEL, resolve_model
+from toolyard.records.trajectory import Trajectory
+from toolyard.train.config import EMBEDDED as EMBEDDED_TRAINING
+from toolyard.train.config import load_train_config
+from toolyard.train.trl import StepObserver, StepReport, ToolyardRollout
+
+CONSOLE = Console()
+DELAYS = (0.0, 0.05, 0.2)
+
+
+# The trainer ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Times:
+    """Seconds of each step."""
+
+    steps: list[float] = field(default_factory=list)
+    rollouts: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+def trainer(model: Any, times: Times, **given: Any) -> Any:
+    """A GRPOTrainer that takes its own times, and keeps what it sampled last in `sampled`."""
+    import trl
+    from transformers import PrinterCallback, TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.steps.append(time.perf_counter() - self.began)
+
+    class Timed(trl.GRPOTrainer):
+        sampled: Any = None
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            made = super()._generate(*args, **kwargs)
+            times.rollouts.append(time.perf_counter() - began)
+            self.sampled = [list(map(list, rows)) for rows in made[:3]]  # prompts, completions, mask
+            return made
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            made = super()._calculate_rewards(*args, **kwargs)
+            times.rewards.append(time.perf_counter() - began)
+            return made
+
+    made = Timed(model, callbacks=[Clock()], **given)
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def grpo_config(folder: Path, samples: int, group: int, steps: int, *, temperature: float = 1.0, **given: Any) -> Any:
+    import trl
+
+    return trl.GRPOConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=samples,
+        num_generations=group,
+        max_steps=steps,
+        learning_rate=1e-6,
+        temperature=temperature,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        seed=0,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        **given,
+    )
+
+
+# Where the time of a step goes ----------------------------------------------------------------------------------------
+
+Interval = tuple[float, float]
+
+
+class Watch(StepObserver):
+    def __init__(self) -> None:
+        self.trajectories: list[list[Trajectory]] = []
+        self.reports: list[StepReport] = []
+
+    def begins(self, step: int, requests: int, evaluation: bool) -> None:
+        self.trajectories.append([])
+
+    def ended(self, trajectory: Trajectory) -> None:
+        self.trajectories[-1].append(trajectory)
+
+    def stepped(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+def stages(trajectories: Iterable[Trajectory]) -> dict[str, list[Interval]]:
+    """When requests were sampled for, waited for tools, and were scored: seconds from the begin of the rollout, with
+    which all of them begin."""
+    found: dict[str, list[Interval]] = {"sampling": [], "tools": [], "rewards": []}
+    for trajectory in trajectories:
+        end = 0.0
+        for turn in trajectory.turns:
+            spoken = turn.timings["started"] + turn.timings["generating"]
+            end = spoken + turn.timings.get("tool_calling", 0.0)
+            found["sampling"].append((turn.timings["started"], spoken))
+            found["tools"].append((spoken, end))
+        found["rewards"].append((end, end + trajectory.metrics["seconds"].get("reward", 0.0)))
+    return found
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Seconds in which there is at least one."""
+    total, until = 0.0, 0.0
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def measure_shares(model: str, steps: int) -> None:
+    import peft
+    from transformers import AutoTokenizer
+
+    settings = load_train_config(EMBEDDED_TRAINING)
+    rollout_settings = settings.rollout.model_copy(
+        update={"engine": settings.rollout.engine.model_copy(update={"model": model, "device": "cpu"})}
+    )
+    folder, samples = resolve_model(model, progress=CONSOLE.print), 2 * settings.rollout.n
+    watch, times = Watch(), Times()
+    with tempfile.TemporaryDirectory() as scratch, ToolyardRollout(rollout_settings, observer=watch) as rollout:
+        args = grpo_config(
+            Path(scratch),
+            samples,
+            settings.rollout.n,
+            steps + 1,
+            temperature=settings.rollout.sampling.temperature,
+            model_init_kwargs={"dtype": "float32"},
+        )
+        trainer(
+            str(folder),
+            times,
+            args=args,
+            train_dataset=rollout.dataset(),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            reward_funcs=[rollout.reward],
+            rollout_func=rollout,
+            peft_config=peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+        ).train()
+    show_shares(model, samples, times, watch)
+
+
+def show_shares(model: str, samples: int, times: Times, watch: Watch) -> None:
+    """Means of all steps but the first, in which everything is opened."""
+    played = [stages(trajectories) for trajectories in watch.trajectories[1:]]
+    mean = statistics.fmean
+    step = mean(times.steps[1:])
+    wall = {name: mean(report.seconds[name] for report in watch.reports[1:]) for name in ("sync", "rollout")}
+    sampling = mean(covered(one["sampling"]) for one in played)
+    tools = mean(covered(one["sampling"] + one["tools"]) for one in played) - sampling
+    everything = mean(covered(one["sampling"] + one["tools"] + one["rewards"]) for one in played)
+    summed = {
+        name: mean(sum(end - start for start, end in one[name]) for one in played)
+        for name in ("sampling", "tools", "rewards")
+    }
+    scoring = mean(times.rewards[1:])
+    rows = [
+        ("weights to the engine", wall["sync"], None),
+        ("rollout", wall["rollout"], None),
+        ("  somebody is sampled", sampling, summed["sampling"]),
+        ("  all others wait for tools", tools, summed["tools"]),
+        ("  all others are scored", everything - sampling - tools, summed["rewards"]),
+        ("  the rest: texts, audit", wall["rollout"] - everything, None),
+        ("reward function in TRL", scoring, None),
+        ("update", step - mean(times.rollouts[1:]) - scoring, None),
+        ("the whole step", step, None),
+    ]
+    calls = mean(sum(len(turn.tool_calls) for it in some for turn in it.turns) for some in watch.trajectories[1:])
+    tokens = mean(sum(sum(it.tokens.response_mask) for it in some) for some in watch.trajectories[1:])
+    title = f"{model}, {samples} samples a step, {calls:.0f} calls, {tokens:.0f} sampled tokens, mean of {len(played)}"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("")
+    for name in ("seconds", "share", "summed over requests"):
+        table.add_column(name, justify="right")
+    for name, seconds, together in rows:
+        share = f"{seconds / step:.1%}"
+        table.add_row(name, f"{seconds:.2f}", share, "" if together is None else f"{together:.2f}")
+    CONSOLE.print(table)
+
+
+# Beside TRL's own loop ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    times: Times
+    sampled: Any
+
+
+def by_trl(place: Place, model: Any, seconds: float, steps: int) -> Run:
+    import datasets
+    from transformers import AutoTokenizer
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    tokenizer = AutoTokenizer.from_pretrained(place.model)
+    tokenizer.chat_template = qwen2_5_chat_template
+    times = Times()
+    with tempfile.TemporaryDirectory() as scratch:
+        made = trainer(
+            model,
+            times,
+            args=sampling_the_same(place, scratch, steps),
+            train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in place.prompts]),
+            processing_class=tokenizer,
+            reward_funcs=[right],
+            tools=[distance_in(seconds)],
+        )
+        made.train()
+    return Run(times, made.sampled)
+
+
+def sampling_the_same(place: Place, scratch: str, steps: int) -> Any:
+    return grpo_config(Path(scratch), place.samples, place.group, steps, top_k=1, max_completion_length=RESPONSE)
+
+
+def right(completions: list[Any], **_: Any) -> list[float]:
+    return [float(completion[-1]["content"].endswith("#### 80")) for completion in completions]
+
+
+def by_us(place: Place, model: Any, seconds: float, steps: int) -> Run:
+    from transformers import AutoTokenizer
+
+    times = Times()
+    with tempfile.TemporaryDirectory() as scratch, ToolyardRollout(place.settings(seconds)) as rollout:
+        made = trainer(
+            model,
+            times,
+            args=sampling_the_same(place, scratch, steps),
+            train_dataset=rollout.dataset(),
+            processing_class=AutoTokenizer.from_pretrained(place.model),
+            reward_funcs=[rollout.reward],
+            rollout_func=rollout,
+        )
+        made.train()
+    return Run(times, made.sampled)
+
+
+def measure_beside(model: str | None, prompts: int, group: int, steps: int, rounds: int) -> None:
+    """Each of `rounds` has all delays and both loops; the first step of each is not counted."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    found: dict[tuple[float, str], Times] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = prepared(Path(scratch), model, prompts, group)
+        plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
+        for turn in range(rounds):
+            for seconds in DELAYS:
+                ways = [("TRL", by_trl), ("ours", by_us)]
+                sampled: dict[str, Any] = {}
+                for name, way in ways if turn % 2 == 0 else reversed(ways):
+                    run = way(place, copy.deepcopy(plain), seconds, steps + 1)
+                    told = ", ".join(f"{one:.2f}" for one in run.times.steps[1:])
+                    CONSOLE.print(f"[dim]{name}, {seconds * 1000:.0f} ms: {told} s")
+                    kept = found.setdefault((seconds, name), Times())
+                    kept.steps += run.times.steps[1:]
+                    kept.rollouts += run.times.rollouts[1:]
+                    sampled[name] = run.sampled
+                if sampled["TRL"] != sampled["ours"]:
+                    raise SystemExit(f"the two loops differ in what they sampled: {difference(sampled)}")
+    show_beside(model, place, sampled["ours"], found)
+
+
+def difference(sampled: dict[str, Any]) -> str:
+    for field_name, theirs, ours in zip(("prompt", "completion", "mask"), sampled["TRL"], sampled["ours"], strict=True):
+        for row, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+            if one != other:
+                at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), "the end")
+                return f"{field_name} {row} at {at}, with {len(one)} and {len(other)} tokens"
+    return "nothing"
+
+
+def show_beside(model: str | None, place: Place, sampled: Any, found: dict[tuple[float, str], Times]) -> None:
+    tokens, steps = sum(map(sum, sampled[2])), len(found[DELAYS[0], "ours"].steps)
+    title = (
+        f"{model or 'random weights'}: {place.samples} samples a step, the same {tokens} sampled tokens and "
+        f"{CALLS * place.samples} calls with both loops; seconds, of {steps} steps"
+    )
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("a call takes", "", "median: TRL", "ours", "ratio", "best: TRL", "ours", "ratio", "goal"):
+        table.add_column(name, justify="right")
+    for seconds in DELAYS:
+        theirs, ours = found[seconds, "TRL"], found[seconds, "ours"]
+        met = statistics.median(ours.steps) < statistics.median(theirs.steps)
+        goal = "" if seconds < 0.05 else "met" if met else "missed"
+        table.add_row(f"{seconds * 1000:.0f} ms", "step", *compared(theirs.steps, ours.steps), goal)
+        table.add_row("", "rollout", *compared(theirs.rollouts, ours.rollouts))
+    CONSOLE.print(table)
+
+
+def compared(theirs: list[float], ours: list[float]) -> list[str]:
+    """By median, and by the best: each, and how many times longer theirs takes."""
+    cells: list[str] = []
+    for of in (statistics.median, min):
+        cells += [f"{of(theirs):.2f}", f"{of(ours):.2f}", f"{of(theirs) / of(ours):.1f}"]
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("shares", "beside", "both"), default="both")
+    parser.add_argument("--model", help="shares: the embedded one; beside: a small one with random weights")
+    parser.add_argument("--prompts", type=int, default=4, help="beside: of a step")
+    parser.add_argument("--group", type=int, default=4, help="beside: samples of each")
+    parser.add_argument("--steps", type=int, default=3, help="that are counted, in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="beside")
+    parser.add_argument("--quick", action="store_true", help="one step, one round")
+    options = parser.parse_args()
+    if options.quick:
+        options.steps = options.rounds = 1
+    quiet()
+    if options.part != "beside":
+        measure_shares(options.model or DEFAULT_MODEL, options.steps)
+    if options.part != "shares":
+        measure_beside(options.model, options.prompts, options.group, options.steps, options.rounds)
+
+
+def quiet() -> None:
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("trl").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()
