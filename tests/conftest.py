@@ -122,26 +122,24 @@ def _why_not_granted(feature: str) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[skipped_tests] = []
+    config.pluginmanager.register(_Skipped(config.stash[skipped_tests]))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):
-    report = yield
-    _remember(item.config, report)
-    return report
+class _Skipped:
+    """Hears of every report, also of those that come from other processes."""
 
+    def __init__(self, found: list[tuple[str, str]]) -> None:
+        self._found = found
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
-    report = yield
-    _remember(collector.config, report)
-    return report
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._remember(report)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._remember(report)
 
-def _remember(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
-    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
-        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-        config.stash[skipped_tests].append((report.nodeid, reason))
+    def _remember(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            self._found.append((report.nodeid, str(report.longrepr[2]).removeprefix("Skipped: ")))
 
 
 def unaccepted(config: pytest.Config) -> list[tuple[str, str]]:

@@ -96,7 +96,7 @@ async def test_512_requests_all_end_with_their_reason_and_leave_nothing(tmp_path
     lines = script(chance)
     async with scripted(lines, token_seconds=1e-5) as engine, DumpWriter(tmp_path) as dump:
         place = setting(
-            engine, [flaky, code], max_assistant_turns=4, response_length=2500, tool_seconds=0.5, engine_retries=2
+            engine, [flaky, code], max_assistant_turns=4, response_length=2500, tool_seconds=0.5, engine_retries=1
         )
         requests = [request_for(place, task(id=f"task-{number}")) for number in range(REQUESTS)]
         ended = 0

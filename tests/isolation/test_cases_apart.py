@@ -145,14 +145,14 @@ if input() == "stray":
 {indent(dedent(STRAYS[way]), "    ")}
     time.sleep(0.02)
 else:
-    print(others() == [parent], os.listdir("/tmp"), os.listdir())
+    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
     time.sleep(0.02)
-    print(others() == [parent], os.listdir("/tmp"), os.listdir())
+    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
 """
     stray, look, stray_again, look_again = await each(alone, code, ["stray", "look", "stray", "look"])
     assert stray.ok, stray
     assert stray_again.ok, stray_again
-    assert look.stdout == look_again.stdout == "True [] ['main.py']\n" * 2
+    assert look.stdout == look_again.stdout == "True False ['main.py']\n" * 2
 
 
 async def test_a_case_sees_nobody_but_the_worker_and_its_parent(alone: LocalSandbox) -> None:

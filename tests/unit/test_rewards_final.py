@@ -243,7 +243,7 @@ async def test_what_comes_with_a_score_is_kept_in_jsons_terms():
         None, "1.0", b"1", np.str_("1"), np.array("1"), float("nan"), float("inf"), -np.inf, np.float32("nan"), [1.0],
         (1.0, "why"), np.array([1, 2]), 1j, 10**400, object(), {"score": None}, {"score": "1"}, {"score": float("nan")},
     ],
-    ids=str,
+    ids=lambda value: str(value).partition(" at 0x")[0],
 )  # fmt: skip
 async def test_what_is_not_a_finite_number_is_an_error(returned):
     with pytest.raises(RewardError, match=r"reward 'mine': returned .*, which is not a finite number"):

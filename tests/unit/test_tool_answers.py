@@ -53,6 +53,9 @@ class Number:
     def __float__(self) -> float:
         return 0.25
 
+    def __repr__(self) -> str:
+        return "Number"
+
 
 @pytest.mark.parametrize(
     ("returned", "text", "reward", "metrics"),

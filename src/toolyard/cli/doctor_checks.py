@@ -39,11 +39,11 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "mcp": ("mcp",),
     "chat": ("httpx", "jinja2", "renderers", "tokenizers", "transformers"),
-    "hf": ("accelerate", "gguf", "torch"),
+    "hf": ("accelerate", "gguf", "safetensors", "torch"),
     "parquet": ("pyarrow",),
     "math": ("math_verify",),
     "viewer": ("textual",),
-    "trl": ("trl",),
+    "trl": ("matplotlib", "peft", "trl"),
     "verl": ("verl",),
 }
 """Modules of each extra of pyproject.toml that a user may want."""
