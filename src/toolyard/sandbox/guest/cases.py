@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -19,8 +18,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import clone, frames, parent, program
-from .child import BecomeError, Pipes
+from . import clone, frames, parent, program, steps
+from .child import BecomeError, Case
+from .quick_case import LIST, QuickCase
+from .steps import address_of
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -37,29 +38,9 @@ _ORDER = 65536
 """Bytes of one message."""
 _OPEN_FILES = 8
 """A program that may have fewer is run on its own: a parent, which its limits bind as well, needs some."""
+_WHY = 4096
+"""Bytes to tell why a case was refused."""
 _CHILD_ENDS = (int(signal.SIGCHLD),)
-
-
-class Case(Pipes):
-    """One case, with the worker's ends of its streams; the other ones are on their way to the parent."""
-
-    def __init__(self, size: int) -> None:
-        stdin, self.stdin = os.pipe()
-        self.stdout, stdout = os.pipe()
-        self.stderr, stderr = os.pipe()
-        if size > select.PIPE_BUF:  # which always fits
-            os.set_blocking(self.stdin, False)
-        self._streams = array.array("i", (stdin, stdout, stderr))
-        self.pid = 0
-        """0: there is no such process yet."""
-        self.ending: tuple[int, int, resource.struct_rusage] | None = None
-        """What `wait4` says of it; None while it runs."""
-
-    def hand_over(self, control: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # nobody is there: it will not begin
-            control.sendmsg([parent.CASE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, self._streams)])
-        for handle in self._streams:
-            os.close(handle)
 
 
 class Parent:
@@ -87,10 +68,14 @@ class Parent:
 
     def wake(self) -> None:
         """In case the program has stopped it."""
-        os.kill(self.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
 
     def gone(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # who waits for a case finds the parent, too
+            return True
 
 
 class Cases:
@@ -102,10 +87,12 @@ class Cases:
         self._processor = frames.ANY
         self._children = -1
         """The kernel's list of our children, in the order in which they became ours."""
-        if worker.config["namespaces"] and worker.config["seccomp"] and clone.possible():
+        config = worker.config
+        if config["namespaces"] and config["seccomp"] and not config["sessions"] and clone.possible():
             self._setup = parent.Setup(worker.interpreter, self._processors)
             with contextlib.suppress(OSError):  # not every kernel has it
                 self._children = os.open("/proc/self/task/1/children", os.O_RDONLY | os.O_CLOEXEC)
+        self._quick: QuickCase | None = None
         self._parent: Parent | None = None
         self._parents_left = 0
 
@@ -124,9 +111,10 @@ class Cases:
         able = python and self._children >= 0 and header[5] >= _OPEN_FILES
         self._parents_left = _MOST_PARENTS if able and count > 1 else 0
         self._worker.prepares = not self._parents_left
+        start = address_of(request)
         for index in range(count):
             (size,) = frames.CASE.unpack_from(request, sizes + index * frames.CASE.size)
-            stdin, at = request[at : at + size], at + size
+            stdin, self._stdin, at = request[at : at + size], start + at, at + size
             reason = self._fork(header, order, stdin, fetch) if self._parents_left else -1
             if reason < 0:
                 self._worker.replies.flush()
@@ -137,7 +125,7 @@ class Cases:
         if self._parent is not None:
             self._end_parent()
 
-    def _make_parent(self, order: memoryview) -> bool:
+    def _make_parent(self, header: tuple[Any, ...], order: memoryview) -> bool:
         worker = self._worker
         worker.drop_ready()  # nobody but the parent may be there with the cases
         if self._processor in self._processors:
@@ -147,6 +135,12 @@ class Cases:
         self._alone = b"%d " % made.pid
         worker.watch.spared = str(made.pid)
         if made.order(order):
+            self._soon = min(_SOON, header[1])
+            if self._quick is None and steps.possible():
+                self._quick = QuickCase(self._children, worker.interpreter.path, worker.scratch)
+            if self._quick is not None:
+                main = self._code if self._main_is_ours else None
+                self._quick.aim(made.control.fileno(), self._alone, main, (worker.out, worker.err), self._soon)
             return True
         self._parents_left = 0
         self._end_parent()
@@ -165,40 +159,66 @@ class Cases:
     def _fork(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run one case by a fork of the parent and reply. Returns the reason of its end, or -1: it did not begin."""
         worker = self._worker
-        worker.begin(header)
-        if self._parent is None and not self._make_parent(order):
+        fits = len(stdin) <= select.PIPE_BUF
+        if self._parent is None or not fits or worker.watch.by_looking:  # else most is as it was
+            worker.begin(header)
+        worker.extra.reset(_WHY)
+        if self._parent is None and not self._make_parent(header, order):
             return -1
+        start = time.monotonic()
+        reason, rest = frames.ENDED, stdin[:0]
+        if self._quick is not None and fits:
+            found = self._quick.run(self._stdin, len(stdin))
+        else:
+            found, rest = self._start(stdin)
+        alone = True
+        if isinstance(found, Case):
+            reason = self._see_to_its_end(found, rest, start, header)
+            found, alone = found.ending, os.pread(self._children, LIST, 0) == self._alone
+        wall = time.monotonic() - start
+        if found is not None and found.status == parent.REFUSED << 8:
+            self._hear_why()
+        # Every process in the jail descends from a child of ours: with no child but the parent there is none.
+        if found is None or not alone:
+            self._parents_left -= 1
+            self._end_parent()
+        if found is None:
+            return -1
+        return worker.conclude(reason, *found, wall, fetch, hold=True)
+
+    def _start(self, stdin: memoryview) -> tuple[Case, memoryview]:
+        """Begin a case. Returns it, and what it has still to read."""
         assert self._parent is not None
         if self._main_is_ours:
-            program.write_main(worker.interpreter.path, self._code)
-        start = time.monotonic()
-        case = Case(len(stdin))
+            program.write_main(self._worker.interpreter.path, self._code)
+        (stdin_end, feed), (stdout, out), (stderr, err) = os.pipe(), os.pipe(), os.pipe()
+        case = Case(stdout, stderr, feed)
+        if len(stdin) > select.PIPE_BUF:  # which always fits
+            os.set_blocking(feed, False)
         rest = case.feed(stdin)
-        case.hand_over(self._parent.control)
-        self._await(case, start + min(_SOON, header[1]))
-        reason = frames.ENDED
+        streams = array.array("i", (stdin_end, out, err))
+        with contextlib.suppress(OSError):  # nobody is there: it will not begin
+            self._parent.control.sendmsg([parent.CASE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+        for handle in streams:
+            os.close(handle)
+        return case, rest
+
+    def _see_to_its_end(self, case: Case, rest: memoryview, start: float, header: tuple[Any, ...]) -> int:
+        """Returns the reason of its end, if it has begun."""
+        worker, reason = self._worker, frames.ENDED
+        if case.ending is None:
+            self._await(case, start + self._soon)
         if case.pid and case.ending is None:
             worker.replies.flush()
             reason = worker.pump(case, os.pidfd_open(case.pid), rest, start + header[1], header[9])
             os.kill(case.pid, signal.SIGKILL)
-            case.ending = os.wait4(case.pid, 0)
-        wall = time.monotonic() - start
+            case.await_end()
         worker.out.drain(case.stdout, worker.scratch)
         worker.err.drain(case.stderr, worker.scratch)
         case.close()
         if reason == frames.ENDED and max(worker.out.seen, worker.err.seen) > header[9]:
-            reason = frames.OUTPUT_EXCEEDED
-        if case.ending is not None and case.ending[1] == parent.REFUSED << 8:
-            self._hear_why()
-        # Every process in the jail descends from a child of ours: with no child but the parent there is none.
-        if case.ending is None or os.pread(self._children, 64, 0) != self._alone:
-            self._parents_left -= 1
-            self._end_parent()
-        if case.ending is None:
-            return -1
-        _, status, usage = case.ending
-        cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-        return worker.conclude(reason, status, cpu, peak, wall, fetch, hold=True)
+            return frames.OUTPUT_EXCEEDED
+        return reason
 
     def _await(self, case: Case, until: float) -> None:
         """Wait for the case to begin, as long as that takes, and until then for its end."""
@@ -207,12 +227,12 @@ class Cases:
         while True:
             ended = signal.sigtimedwait(_CHILD_ENDS, max(until - time.monotonic(), 0.0))
             # After the parent, the first one is the case: what it leaves to us when it ends, or before, comes later.
-            _, *others = os.pread(self._children, 64, 0).split(b" ")
-            if others[0]:
-                pid = int(others[0])
-                ending = os.wait4(pid, os.WNOHANG)
-                if ending[0] or not ended:
-                    case.pid, case.ending = pid, ending if ending[0] else None
+            children = [int(pid) for pid in os.pread(self._children, LIST, 0).split()]
+            others = [pid for pid in children if pid != self._parent.pid]
+            if others:
+                case.pid = others[0]
+                case.await_end(os.WNOHANG)
+                if case.ending is not None or not ended:
                     return
             elif not ended:
                 self._parent.wake()

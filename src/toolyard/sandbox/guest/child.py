@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from . import program
 
@@ -89,6 +89,32 @@ class Pipes:
         self.close_input()
         os.close(self.stdout)
         os.close(self.stderr)
+
+
+class Ending(NamedTuple):
+    """How a case ended."""
+
+    status: int
+    """As `wait` tells it."""
+    cpu: float
+    peak: int
+    """Bytes, of its largest process."""
+
+
+class Case(Pipes):
+    """One run of a program that its parent is forked for."""
+
+    def __init__(self, stdout: int, stderr: int, stdin: int = -1) -> None:
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.pid = 0
+        """0: there is no such process yet."""
+        self.ending: Ending | None = None
+        """None while it runs."""
+
+    def await_end(self, options: int = 0) -> None:
+        pid, status, usage = os.wait4(self.pid, options)
+        if pid:
+            self.ending = Ending(status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 class Child(Pipes):

@@ -5,6 +5,9 @@ how the case ended, and there is nobody between them who could be kept from tell
 
 `os.fork` has no such option: the system call is made directly, with what the C library gives it. What that does besides
 is for processes with threads. Python's part of it is done where a module may have asked to hear of forks.
+
+Each object that a child touches is a page it may have to copy. So where that is known how to, the forking process does
+not go back to Python between one child and the next, nor does a child before its system calls are made (see `steps`).
 """
 
 from __future__ import annotations
@@ -12,25 +15,29 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
+import struct
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
-from .kernel import MACHINE, PR_GET_TID_ADDRESS, libc
+from .kernel import MACHINE, PR_GET_TID_ADDRESS, PR_SET_DUMPABLE, libc
+from .steps import At, Call, Steps
+from .steps import possible as by_steps
 
 _CLONE_VFORK, _CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID = 0x4000, 0x8000, 0x200000, 0x1000000
 _FLAGS = _CLONE_VFORK | _CLONE_PARENT | _CHILD_CLEARTID | _CHILD_SETTID | int(signal.SIGCHLD)
 _NUMBERS = {"x86_64": (56, 274, 273), "aarch64": (220, 100, 99)}
 """clone, get_robust_list, set_robust_list."""
+_CLOSE, _RT_SIGPROCMASK, _DUP2, _RECVMSG, _SETSID, _PRCTL, _SCHED_SETAFFINITY = 3, 14, 33, 47, 112, 157, 203
+_EXIT_GROUP = 231
+"""On x86_64."""
 _DEAF = sys.stdlib_module_names | {"__main__", "_distutils_hack", "_virtualenv"}
 """Modules that need not hear of this kind of fork. Those of the standard library that want to hear of forks do so for
-the sake of other threads, of which there are none; but for one, see `seeding_call`. Others come from `site`."""
+the sake of other threads, of which there are none; but for one, see `reseed`. Others come from `site`."""
 
-Call = tuple[Callable[..., int], tuple[Any, ...]]
-"""A function and its arguments, made beforehand: each object that a child touches is a page it may have to copy."""
-
-quick = ctypes.PyDLL(None)
+_quick = ctypes.PyDLL(None)
 """Keeps the interpreter's lock and no error number: half the pages of a call through `libc`."""
+_STREAMS = 3
 
 
 def _thread_address() -> int:
@@ -47,11 +54,90 @@ def possible() -> bool:
     return MACHINE in _NUMBERS and sys.implementation.name == "cpython" and one_lock and _thread_address() != 0
 
 
-def fork_call() -> Call:
-    """The system call, for a process with one thread. Returns the child's number, or 0 in the child, or -1."""
+def siblings(control: int, processors: set[int], signals: Sequence[int], *, close: bool) -> Call:
+    """What forks a sibling for every message on the socket `control`, whose three descriptors are its streams.
+
+    The call returns in each of these: a session of its own, on any of the `processors`, not blocking these `signals`,
+    and on demand without the socket. The process that makes the call ends when there are no more messages to come. It
+    has to block the signals, or one that it gets would be handled by the next sibling.
+    """
+    return (_siblings_by_steps if by_steps() else _siblings_by_python)(control, processors, signals, close)
+
+
+def _siblings_by_steps(control: int, processors: set[int], signals: Sequence[int], close: bool) -> Call:
+    row = Steps()
+    space = socket.CMSG_SPACE(_STREAMS * 4)
+    handles = row.data(bytes(space))
+    part = row.data(struct.pack("<QQ", row.data(b"?"), 1))
+    message = row.data(struct.pack("<7Q", 0, 0, part, 1, handles, space, 0))
+    leave = row.call(_EXIT_GROUP, 0)
+    start = row.call(_RECVMSG, control, message, 0)
+    row.expect(start, 1, otherwise=leave)
+    for stream in range(_STREAMS):
+        handle = At(handles + socket.CMSG_LEN(0) + 4 * stream)
+        row.call(_DUP2, handle, stream)
+        row.call(_CLOSE, handle)
+    fork, get_robust_list, set_robust_list = _NUMBERS["x86_64"]
+    forked = row.call(fork, _FLAGS, 0, 0, _thread_address(), 0)
+    row.expect(forked, 0, otherwise=start)
+    row.call(_SETSID)
+    unblocked = sum(1 << (number - 1) for number in signals).to_bytes(8, "little")
+    row.call(_RT_SIGPROCMASK, signal.SIG_UNBLOCK, row.data(unblocked), 0, len(unblocked))
+    row.call(_PRCTL, PR_SET_DUMPABLE, 1, 0, 0, 0)
+    row.call(_SCHED_SETAFFINITY, 0, len(mask := _mask(processors)), row.data(mask))
+    head = row.data(bytes(16))
+    libc.syscall(ctypes.c_long(get_robust_list), ctypes.c_long(0), ctypes.c_void_p(head), ctypes.c_void_p(head + 8))
+    row.call(set_robust_list, *struct.unpack("<QQ", ctypes.string_at(head, 16)))
+    if close:
+        row.call(_CLOSE, control)
+    row.end()
+    return row.as_call(start)
+
+
+def _siblings_by_python(control: int, processors: set[int], signals: Sequence[int], close: bool) -> Call:
+    receive, space = _named(control).recvmsg, socket.CMSG_SPACE(_STREAMS * 4)
+    number, get_robust_list, set_robust_list = _NUMBERS[MACHINE]
     address = ctypes.c_void_p(_thread_address())
-    last = (address, 0) if MACHINE == "x86_64" else (0, address)
-    return quick.syscall, (_NUMBERS[MACHINE][0], _FLAGS, 0, 0, *last)
+    fork = (number, _FLAGS, 0, 0, *((address, 0) if MACHINE == "x86_64" else (0, address)))
+    mask = _mask(processors)
+    allowed = (0, len(mask), ctypes.create_string_buffer(mask, len(mask)))
+    head, size = ctypes.c_void_p(), ctypes.c_size_t()
+    libc.syscall(ctypes.c_long(get_robust_list), ctypes.c_long(0), ctypes.byref(head), ctypes.byref(size))
+    robust_list = (set_robust_list, head, size)
+
+    def serve(_: object) -> None:
+        while receive(1, space)[0]:
+            for stream in range(_STREAMS):  # as the kernel gives out numbers, those it came with are the next ones
+                os.dup2(control + 1 + stream, stream)
+            os.closerange(control + 1, control + 1 + _STREAMS)
+            if not _quick.syscall(*fork):
+                _quick.setsid()
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+                _quick.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+                _quick.sched_setaffinity(*allowed)
+                _quick.syscall(*robust_list)
+                if close:
+                    os.close(control)
+                return
+        os._exit(0)
+
+    return serve, None
+
+
+def _named(handle: int) -> socket.socket:
+    """A name for whatever socket will have that number."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = os.dup(handle)
+    os.dup2(one.fileno(), handle, False)
+    named = socket.socket(one.family, one.type, one.proto, handle)
+    os.dup2(before, handle, False)
+    for spare in (one.detach(), other.detach(), before):
+        os.close(spare)
+    return named
+
+
+def _mask(processors: set[int]) -> bytes:
+    return sum(1 << number for number in processors).to_bytes((max(processors) // 64 + 1) * 8, sys.byteorder)
 
 
 def listening() -> bool:
@@ -59,48 +145,17 @@ def listening() -> bool:
     return any(name.partition(".")[0] not in _DEAF for name in sys.modules)
 
 
-def telling_call(call: Call) -> Call:
-    """The same, with what Python does at every fork."""
-    before, after, after_in_child = (
-        getattr(ctypes.pythonapi, name) for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Parent", "PyOS_AfterFork_Child")
-    )
-    fork, arguments = call
-
-    def told() -> int:
-        before()
-        pid = fork(*arguments)
-        (after if pid else after_in_child)()
-        return pid
-
-    return told, ()
+def tell_before() -> None:
+    """What Python does before a fork, however many follow."""
+    ctypes.pythonapi.PyOS_BeforeFork()
 
 
-def seeding_call(call: Call) -> Call:
-    """The same, where `random` is loaded: it wants to be seeded anew in every child.
-
-    Here that is done before the fork. The child's numbers are its own all the same, and it copies no page for them.
-    """
-    fork, arguments = call
-    seed = sys.modules["_random"].Random.seed.__get__(sys.modules["random"]._inst)
-
-    def seeded() -> int:
-        seed()
-        return fork(*arguments)
-
-    return seeded, ()
+def tell_child() -> None:
+    """What Python does in the child of one."""
+    ctypes.pythonapi.PyOS_AfterFork_Child()
 
 
-def robust_list_call() -> Call:
-    """In a child the C library tells the kernel where its list of robust locks is."""
-    _, get, put = _NUMBERS[MACHINE]
-    head, size = ctypes.c_void_p(), ctypes.c_size_t()
-    libc.syscall(ctypes.c_long(get), ctypes.c_long(0), ctypes.byref(head), ctypes.byref(size))
-    return quick.syscall, (put, head, size)
-
-
-def affinity_call(processors: set[int]) -> Call:
-    """To be allowed on all of them again."""
-    size = (max(processors) // 64 + 1) * 8
-    mask = sum(1 << number for number in processors)
-    allowed = ctypes.create_string_buffer(mask.to_bytes(size, sys.byteorder), size)
-    return quick.sched_setaffinity, (0, size, allowed)
+def reseed() -> None:
+    """What `random`, if it is loaded, wants to be done in every child. Python would see to it, were it told."""
+    if "random" in sys.modules:
+        sys.modules["random"]._inst.seed()

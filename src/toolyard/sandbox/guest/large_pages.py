@@ -1,75 +1,117 @@
-"""The interpreter's own code on large pages.
+"""The interpreter's memory in one piece, on large pages.
 
-A forked process finds private memory mapped, but maps the code it runs anew, from the file and page by page, each time
-it comes to another part of it. As private memory on large pages, all of it is there from the start, in two entries of a
-table. The bytes and their addresses stay the same.
+What a fork costs depends on how the memory of a process lies: on the number of mappings, and on the number of pages in
+them. An interpreter has about a hundred: each library comes in five, with the interpreter's own objects in between.
+Besides, a forked process does not find the code of the interpreter and its libraries mapped, but maps it anew, from the
+file and page by page, each time it comes to another part of it.
+
+So all that lies side by side is copied into one private mapping, which then takes its place. The bytes and their
+addresses stay the same. That code can then be written to means little: programs may run what code they like, and in the
+zygote and its workers no foreign code runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
+import os
+import signal
+import struct
 
-from .kernel import MACHINE, libc
+from . import steps
+from .kernel import libc
 
 _LARGE = 1 << 21
-_MREMAP_MAYMOVE_FIXED = 3
-_MADV_HUGEPAGE = 14
+_LARGEST_FILE = 8 << 20
+"""Bytes. Of a library larger than that little is used, and what is not used need not be copied."""
+_LARGEST_GAP = 1 << 20
+"""Bytes between two mappings that are filled. Less than what is asked for meanwhile, or it would be found there."""
+_ALL = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+_PRIVATE, _FIXED_NOREPLACE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x100000
+_MADV_HUGEPAGE, _MREMAP_MAYMOVE_FIXED = 14, 3
+_MREMAP, _PROCESS_VM_WRITEV = 25, 311
 _FAILED = ctypes.c_void_p(-1).value
 
-
-def move_interpreter() -> bool:
-    """In a process with one thread. Returns whether it was done: the kernel may have no such pages to give."""
-    if MACHINE != "x86_64":  # elsewhere code that was copied must be announced to the processor
-        return False
-    start, end = _code()
-    start, end = -(-start // _LARGE) * _LARGE, end // _LARGE * _LARGE
-    if end <= start:
-        return False
-    size = ctypes.c_size_t(end - start)
-    libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-    writable = ctypes.c_int(mmap.PROT_READ | mmap.PROT_WRITE)
-    private = ctypes.c_int(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = ctypes.c_size_t(end - start + _LARGE)
-    area = libc.mmap(None, whole, writable, private, ctypes.c_int(-1), ctypes.c_long(0))
-    if area == _FAILED:
-        return False
-    copy = -(-area // _LARGE) * _LARGE
-    before = _large_bytes()
-    libc.madvise(ctypes.c_void_p(copy), size, ctypes.c_int(_MADV_HUGEPAGE))
-    ctypes.memmove(copy, start, end - start)
-    executable = ctypes.c_int(mmap.PROT_READ | mmap.PROT_EXEC)
-    moved = _large_bytes() - before >= end - start and libc.mprotect(ctypes.c_void_p(copy), size, executable) == 0
-    if moved:
-        fixed = ctypes.c_int(_MREMAP_MAYMOVE_FIXED)
-        moved = libc.mremap(ctypes.c_void_p(copy), size, size, fixed, ctypes.c_void_p(start)) == start
-    libc.munmap(ctypes.c_void_p(area), whole)
-    return moved
+Span = tuple[int, int]
+"""First address, and the one after the last."""
 
 
-def _code() -> tuple[int, int]:
-    """From where to where the file with the interpreter is mapped and not written to."""
-    inside = ctypes.cast(ctypes.pythonapi.PyEval_EvalCode, ctypes.c_void_p).value or 0
-    parts: dict[str, list[tuple[int, int]]] = {}
-    wanted = ""
+def gather() -> None:
+    """In a process with one thread. Where it is not known how, or the kernel refuses, all stays as it was."""
+    if not steps.possible():
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # handlers write to memory
+    for piece, gaps in _pieces():
+        _move(piece, gaps)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _pieces() -> list[tuple[Span, list[Span]]]:
+    """Where mappings that can be moved lie together, and the gaps there that are to be filled."""
+    found: list[tuple[Span, list[Span]]] = []
+    before, together = 0, False
+    for low, high, movable in _mappings():
+        if movable and together and low - before < _LARGEST_GAP:
+            (start, _), gaps = found[-1]
+            found[-1] = (start, high), [*gaps, (before, low)]
+        elif movable:
+            # With what is free down to where a large page begins.
+            found.append(((low, high), [(max(low // _LARGE * _LARGE, before), low)]))
+        before, together = high, movable
+    whole = [(gaps[0][0], end) if end - start > _LARGE else (start, end) for (start, end), gaps in found]
+    return [
+        (piece, [gap for gap in gaps if piece[0] <= gap[0] < gap[1]])
+        for piece, (_, gaps) in zip(whole, found, strict=True)
+    ]
+
+
+def _mappings() -> list[tuple[int, int, bool]]:
+    """From where to where, and whether it can be moved: it is private, can be read, and has no special meaning."""
+    sizes: dict[str, int] = {}
+    found: list[tuple[int, int, str, str]] = []
     with open("/proc/self/maps") as file:
         for line in file:
-            span, rights, _, _, _, *name = line.split()
-            low, high = (int(part, 16) for part in span.split("-"))
-            if name and "w" not in rights:
-                parts.setdefault(name[0], []).append((low, high))
-                wanted = name[0] if low <= inside < high else wanted
-    found = parts.get(wanted, [(0, 0)])
-    start = end = found[0][0]
-    for low, high in found:
-        if low == end:
-            end = high
-    return (start, end) if start <= inside < end else (0, 0)
+            span, rights, _, _, _, *names = line.split(maxsplit=5)
+            low, high = (int(address, 16) for address in span.split("-"))
+            name = names[0] if names else ""
+            sizes[name] = sizes.get(name, 0) + high - low if name else 0
+            found.append((low, high, rights, name))
+    return [
+        (low, high, rights[0] == "r" and rights[3] == "p" and name[:1] != "[" and sizes[name] <= _LARGEST_FILE)
+        for low, high, rights, name in found
+    ]
 
 
-def _large_bytes() -> int:
-    """0 where the kernel does not tell."""
-    with contextlib.suppress(OSError), open("/proc/self/smaps_rollup") as file:
-        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("AnonHugePages:"))
-    return 0
+def _move(piece: Span, gaps: list[Span]) -> bool:
+    """Put a copy in its place. Nothing may happen in between that writes to it: no line of Python."""
+    start, size = piece[0], piece[1] - piece[0]
+    if any(_map(low, high - low, _FIXED_NOREPLACE) != low for low, high in gaps):
+        return False
+    area = _map(0, size + 2 * _LARGE)
+    if area == _FAILED:
+        return False
+    copy = area + (start - area) % _LARGE
+    libc.madvise(ctypes.c_void_p(copy), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+    row = steps.Steps()
+    here, there = row.data(struct.pack("<QQ", start, size)), row.data(struct.pack("<QQ", copy, size))
+    copied = row.call(_PROCESS_VM_WRITEV, os.getpid(), here, 1, there, 1, 0)
+    row.expect(copied, size)
+    moved = row.call(_MREMAP, copy, size, size, _MREMAP_MAYMOVE_FIXED, start)
+    row.end()
+    done = row.run() == moved and row.result(moved) == start
+    _unmap(area, copy - area)
+    if not done:
+        _unmap(copy, size)
+    _unmap(copy + size, area + 2 * _LARGE - copy)
+    return done
+
+
+def _map(address: int, size: int, flags: int = 0) -> int:
+    libc.mmap.restype = ctypes.c_void_p
+    kind = ctypes.c_int(_PRIVATE | flags)
+    return libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(size), _ALL, kind, ctypes.c_int(-1), ctypes.c_long(0))
+
+
+def _unmap(address: int, size: int) -> None:
+    if size:
+        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))

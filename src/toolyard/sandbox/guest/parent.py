@@ -14,14 +14,13 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import socket
 import sys
 import warnings
 from functools import partial
 from types import CodeType
 from typing import Any, NoReturn
 
-from . import clone, kernel, program, warmth
+from . import clone, program, warmth
 from .program import execute, finish
 
 CONTROL = program.COMMAND
@@ -33,7 +32,6 @@ REFUSED = 125
 """And ends with this."""
 _OURS = 3
 """Processes that are not the program's: the worker, this one, and one to spare, as in an ordinary run."""
-_SPACE = socket.CMSG_SPACE(3 * 4)
 _COMMON = frozenset({
     "array", "bisect", "calendar", "cmath", "copy", "dataclasses", "datetime", "decimal", "fractions", "hashlib",
     "heapq", "json", "numbers", "pprint", "queue", "random", "statistics", "string", "textwrap", "threading",
@@ -56,20 +54,10 @@ class Setup:
 
     def __init__(self, interpreter: program.Interpreter, processors: set[int]) -> None:
         self.interpreter = interpreter
+        self.fork = clone.siblings(CONTROL, processors, program.BLOCKED, close=True)
+        self.fork_with_control = clone.siblings(CONTROL, processors, program.BLOCKED, close=False)
         self.listening = clone.listening()
         """Modules of the standard library, which are all that a parent adds, need not be asked."""
-        self.fork = clone.telling_call(clone.fork_call()) if self.listening else clone.fork_call()
-        self.dumpable = (kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
-        self.everywhere = clone.affinity_call(processors)
-        self.robust_list = clone.robust_list_call()
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        null = os.dup(CONTROL)
-        os.dup2(one.fileno(), CONTROL, False)
-        self.control = socket.socket(one.family, one.type, one.proto, CONTROL)
-        """A name for whatever socket will have that number."""
-        os.dup2(null, CONTROL, False)
-        for handle in (one.detach(), other.detach(), null):
-            os.close(handle)
         warmth.rehearse(partial(_compile, path=interpreter.path))
 
 
@@ -78,35 +66,34 @@ def serve(setup: Setup) -> NoReturn:
     try:
         interpreter = setup.interpreter
         order, code = _prepare(interpreter)
-        seeded = not setup.listening and "random" in sys.modules
-        fork, arguments = clone.seeding_call(setup.fork) if seeded else setup.fork
-        receive, space = setup.control.recvmsg, _SPACE
-        setsid, prctl, dumpable, close = clone.quick.setsid, clone.quick.prctl, setup.dumpable, clone.quick.close
-        (set_affinity, everywhere), (tell, robust_list) = setup.everywhere, setup.robust_list
+        plain = order is None and not setup.listening and "random" not in sys.modules
+        begin, argument = setup.fork if plain else (partial(_begin, setup), order)
         warmth.sort_gaps()
         gc.freeze()
         interpreter.make_main()  # not frozen: the collector of each case is to look at it
         os.write(CONTROL, READY)
-        while receive(1, space)[0]:
-            for stream in range(CONTROL):  # as the kernel gives out numbers, those it came with are the next ones
-                os.dup2(CONTROL + 1 + stream, stream)
-            os.closerange(CONTROL + 1, 2 * CONTROL + 1)
-            if not fork(*arguments):
-                break
-        else:
-            os._exit(0)
-        if order is not None:
-            _write(interpreter, order)
-        if "numpy.random" in sys.modules:
-            program.reseed()
-        setsid()
-        prctl(*dumpable)
-        set_affinity(*everywhere)
-        tell(*robust_list)
-        close(CONTROL)
     except BaseException:
         os._exit(1)
-    finish(interpreter, execute(interpreter, code))
+    finish(interpreter, execute(interpreter, code, begin, argument))
+
+
+def _begin(setup: Setup, order: program.Order | None) -> None:
+    """Fork, and do what only some cases have to."""
+    fork, argument = setup.fork_with_control
+    if setup.listening:
+        clone.tell_before()
+    fork(argument)
+    try:
+        if setup.listening:
+            clone.tell_child()
+        else:
+            clone.reseed()
+        program.reseed()
+        if order is not None:
+            _write(setup.interpreter, order)
+        os.close(CONTROL)
+    except BaseException:
+        os._exit(1)
 
 
 def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, bytes | CodeType]:
@@ -115,7 +102,6 @@ def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, by
     order = program.read_order()
     header, (args, environment, files), code, _ = order
     program.apply_limits(header, interpreter, _OURS)
-    program.unblock_signals()
     if environment:
         os.environ.update(environment)
     sys.argv[1:] = args

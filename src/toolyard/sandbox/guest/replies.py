@@ -10,14 +10,13 @@ from . import frames
 from .child import Stream, private_memory
 
 _ROOM = 256 << 10
-_PATIENCE = 0.003
+_PATIENCE = 0.008
 """Seconds that a reply is held back for others to come along: waking the host costs as much as a short case."""
 
 
 class Replies:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._header = private_memory(4096)
         self._held = private_memory(_ROOM)
         self._size = 0
         self._since = 0.0
@@ -27,21 +26,24 @@ class Replies:
 
         `hold`: more will come soon, and `flush` at the latest when they do not.
         """
-        frames.RESPONSE.pack_into(self._header, 0, *numbers, *(stream.size for stream in streams))
-        parts = [self._header[: frames.RESPONSE.size], *(stream.view() for stream in streams)]
-        total = sum(map(len, parts))
+        sizes = [stream.size for stream in streams]
+        total = frames.RESPONSE.size + sum(sizes)
+        if not hold or self._size + total > _ROOM:
+            self.flush()
         if not hold or total > _ROOM:
-            self.flush()
-            self._send(parts)
+            frames.RESPONSE.pack_into(self._held, 0, *numbers, *sizes)
+            self._send([self._held[: frames.RESPONSE.size], *(stream.view() for stream in streams)])
             return
-        if self._size + total > _ROOM:
-            self.flush()
+        now = time.monotonic()
         if not self._size:
-            self._since = time.monotonic()
-        for part in parts:
-            self._held[self._size : self._size + len(part)] = part
-            self._size += len(part)
-        if time.monotonic() - self._since > _PATIENCE:
+            self._since = now
+        frames.RESPONSE.pack_into(self._held, self._size, *numbers, *sizes)
+        self._size += frames.RESPONSE.size
+        for stream in streams:
+            if stream.size:
+                self._held[self._size : self._size + stream.size] = stream.view()
+                self._size += stream.size
+        if now - self._since > _PATIENCE:
             self.flush()
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ an attribute, when it adapts code to what it is used for, and when it puts a new
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -47,6 +48,7 @@ for line in "1 2\\n3".splitlines():
 print(solve(data), file=stdout)
 print(len(data), "x", sep=" ", end="\\n", file=stdout)
 stdout.write("\\n".join(data))
+stdout.flush()
 """
 _POOL, _FIRST, _BLOCK, _LARGEST = 1 << 14, 48, 16, 512
 """CPython's small objects lie in pools of this size, from this place on, in blocks of a multiple of this up to this."""
@@ -57,6 +59,8 @@ _MOST_GAPS = 1 << 20
 _MUCH = 100_000
 """Bytes; more than any gap, and less than what the C library asks the kernel for."""
 _kept: list[object] = []
+_malloc, _free = ctypes.PyDLL(None).malloc, ctypes.PyDLL(None).free
+_malloc.restype, _free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
 
 def rehearse(compiled: Callable[[bytes], Any]) -> None:
@@ -83,7 +87,7 @@ def fill_gaps() -> None:
 
 def sort_gaps() -> None:
     """The same for large objects, whose gaps the C library sorts, page by page, when it is next asked for much."""
-    bytearray(_MUCH)
+    _free(_malloc(_MUCH))
 
 
 def _filler(size: int, number: int) -> object:

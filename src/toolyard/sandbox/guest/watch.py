@@ -42,14 +42,7 @@ class Cgroup:
         self._usage_file = usage
         self._statistics_file = statistics
         self._limit = self._allowed = -1
-        self._kills = self.kills()
-
-    def kills(self) -> int:
-        for line in os.pread(self._events_file, 4096, 0).splitlines():
-            name, _, value = line.partition(b" ")
-            if name == b"oom_kill":
-                return int(value)
-        return 0
+        self._events = os.pread(self._events_file, 4096, 0)
 
     def set_limit(self, size: int) -> None:
         """Allow `size`. The kernel's limit lies higher: it is there for growth between two samples.
@@ -88,8 +81,16 @@ class Cgroup:
 
     def killed(self) -> bool:
         """Whether the kernel killed something here since this was last asked."""
-        before, self._kills = self._kills, self.kills()
-        return self._kills != before
+        before, self._events = self._events, os.pread(self._events_file, 4096, 0)
+        return self._events != before and _kills(self._events) != _kills(before)
+
+
+def _kills(events: bytes) -> int:
+    for line in events.splitlines():
+        name, _, value = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(value)
+    return 0
 
 
 class Watch:
@@ -105,7 +106,8 @@ class Watch:
         """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
         self._cpu = 0.0
-        self._by_looking = False
+        self.by_looking = False
+        """Whether the program's processes are looked at, since nobody else counts for us."""
         self._next = 0.0
         self._cpu_before = 0.0
         self.spared = ""
@@ -122,9 +124,9 @@ class Watch:
             self._cgroup.set_limit(self._memory + OWN_MEMORY + sum(header[10:15]))
             self._cgroup.set_processes(header[4] + OWN_PROCESSES)
         by_sampling = not self._pidns or self._cgroup is None
-        self._by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
+        self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
-        if self._by_looking:
+        if self.by_looking:
             self._cpu_before = self._reaped_seconds()
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
@@ -139,7 +141,7 @@ class Watch:
         if self._cgroup is not None and (self._cgroup.killed() or self._cgroup.exceeded()):
             return frames.MEMORY_EXCEEDED
         self._next = time.monotonic() + self._tick
-        if not self._by_looking:
+        if not self.by_looking:
             return -1
         used = self._used()
         if used > self._space:

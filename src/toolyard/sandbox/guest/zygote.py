@@ -251,7 +251,8 @@ def main() -> NoReturn:
         zygote = Zygote(control, config)
         del sys.argv[1:]
         gc.collect()
-        large_pages.move_interpreter()
+
+        large_pages.gather()
         immortal.immortalise()
         gc.freeze()
         control.send(marshal.dumps((0, failed, ""), 4))
