@@ -269,8 +269,7 @@ class _Pairs:
 
     def _texts(self) -> Iterator[tuple[str, str]]:
         for index, (given, expected) in enumerate(zip(self.inputs, self.outputs, strict=True)):
-            given_at, expected_at = self.input_place.format(index), self.output_place.format(index)
-            yield encodable(text_of(given, given_at), given_at), encodable(text_of(expected, expected_at), expected_at)
+            yield _text(given, self.input_place, index), _text(expected, self.output_place, index)
 
     def _inputs_are_text(self) -> bool:
         texts = [isinstance(given, str | bytes) for given in self.inputs]
@@ -310,6 +309,13 @@ class _Pairs:
             except ValueError:
                 return values
         return values
+
+
+def _text(value: Any, place: str, index: int) -> str:
+    if type(value) is str and value.isascii():  # as most are
+        return value
+    where = place.format(index)
+    return encodable(text_of(value, where), where)
 
 
 def _value_of(text: str, place: str) -> Any:

@@ -7,8 +7,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from toolyard.errors import SandboxError
 
@@ -23,8 +22,7 @@ _AHEAD = 8 << 20
 """Bytes of replies that are kept for somebody who is slow to take them; then the worker has to wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A worker's answer: numbers from the header, and the bytes."""
 
     reason: int
@@ -198,23 +196,29 @@ class Worker:
         if not chunk:
             self._dead()
             return
-        self._buffer += chunk
-        while len(self._buffer) >= frames.RESPONSE.size:
-            header = frames.RESPONSE.unpack_from(self._buffer)
-            sizes = header[6:9]
-            at = frames.RESPONSE.size
-            if len(self._buffer) < at + sum(sizes):
-                return
-            parts: list[bytes] = []
-            for size in sizes:
-                parts.append(bytes(self._buffer[at : at + size]))
-                at += size
-            del self._buffer[:at]
-            self._arrived(Reply(*header[:6], *parts))
-            if header[1] & frames.RETIRING:
+        if self._buffer:
+            self._buffer += chunk
+            del self._buffer[: self._take(self._buffer)]
+        else:
+            self._buffer += chunk[self._take(chunk) :]
+
+    def _take(self, content: bytes | bytearray) -> int:
+        """Pass on the replies in there; returns how many bytes they were."""
+        at = 0
+        while len(content) - at >= frames.RESPONSE.size:
+            reason, flags, status, wall, cpu, peak, out, err, extra = frames.RESPONSE.unpack_from(content, at)
+            at_out = at + frames.RESPONSE.size
+            at_err, at_extra, end = at_out + out, at_out + out + err, at_out + out + err + extra
+            if len(content) < end:
+                break
+            parts = (bytes(content[at_out:at_err]), bytes(content[at_err:at_extra]), bytes(content[at_extra:end]))
+            self._arrived(Reply(reason, flags, status, wall, cpu, peak, *parts))
+            at = end
+            if flags & frames.RETIRING:
                 self._retired = True
                 self.close()
-                return
+                break
+        return at
 
     def _arrived(self, reply: Reply) -> None:
         if self._answer is not None and not self._answer.done():
