@@ -74,6 +74,26 @@ def test_an_interpreter_in_one_piece_goes_on_as_before(times: int) -> None:
     assert moved["after"] < moved["before"] / 2
 
 
+@pytest.mark.parametrize(
+    ("setting", "given"),
+    [("always [madvise] never\n", True), ("[always] madvise never\n", True), ("always madvise [never]\n", False)],
+)
+def test_without_large_pages_nothing_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, given: bool
+) -> None:
+    file = tmp_path / "enabled"
+    file.write_text(setting)
+    moved: list[object] = []
+    monkeypatch.setattr(large_pages, "_SETTING", str(file))
+    monkeypatch.setattr(large_pages._Move, "__call__", lambda *_: moved.append("a piece"))  # pyright: ignore
+    large_pages.gather()
+    assert bool(moved) is (given and steps.possible())
+    file.unlink()
+    moved.clear()
+    large_pages.gather()
+    assert not moved
+
+
 def test_mappings_that_lie_together_are_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
     monkeypatch.setattr(

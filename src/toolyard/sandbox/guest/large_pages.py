@@ -16,11 +16,11 @@ import ctypes
 import mmap
 import os
 import signal
-import struct
 
 from . import steps
 from .kernel import libc
 
+_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 _LARGE = 1 << 21
 _LARGEST_FILE = 8 << 20
 """Bytes. Of a library larger than that little is used, and what is not used need not be copied."""
@@ -38,12 +38,22 @@ Span = tuple[int, int]
 
 def gather() -> None:
     """In a process with one thread. Where it is not known how, or the kernel refuses, all stays as it was."""
-    if not steps.possible():
+    if not steps.possible() or not _are_given():
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # handlers write to memory
+    move = _Move()  # makes a mapping of its own, which must not end up in a gap
     for piece, gaps in _pieces():
-        _move(piece, gaps)
+        move(piece, gaps)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _are_given() -> bool:
+    """Whether who asks for large pages gets them. On small ones, to have moved would cost more than it saves."""
+    try:
+        with open(_SETTING) as file:
+            return "[never]" not in file.read()
+    except OSError:
+        return False
 
 
 def _pieces() -> list[tuple[Span, list[Span]]]:
@@ -82,28 +92,35 @@ def _mappings() -> list[tuple[int, int, bool]]:
     ]
 
 
-def _move(piece: Span, gaps: list[Span]) -> bool:
-    """Put a copy in its place. Nothing may happen in between that writes to it: no line of Python."""
-    start, size = piece[0], piece[1] - piece[0]
-    if any(_map(low, high - low, _FIXED_NOREPLACE) != low for low, high in gaps):
-        return False
-    area = _map(0, size + 2 * _LARGE)
-    if area == _FAILED:
-        return False
-    copy = area + (start - area) % _LARGE
-    libc.madvise(ctypes.c_void_p(copy), ctypes.c_size_t(size), _MADV_HUGEPAGE)
-    row = steps.Steps()
-    here, there = row.data(struct.pack("<QQ", start, size)), row.data(struct.pack("<QQ", copy, size))
-    copied = row.call(_PROCESS_VM_WRITEV, os.getpid(), here, 1, there, 1, 0)
-    row.expect(copied, size)
-    moved = row.call(_MREMAP, copy, size, size, _MREMAP_MAYMOVE_FIXED, start)
-    row.end()
-    done = row.run() == moved and row.result(moved) == start
-    _unmap(area, copy - area)
-    if not done:
-        _unmap(copy, size)
-    _unmap(copy + size, area + 2 * _LARGE - copy)
-    return done
+class _Move:
+    """Puts a copy in the place of a piece. Nothing may happen in between that writes to it: no line of Python."""
+
+    def __init__(self) -> None:
+        row = self._row = steps.Steps()
+        here, there = row.data(bytes(16)), row.data(bytes(16))
+        self._here, self._there = (row.view(place, 16).cast("Q") for place in (here, there))
+        self._copying = row.call(_PROCESS_VM_WRITEV, os.getpid(), here, 1, there, 1, 0)
+        self._moving = row.call(_MREMAP, 0, 0, 0, _MREMAP_MAYMOVE_FIXED, 0)
+        row.end()
+
+    def __call__(self, piece: Span, gaps: list[Span]) -> None:
+        start, size = piece[0], piece[1] - piece[0]
+        if any(_map(low, high - low, _FIXED_NOREPLACE) != low for low, high in gaps):
+            return
+        area = _map(0, size + 2 * _LARGE)
+        if area == _FAILED:
+            return
+        copy = area + (start - area) % _LARGE
+        libc.madvise(ctypes.c_void_p(copy), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+        self._here[0], self._here[1], self._there[0], self._there[1] = start, size, copy, size
+        self._row.expect(self._copying, size)
+        self._row.set(self._moving, 0, copy, size, size)
+        self._row.set(self._moving, 4, start)
+        moved = self._row.run() == self._moving and self._row.result(self._moving) == start
+        _unmap(area, copy - area)
+        if not moved:
+            _unmap(copy, size)
+        _unmap(copy + size, area + 2 * _LARGE - copy)
 
 
 def _map(address: int, size: int, flags: int = 0) -> int:
