@@ -66,6 +66,14 @@ KINDS = {
     "an echo": Kind("print(input())", ["a", "b\nc", "", None, "ünïcödé\n", "\udc80"]),
     "no look at its input": Kind("print(1)", ["x", "y" * 300_000, None]),
     "a sum": Kind("import sys\nprint(sum(map(int, sys.stdin.read().split())))", ["1 2\n", "3\n4", "", "5 x"]),
+    "inputs around what a pipe takes at once": Kind(
+        "import sys\nprint(len(sys.stdin.read()))", ["x" * size for size in (0, 4095, 4096, 4097, 65536, 65537)]
+    ),
+    "outputs around what is kept of them": Kind(
+        "import os\nsize = int(input())\nos.write(1, b'o' * size)\nos.write(2, b'e' * (size - 1))",
+        ["99", "100", "101", "5000", "60000", "1"],
+        {"output_bytes": 100, "flood_bytes": 1 << 20},
+    ),
     "large inputs": Kind(
         "import hashlib, sys\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())",
         [b"", b"x" * 4096, b"y" * 4097, bytes(range(256)) * 256, os.urandom(65536), os.urandom(3 << 20)],
