@@ -41,6 +41,8 @@ from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
 
 CPUS = len(os.sched_getaffinity(0))
+AT_ONCE = max(10, CPUS)
+"""Executions in flight: the default, or more where that would leave processors idle."""
 LOOP = "loop"
 """The input on which every program loops for ever."""
 LOOP_SECONDS = 0.5
@@ -164,8 +166,14 @@ Scorer = Callable[[Sequence[Solution]], Awaitable[None]]
 
 
 def judge_over(url: str = "", run_seconds: float = 10.0) -> CodeJudge:
-    """With the sandbox that users get: the embedded one, or the one behind `url`."""
-    return CodeJudge(sandbox_fusion_url=url, run_seconds=run_seconds, aggregation=Aggregation.FRACTION)
+    """With the sandbox that users get, the embedded one or the one behind `url`, on all processors."""
+    return CodeJudge(
+        sandbox_fusion_url=url,
+        run_seconds=run_seconds,
+        aggregation=Aggregation.FRACTION,
+        num_workers=AT_ONCE,
+        rate_limit=AT_ONCE,
+    )
 
 
 def judged(judge: CodeJudge, late: list[str] | None = None) -> Scorer:
