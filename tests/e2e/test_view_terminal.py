@@ -159,6 +159,17 @@ async def test_letters_that_are_keys_elsewhere_can_be_typed(demo):
         assert "search" not in terminal.screen.splitlines()[0]
 
 
+async def test_keys_that_come_at_once_take_effect_in_their_order(demo):
+    async with viewing(demo) as terminal:
+        await terminal.press("/")
+        await terminal.press_at_once(*"scor<1", *["backspace"] * 6, *"cor=1", "home", "s", "end", "left", "left", "e")
+        field = terminal.app.screen.query_one(Input)
+        assert field.value == "score=1"
+        await terminal.press_at_once("backspace", "e", "enter")
+        assert not field.has_focus
+        assert "filter score:1" in terminal.screen
+
+
 async def test_samples_are_sorted_by_a_menu_and_by_a_click_on_a_title(demo):
     async with viewing(demo) as terminal:
         samples = terminal.samples

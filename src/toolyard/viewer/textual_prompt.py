@@ -6,6 +6,7 @@ from enum import Enum
 from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -32,6 +33,27 @@ _HINTS = {
 }
 
 
+class Field(Input):
+    """Whose keys take effect in the order in which they come.
+
+    A letter is put in as soon as the field hears of it. What a key is bound to would be done when all around the field
+    have been asked: after letters that came later.
+    """
+
+    _ACTIONS: ClassVar[dict[str, str]] = {
+        key: binding.action
+        for binding in Input.BINDINGS
+        if isinstance(binding, Binding)
+        for key in binding.key.split(",")
+    }
+
+    async def on_key(self, event: events.Key) -> None:
+        if action := self._ACTIONS.get(event.key):
+            event.stop()
+            event.prevent_default()
+            await self.run_action(action)
+
+
 class Prompt(Vertical):
     """Hidden unless something is asked for."""
 
@@ -52,7 +74,7 @@ class Prompt(Vertical):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label("", id="prompt-label")
-            yield Input(compact=True, id="prompt-input", select_on_focus=False)
+            yield Field(compact=True, id="prompt-input", select_on_focus=False)
         yield Static("", id="prompt-hint")
 
     def ask(self, asked: Asked, value: str) -> None:
