@@ -59,6 +59,7 @@ def warm_up(pool: ExecutionPool) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
+    await asyncio.sleep(0)  # the pool has its own thread: it may be there before a task of ours took its first step
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - nothing would set an event
             await asyncio.sleep(0.005)
