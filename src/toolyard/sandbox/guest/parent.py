@@ -20,7 +20,7 @@ from functools import partial
 from types import CodeType
 from typing import Any, NoReturn
 
-from . import clone, program, warmth
+from . import clone, nursery, program, warmth
 from .program import execute, finish
 
 CONTROL = program.COMMAND
@@ -55,9 +55,12 @@ class Setup:
     def __init__(self, interpreter: program.Interpreter, processors: set[int]) -> None:
         self.interpreter = interpreter
         self.fork = clone.siblings(CONTROL, processors, program.BLOCKED, close=True)
+        with nursery.within():
+            self.execute, self.finish = nursery.copy_of(execute), nursery.copy_of(finish)
         self.fork_with_control = clone.siblings(CONTROL, processors, program.BLOCKED, close=False)
         self.listening = clone.listening()
         """Modules of the standard library, which are all that a parent adds, need not be asked."""
+        self.recall = warmth.Recall()
         warmth.rehearse(partial(_compile, path=interpreter.path))
 
 
@@ -68,13 +71,15 @@ def serve(setup: Setup) -> NoReturn:
         order, code = _prepare(interpreter)
         plain = order is None and not setup.listening and "random" not in sys.modules
         begin, argument = setup.fork if plain else (partial(_begin, setup), order)
+        setup.recall()
         warmth.sort_gaps()
         gc.freeze()
+        nursery.open_up()
         interpreter.make_main()  # not frozen: the collector of each case is to look at it
         os.write(CONTROL, READY)
     except BaseException:
         os._exit(1)
-    finish(interpreter, execute(interpreter, code, begin, argument))
+    setup.finish(interpreter, setup.execute(interpreter, code, begin, argument))
 
 
 def _begin(setup: Setup, order: program.Order | None) -> None:

@@ -24,7 +24,7 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn, cast
 
-from . import frames, kernel
+from . import frames, kernel, nursery
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _INERT = frozenset({
@@ -41,7 +41,7 @@ _signal_mask: Any = sys.modules["_signal"].pthread_sigmask
 """Without the enums that `signal` wraps around it, which every child would copy pages for."""
 # What every program ends with, by names of our own: a module's attribute is three more pages to copy.
 _run_exit_functions: Any = cast("Any", atexit)._run_exitfuncs
-_modules, _collect, _get_objects, _exit = sys.modules, gc.collect, gc.get_objects, os._exit
+_modules, _collect, _get_objects, _exit, _exec = sys.modules, gc.collect, gc.get_objects, os._exit, exec
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
@@ -79,9 +79,10 @@ class Interpreter:
         """What turns this process into a session's interpreter; None where the zygote was not made for that."""
         self.path = work + "/main.py"
         self.environment = environment
-        sys.stdin = _stream(0, "<stdin>", "surrogateescape")
-        sys.stdout = _stream(1, "<stdout>", "surrogateescape")
-        sys.stderr = _stream(2, "<stderr>", "backslashreplace", line_buffering=True)
+        with nursery.within():
+            sys.stdin = _stream(0, "<stdin>", "surrogateescape")
+            sys.stdout = _stream(1, "<stdout>", "surrogateescape")
+            sys.stderr = _stream(2, "<stderr>", "backslashreplace", line_buffering=True)
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
         sys.argv = ["main.py"]
         sys.orig_argv = [sys.executable, "main.py"]
@@ -324,7 +325,7 @@ def execute(
 
     `begin` returns in a fork, whose beginning is here: with all that it needs at hand, it copies fewest pages.
     """
-    run, space, text = exec, _modules["__main__"].__dict__, None if isinstance(code, CodeType) else code
+    run, space, text = _exec, _modules["__main__"].__dict__, None if isinstance(code, CodeType) else code
     try:
         if begin is not None:
             begin(argument)
@@ -371,8 +372,14 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
     except BaseException:  # one is closed, or not there, or does not work
         if not (_flush("stdout") & _flush("stderr")):
             status = 120
-    if _would_be_noticed():
-        _let_go(interpreter)
+    # Whether anything the program has made could show that it is dropped. Most have made lists and functions only.
+    item: object
+    for item in _get_objects():
+        kind = type(item)
+        # Nearly as common, but written in Python: somebody may have given it a destructor.
+        if kind not in _INERT and (kind is not Counter or "__del__" in Counter.__dict__):
+            _let_go(interpreter)
+            break
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -391,17 +398,6 @@ def _flush(name: str) -> bool:
             print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _would_be_noticed() -> bool:
-    """Whether anything the program has made could show that it is dropped. Most have made lists and functions only."""
-    item: object
-    for item in _get_objects():
-        kind = type(item)
-        # Nearly as common, but written in Python: somebody may have given it a destructor.
-        if kind not in _INERT and (kind is not Counter or "__del__" in Counter.__dict__):
-            return True
-    return False
 
 
 def _let_go(interpreter: Interpreter) -> None:

@@ -15,9 +15,9 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from .kernel import MACHINE, libc
+from . import machine_code, nursery
 
-_CODE = """
+CODE = """
 53                push   rbx
 48 89 fb          mov    rbx,rdi                    ; the first step
 48 8b 03          mov    rax,QWORD PTR [rbx]        ; 04: the call's number
@@ -48,31 +48,12 @@ _WORDS = 11
 """Of a step: number, six arguments, result, expected result, the step after that, the step after any other result."""
 _ARGUMENT, _RESULT, _EXPECTED, _THEN, _OTHERWISE = 1, 7, 8, 9, 10
 _COPY = -1
-_RW, _RX = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ | mmap.PROT_EXEC
+_RW = mmap.PROT_READ | mmap.PROT_WRITE
 
 
-def listing() -> list[tuple[bytes, str]]:
-    """The machine code, instruction by instruction, and what it says it is."""
-    lines = (line.partition(";")[0] for line in _CODE.strip().splitlines())
-    return [(bytes.fromhex(line[:18]), " ".join(line[18:].split())) for line in lines]
-
-
-def _load() -> int:
-    """Where it lies in memory; 0 where it cannot."""
-    if MACHINE != "x86_64":
-        return 0
-    area = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_RW)
-    area.write(b"".join(code for code, _ in listing()))
-    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    _loaded.append(area)
-    return 0 if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), _RX) else address
-
-
-_loaded: list[mmap.mmap] = []
-_address = _load()
+_address = machine_code.load(CODE)
 _carry_out = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(_address)
 """Keeps the interpreter's lock, as nobody else is to run meanwhile."""
-_carry_out_quietly = ctypes.PYFUNCTYPE(None)(_address)
 
 Call = tuple[Callable[[Any], object], Any]
 """A function and its argument."""
@@ -177,7 +158,9 @@ class Steps:
 
     def as_call(self, first: int = 0) -> Call:
         """For where it matters how many objects a call makes and touches. What it returns means nothing."""
-        return _carry_out_quietly, ctypes.byref(ctypes.c_char.from_buffer(self._area), first * _WORDS * 8)
+        start = ctypes.c_char.from_buffer(self._area)
+        with nursery.within():
+            return ctypes.PYFUNCTYPE(None)(_address), ctypes.byref(start, first * _WORDS * 8)
 
     def _address(self, step: int) -> int:
         return self._start + step * _WORDS * 8

@@ -6,6 +6,7 @@ an attribute, when it adapts code to what it is used for, and when it puts a new
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import os
 import sys
@@ -33,7 +34,7 @@ def solve(data):
         best += key if value in counts else 0
     for place, number in enumerate(reversed(numbers)):
         best += place * number
-    return str(best) + " ".join(map(str, numbers)) + f"{best:.3f}" + "a b".strip().replace("a", "b").upper()[::-1]
+    return str(best) + " ".join(map(str, numbers)) + f"{best:.3f}" + "a b".strip().replace("a", "b")[::-1]
 
 data = stdin.read().split()
 # An abstract class remembers of every class it is asked about whether that is one of its own, and so asks once.
@@ -71,6 +72,24 @@ def rehearse(compiled: Callable[[bytes], Any]) -> None:
         os.close(write)
         with open(read, encoding="utf-8", errors="surrogateescape") as stdin, open(os.devnull, "w") as stdout:
             exec(compiled(_PROGRAM), {"__name__": "__main__", "stdin": stdin, "stdout": stdout})  # noqa: S102
+
+
+class Recall:
+    """Looks up what most programs look up. The interpreter remembers where it has found an attribute, but only until it
+    finds another whose place in its memory is the same; a case would look again and write it down, on a few pages."""
+
+    def __init__(self) -> None:
+        self._decoder: Any = codecs.getincrementaldecoder("utf-8")()
+
+    def __call__(self) -> object:
+        decoder: Any = self._decoder
+        stdin: Any = sys.stdin
+        stdout: Any = sys.stdout
+        some: list[Any] = []
+        return (
+            decoder.decode, decoder._buffer_decode, stdin.read, stdin.buffer.read, stdin.buffer.raw.readall,
+            stdout.write, stdout.buffer.write, stdout.flush, stdout.buffer.flush, "".split, "".join, some.append,
+        )  # fmt: skip
 
 
 def fill_gaps() -> None:

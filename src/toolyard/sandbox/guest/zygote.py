@@ -19,10 +19,10 @@ import signal
 import socket
 import sys
 import time
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from . import cgroups, descendants, frames, immortal, kernel, large_pages, launch, probe, program
+from . import cgroups, descendants, frames, immortal, kernel, large_pages, launch, nursery, probe, program
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
@@ -49,7 +49,18 @@ def preload(modules: list[str]) -> list[str]:
             failed.append(f"{name}: {type(error).__name__}: {error}")
         if len(os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")
+    for module in list(sys.modules.values()):
+        _note_as_imported(module)
     return failed
+
+
+def _note_as_imported(module: ModuleType) -> None:
+    """As the import of any module does, but not of those that the interpreter begins with, `sys` for one. Whoever
+    imports one of them would find nothing noted, which makes an exception each time that nobody sees but many pages
+    are copied for."""
+    spec: Any = getattr(module, "__spec__", None)
+    if spec is not None and not hasattr(spec, "_initializing"):
+        spec._initializing = False
 
 
 class Zygote:
@@ -242,6 +253,7 @@ def main() -> NoReturn:
     for stream in (0, 1, program.COMMAND, program.STATUS):
         os.dup2(null, stream, False)
     try:
+        nursery.install()
         failed = preload(config["modules"])
         config["sessions"] = None
         if config["with_sessions"]:
