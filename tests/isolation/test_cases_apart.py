@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from textwrap import dedent, indent
@@ -30,14 +31,19 @@ THE_PARENT = """
 def others():
     return sorted({int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()})
 
-parent = [*others(), 1 << 21][0]
+origin, parent = [*others(), 1 << 21, 1 << 21][:2]
 """
-"""The process that all cases are forked from, by its number; nobody, in a run without one. `getppid` is the worker."""
+"""The process that all cases are forked from, and the one that it was forked from itself, by their numbers; nobody, in
+a run without them. `getppid` is the worker."""
+WHOM = pytest.mark.parametrize("whom", ["parent", "origin"])
+"""Whom a case tries to harm."""
 
 
-async def each(sandbox: LocalSandbox, code: str, stdins: Sequence[str], **limits: float) -> list[Execution]:
-    """Indented source is fine; `call`, `attempt`, `others` and `parent` are at hand."""
-    program = Program(SYSCALLS + THE_PARENT + dedent(code))
+async def each(
+    sandbox: LocalSandbox, code: str, stdins: Sequence[str], whom: str = "parent", **limits: float
+) -> list[Execution]:
+    """Indented source is fine; `call`, `attempt`, `others`, `origin`, `parent` and `whom` are at hand."""
+    program = Program(f"{SYSCALLS}{THE_PARENT}whom = {whom}\n{dedent(code)}")
     return [execution async for execution in sandbox.run_each(program, stdins, QUICK.model_copy(update=limits))]
 
 
@@ -145,9 +151,9 @@ if input() == "stray":
 {indent(dedent(STRAYS[way]), "    ")}
     time.sleep(0.02)
 else:
-    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
+    print(others() == [origin, parent], "left" in os.listdir("/tmp"), os.listdir())
     time.sleep(0.02)
-    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
+    print(others() == [origin, parent], "left" in os.listdir("/tmp"), os.listdir())
 """
     stray, look, stray_again, look_again = await each(alone, code, ["stray", "look", "stray", "look"])
     assert stray.ok, stray
@@ -155,7 +161,7 @@ else:
     assert look.stdout == look_again.stdout == "True False ['main.py']\n" * 2
 
 
-async def test_a_case_sees_nobody_but_the_worker_and_its_parent(alone: LocalSandbox) -> None:
+async def test_a_case_sees_nobody_but_the_worker_its_parent_and_that_ones_origin(alone: LocalSandbox) -> None:
     found = await each(
         alone,
         """
@@ -164,8 +170,8 @@ async def test_a_case_sees_nobody_but_the_worker_and_its_parent(alone: LocalSand
         ["", "", ""],
     )
     assert len({execution.stdout for execution in found}) == 1
-    parent, worker = found[0].stdout.rsplit(maxsplit=1)
-    assert len(parent.split()) == int(worker) == 1
+    others, worker = found[0].stdout.rsplit(maxsplit=1)
+    assert (len(others.split()), int(worker)) == (2, 1)
 
 
 async def test_a_fork_bomb_does_not_reach_the_next_case(alone: LocalSandbox) -> None:
@@ -199,24 +205,25 @@ async def test_the_number_of_processes_is_that_of_a_run(alone: LocalSandbox) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------- the parent
-async def test_the_parents_memory_and_descriptors_are_closed(alone: LocalSandbox) -> None:
+@WHOM
+async def test_the_parents_memory_and_descriptors_are_closed(alone: LocalSandbox, whom: str) -> None:
     code = """
     for name in ("mem", "maps", "environ", "fd", "root", "cwd", "exe", "auxv", "stack", "pagemap", "smaps", "fdinfo"):
-        place = f"/proc/{parent}/{name}"
+        place = f"/proc/{whom}/{name}"
         print(attempt(os.open, place, os.O_RDONLY), attempt(os.listdir, place), attempt(os.readlink, place))
     for name in ("mem", "comm", "oom_score_adj", "clear_refs", "timerslack_ns", "sched", "coredump_filter"):
-        print(attempt(lambda: os.write(os.open(f"/proc/{parent}/{name}", os.O_RDWR), b"1")))
+        print(attempt(lambda: os.write(os.open(f"/proc/{whom}/{name}", os.O_RDWR), b"1")))
     class Span(ctypes.Structure):
         _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
     buffer = ctypes.create_string_buffer(8)
     span = Span(ctypes.addressof(buffer), 8)
-    print(call(101, 16, parent, 0, 0), call(101, 0x4206, parent, 0, 0))
-    print(call(310, parent, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
-    print(call(311, parent, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
+    print(call(101, 16, whom, 0, 0), call(101, 0x4206, whom, 0, 0))
+    print(call(310, whom, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
+    print(call(311, whom, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
     for number in range(64):
-        print(call(438, os.pidfd_open(parent), number, 0))
+        print(call(438, os.pidfd_open(whom), number, 0))
     """
-    for execution in await each(alone, code, ["", ""]):
+    for execution in await each(alone, code, ["", ""], whom):
         assert execution.ok, execution
         assert set(execution.stdout.split()) <= {"EACCES", "EPERM", "ENOENT", "ENOTDIR", "EINVAL"}, execution.stdout
 
@@ -233,22 +240,35 @@ async def test_a_case_has_no_descriptor_but_its_streams(alone: LocalSandbox) -> 
     assert [execution.stdout for execution in await each(alone, code, ["", ""])] == ["[]\n"] * 2
 
 
-async def test_the_parents_limits_and_place_cannot_be_changed(alone: LocalSandbox) -> None:
-    code = """
-    import resource
-    if input() == "look":
-        print(os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.getpgid(0) == os.getpid())
-        print([resource.getrlimit(number) for number in range(16)])
-    else:
-        for number in range(16):
-            attempt(resource.prlimit, parent, number, (0, 0))
-        attempt(os.sched_setaffinity, parent, {0})
-        attempt(os.setpriority, os.PRIO_PROCESS, parent, 19)
-        attempt(os.setpriority, os.PRIO_PGRP, os.getpgid(parent), 19)
-        attempt(os.setpriority, os.PRIO_USER, 0, 19)
-        attempt(os.setpgid, parent, 0)
-    """
-    first, _, second = await each(alone, code, ["look", "harm", "look"])
+LOOK_OR_HARM = """
+import resource
+if input() == "look":
+    print(os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.getpgid(0) == os.getpid())
+    print([resource.getrlimit(number) for number in range(16)], call(252, 1, 0), os.sched_getscheduler(0))
+else:
+    for number in range(16):
+        attempt(resource.prlimit, whom, number, (0, 0))
+    attempt(os.sched_setaffinity, whom, {0})
+    attempt(os.sched_setscheduler, whom, os.SCHED_IDLE, os.sched_param(0))
+    attempt(os.setpriority, os.PRIO_PROCESS, whom, 19)
+    attempt(os.setpriority, os.PRIO_PGRP, os.getpgid(whom), 19)
+    attempt(os.setpriority, os.PRIO_USER, 0, 19)
+    attempt(os.setpgid, whom, 0)
+    call(251, 1, whom, 3 << 13)  # ioprio_set
+"""
+
+
+@WHOM
+async def test_the_parents_limits_and_place_cannot_be_changed(alone: LocalSandbox, whom: str) -> None:
+    first, _, second = await each(alone, LOOK_OR_HARM, ["look", "harm", "look"], whom)
+    assert first.ok
+    assert first.stdout == second.stdout
+
+
+async def test_nor_those_of_the_next_programs_parent(alone: LocalSandbox) -> None:
+    (first, _), _, (second, _) = [
+        await each(alone, LOOK_OR_HARM, [word, word], "origin") for word in ("look", "harm", "look")
+    ]
     assert first.ok
     assert first.stdout == second.stdout
 
@@ -256,21 +276,23 @@ async def test_the_parents_limits_and_place_cannot_be_changed(alone: LocalSandbo
 SIGNALS = ["SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT", "SIGXCPU", "SIGSEGV", "SIGTSTP", "SIGCHLD", "SIGUSR1"]
 
 
+@WHOM
 @pytest.mark.parametrize("name", SIGNALS)
-async def test_signals_to_the_parent_change_nothing(alone: LocalSandbox, name: str) -> None:
+async def test_signals_to_the_parent_change_nothing(alone: LocalSandbox, name: str, whom: str) -> None:
     """Neither for the case that sends them nor for the next one, whether it ends at once or takes its time."""
     code = f"""
     import signal, sys, time
     word, seconds = input().split()
     if word == "harm":
         for _ in range(3):
-            print(attempt(os.kill, parent, signal.{name}), file=sys.stderr)
+            print(attempt(os.kill, whom, signal.{name}), file=sys.stderr)
     time.sleep(float(seconds))
     print(word)
     sys.exit(3 if word == "harm" else 0)
     """
     began = time.monotonic()
-    found = await each(alone, code, ["harm 0", "fine 0", "harm 0.05", "fine 0.05", "harm 0", "fine 0", "fine 0"])
+    words = ["harm 0", "fine 0", "harm 0.05", "fine 0.05", "harm 0", "fine 0", "fine 0"]
+    found = await each(alone, code, words, whom)
     assert [execution.stdout for execution in found] == [
         "harm\n", "fine\n", "harm\n", "fine\n", "harm\n", "fine\n", "fine\n",
     ]  # fmt: skip
@@ -296,17 +318,18 @@ async def test_a_signal_to_everybody_changes_nothing(alone: LocalSandbox) -> Non
     assert [execution.stdout for execution in found] == ["fine\n", "harm\n", "fine\n", "harm\n", "fine\n"]
 
 
-async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone: LocalSandbox) -> None:
+@WHOM
+async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone: LocalSandbox, whom: str) -> None:
     code = """
     import time
     if input() == "harm":
-        os.kill(parent, 9)
+        os.kill(whom, 9)
         print("begun", flush=True)
         while True: pass
     print("fine")
     """
     began = time.monotonic()
-    harm, fine = await each(alone, code, ["harm", "-"], run_seconds=0.5)
+    harm, fine = await each(alone, code, ["harm", "-"], whom, run_seconds=0.5)
     assert (harm.verdict, harm.stdout) == (Verdict.TIMED_OUT, "begun\n")
     assert harm.run
     assert 0.05 < harm.run.cpu_seconds < 1.5
@@ -314,8 +337,9 @@ async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone:
     assert time.monotonic() - began < 3
 
 
+@WHOM
 @pytest.mark.parametrize("signal", [9, 19])
-async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, signal: int) -> None:
+async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, signal: int, whom: str) -> None:
     """A process that outlives the case strikes at the parent in the moment in which it is to tell."""
     code = f"""
     import time
@@ -323,7 +347,7 @@ async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, 
     if os.fork() == 0:
         while os.getppid() == first:
             pass
-        while attempt(os.kill, parent, {signal}) is None:
+        while attempt(os.kill, whom, {signal}) is None:
             pass
         while True:
             time.sleep(1)
@@ -331,8 +355,25 @@ async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, 
     print("said")
     raise SystemExit(7)
     """
-    found = await each(alone, code, [""] * 6)
+    found = await each(alone, code, [""] * 6, whom)
     assert [(execution.exit_code, execution.stdout) for execution in found] == [(7, "said\n")] * 6
+
+
+@pytest.mark.parametrize("signal", [9, 19])
+async def test_the_next_program_finds_no_harm_done_to_the_origin(alone: LocalSandbox, signal: int) -> None:
+    """Which is there for all programs of a worker. The last case of one kills it or stops it."""
+    for _ in range(3):
+        await each(alone, f"os.kill(origin, {signal})", ["", ""])
+        began = time.monotonic()
+        found = await each(alone, "print(len(others()), os.sched_getaffinity(0))", ["", "", ""])
+        assert {execution.stdout for execution in found} == {f"2 {os.sched_getaffinity(0)}\n"}
+        assert time.monotonic() - began < 0.4
+
+
+async def test_an_ordinary_run_is_alone_also_after_a_batch(alone: LocalSandbox) -> None:
+    await each(alone, "print(others())", ["", ""])
+    execution = await alone.run(Program(SYSCALLS + THE_PARENT + "print(others())"))
+    assert execution.stdout == "[]\n"
 
 
 async def test_batches_leave_no_process_behind(alone: LocalSandbox) -> None:

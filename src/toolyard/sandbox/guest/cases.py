@@ -15,13 +15,15 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import clone, frames, parent, program, steps
+from . import clone, frames, large_pages, parent, program, steps
 from .child import BecomeError, Case
 from .quick_case import LIST, QuickCase
 from .steps import address_of
+from .watch import OWN_MEMORY
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -43,17 +45,40 @@ _WHY = 4096
 _CHILD_ENDS = (int(signal.SIGCHLD),)
 
 
+class Origin:
+    """The worker's end of the process that parents are forked from.
+
+    It does nothing else, and so copies no pages after a fork. The worker would, at every line of its Python.
+    """
+
+    def __init__(self, setup: parent.Setup, null: int) -> None:
+        self._socket, self.pid = _fork(parent.ORIGIN, null, partial(parent.serve, setup, setup.inherit))
+        self._socket.settimeout(_FORK_SECONDS)
+
+    def fork(self, processors: bytes, control: socket.socket) -> int:
+        """Returns the number of the new process, which has that socket; 0: there is none, nor will there be."""
+        handle = array.array("i", [control.fileno()])
+        try:
+            os.kill(self.pid, signal.SIGCONT)  # in case a program has stopped it
+            self._socket.sendmsg([processors], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handle)])
+            return max(int.from_bytes(self._socket.recv(8), "little", signed=True), 0)
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class Parent:
     """The worker's end of one."""
 
-    def __init__(self, setup: parent.Setup, null: int) -> None:
+    def __init__(self, setup: parent.Setup, null: int, origin: Origin | None, processors: bytes) -> None:
+        if origin is None:
+            self.control, self.pid = _fork(parent.CONTROL, null, partial(parent.serve, setup))
+            return
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.dup2(theirs.fileno(), parent.CONTROL, False)
+        self.pid = origin.fork(processors, theirs)
         theirs.close()
-        self.pid = os.fork()
-        if self.pid == 0:
-            raise BecomeError(partial(parent.serve, setup))
-        os.dup2(null, parent.CONTROL, False)
 
     def order(self, content: memoryview) -> bool:
         """Tell it what to fork; returns whether it has understood."""
@@ -78,6 +103,18 @@ class Parent:
             return True
 
 
+def _fork(handle: int, null: int, role: Callable[[], NoReturn]) -> tuple[socket.socket, int]:
+    """A process that has a socket there. Returns its other end, and the number of the process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    os.dup2(theirs.fileno(), handle, False)
+    theirs.close()
+    pid = os.fork()
+    if pid == 0:
+        raise BecomeError(role)
+    os.dup2(null, handle, False)
+    return ours, pid
+
+
 class Cases:
     """What a worker does about an EACH request."""
 
@@ -93,6 +130,7 @@ class Cases:
             with contextlib.suppress(OSError):  # not every kernel has it
                 self._children = os.open("/proc/self/task/1/children", os.O_RDONLY | os.O_CLOEXEC)
         self._quick: QuickCase | None = None
+        self._origin: Origin | None = None
         self._parent: Parent | None = None
         self._parents_left = 0
 
@@ -125,16 +163,43 @@ class Cases:
         if self._parent is not None:
             self._end_parent()
 
+    def forget_origin(self) -> None:
+        """It has ended, with everything else that there was."""
+        if self._origin is not None:
+            self._origin.close()
+            self._origin = None
+            self._worker.watch.spared.clear()
+            self._worker.watch.own_memory = OWN_MEMORY
+
+    def end_origin(self) -> None:
+        """If there is one: ordinary programs are alone."""
+        if self._origin is not None:
+            self._worker.end_all()
+
+    def _make_origin(self) -> None:
+        worker = self._worker
+        worker.drop_ready()  # nobody but the parent, and its origin, may be there with the cases
+        if self._origin is None and self._setup.inherit is not None:
+            worker.watch.make_room(large_pages.size())
+            worker.watch.own_memory = OWN_MEMORY + large_pages.size()
+            self._origin = Origin(self._setup, worker.null)
+
     def _make_parent(self, header: tuple[Any, ...], order: memoryview) -> bool:
         worker = self._worker
-        worker.drop_ready()  # nobody but the parent may be there with the cases
-        if self._processor in self._processors:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {self._processor})
-        made = self._parent = Parent(self._setup, worker.null)
-        self._alone = b"%d " % made.pid
-        worker.watch.spared = str(made.pid)
-        if made.order(order):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {self._processor} & self._processors or self._processors)
+        mask = clone.mask(os.sched_getaffinity(0), self._processors)
+        made = Parent(self._setup, worker.null, self._origin, mask)
+        if not made.pid:  # an earlier program has ended its origin
+            made.control.close()
+            worker.end_all()
+            self._make_origin()
+            made = Parent(self._setup, worker.null, self._origin, mask)
+        self._parent = made
+        self._ours = [made.pid] if self._origin is None else [self._origin.pid, made.pid]
+        self._alone = b"".join(b"%d " % pid for pid in self._ours)
+        worker.watch.spared.update(map(str, self._ours))
+        if made.pid and made.order(order):
             self._soon = min(_SOON, header[1])
             if self._quick is None and steps.possible():
                 self._quick = QuickCase(self._children, worker.interpreter.path, worker.scratch)
@@ -143,23 +208,37 @@ class Cases:
                 self._quick.aim(made.control.fileno(), self._alone, main, (worker.out, worker.err), self._soon)
             return True
         self._parents_left = 0
-        self._end_parent()
+        self._end_parent(all_else=True)
         return False
 
-    def _end_parent(self) -> None:
-        """And whatever else there is."""
-        assert self._parent is not None
-        self._worker.end_all()
-        self._parent.control.close()
+    def _end_parent(self, *, all_else: bool = False) -> None:
+        """`all_else`: and whatever there is; also where there is anything but its origin."""
+        made = self._parent
+        assert made is not None
+        if all_else or self._origin is None or not self._end_alone(made.pid, self._origin.pid):
+            self._worker.end_all()
+        made.control.close()
         self._parent = None
-        self._worker.watch.spared = ""
+        self._worker.watch.spared.discard(str(made.pid))
         os.sched_setaffinity(0, self._processors)
+        signal.sigtimedwait(_CHILD_ENDS, 0)  # or the next case would seem to end before it has begun
+
+    def _end_alone(self, pid: int, origin: int) -> bool:
+        """Returns whether there is now nobody but the origin."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):  # who waits for a case finds the parent, too
+            return False
+        return os.pread(self._children, LIST, 0) == b"%d " % origin
 
     # ---------------------------------------------------------------------------------------------------- one case
     def _fork(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run one case by a fork of the parent and reply. Returns the reason of its end, or -1: it did not begin."""
         worker = self._worker
         fits = len(stdin) <= select.PIPE_BUF
+        if self._parent is None:
+            self._make_origin()
         if self._parent is None or not fits or worker.watch.by_looking:  # else most is as it was
             worker.begin(header)
         worker.extra.reset(_WHY)
@@ -178,10 +257,10 @@ class Cases:
         wall = time.monotonic() - start
         if found is not None and found.status == parent.REFUSED << 8:
             self._hear_why()
-        # Every process in the jail descends from a child of ours: with no child but the parent there is none.
+        # Every process in the jail descends from a child of ours: with no child but these there is none.
         if found is None or not alone:
             self._parents_left -= 1
-            self._end_parent()
+            self._end_parent(all_else=True)
         if found is None:
             return -1
         return worker.conclude(reason, *found, wall, fetch, hold=True)
@@ -226,9 +305,9 @@ class Cases:
         give_up = until + _FORK_SECONDS
         while True:
             ended = signal.sigtimedwait(_CHILD_ENDS, max(until - time.monotonic(), 0.0))
-            # After the parent, the first one is the case: what it leaves to us when it ends, or before, comes later.
+            # After those, the first one is the case: what it leaves to us when it ends, or before, comes later.
             children = [int(pid) for pid in os.pread(self._children, LIST, 0).split()]
-            others = [pid for pid in children if pid != self._parent.pid]
+            others = [pid for pid in children if pid not in self._ours]
             if others:
                 case.pid = others[0]
                 case.await_end(os.WNOHANG)

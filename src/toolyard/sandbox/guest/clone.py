@@ -28,7 +28,7 @@ _CLONE_VFORK, _CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID = 0x4000, 0x8000, 0x
 _FLAGS = _CLONE_VFORK | _CLONE_PARENT | _CHILD_CLEARTID | _CHILD_SETTID | int(signal.SIGCHLD)
 _NUMBERS = {"x86_64": (56, 274, 273), "aarch64": (220, 100, 99)}
 """clone, get_robust_list, set_robust_list."""
-_CLOSE, _RT_SIGPROCMASK, _DUP2, _RECVMSG, _SETSID, _PRCTL, _SCHED_SETAFFINITY = 3, 14, 33, 47, 112, 157, 203
+_WRITE, _CLOSE, _RT_SIGPROCMASK, _DUP2, _RECVMSG, _SETSID, _PRCTL, _SCHED_SETAFFINITY = 1, 3, 14, 33, 47, 112, 157, 203
 _EXIT_GROUP = 231
 """On x86_64."""
 _DEAF = sys.stdlib_module_names | {"__main__", "_distutils_hack", "_virtualenv"}
@@ -66,15 +66,12 @@ def siblings(control: int, processors: set[int], signals: Sequence[int], *, clos
 
 def _siblings_by_steps(control: int, processors: set[int], signals: Sequence[int], close: bool) -> Call:
     row = Steps()
-    space = socket.CMSG_SPACE(_STREAMS * 4)
-    handles = row.data(bytes(space))
-    part = row.data(struct.pack("<QQ", row.data(b"?"), 1))
-    message = row.data(struct.pack("<7Q", 0, 0, part, 1, handles, space, 0))
+    message, first = _message(row, _STREAMS, row.data(b"?"), 1)
     leave = row.call(_EXIT_GROUP, 0)
     start = row.call(_RECVMSG, control, message, 0)
     row.expect(start, 1, otherwise=leave)
     for stream in range(_STREAMS):
-        handle = At(handles + socket.CMSG_LEN(0) + 4 * stream)
+        handle = At(first + 4 * stream)
         row.call(_DUP2, handle, stream)
         row.call(_CLOSE, handle)
     fork, get_robust_list, set_robust_list = _NUMBERS["x86_64"]
@@ -84,7 +81,8 @@ def _siblings_by_steps(control: int, processors: set[int], signals: Sequence[int
     unblocked = sum(1 << (number - 1) for number in signals).to_bytes(8, "little")
     row.call(_RT_SIGPROCMASK, signal.SIG_UNBLOCK, row.data(unblocked), 0, len(unblocked))
     row.call(_PRCTL, PR_SET_DUMPABLE, 1, 0, 0, 0)
-    row.call(_SCHED_SETAFFINITY, 0, len(mask := _mask(processors)), row.data(mask))
+    everywhere = mask(processors, processors)
+    row.call(_SCHED_SETAFFINITY, 0, len(everywhere), row.data(everywhere))
     head = row.data(bytes(16))
     libc.syscall(ctypes.c_long(get_robust_list), ctypes.c_long(0), ctypes.c_void_p(head), ctypes.c_void_p(head + 8))
     row.call(set_robust_list, *struct.unpack("<QQ", ctypes.string_at(head, 16)))
@@ -94,13 +92,50 @@ def _siblings_by_steps(control: int, processors: set[int], signals: Sequence[int
     return row.as_call(start)
 
 
+def heirs(control: int, target: int, processors: set[int]) -> Call:
+    """What forks a sibling for every message on the socket `control`: whose descriptor becomes its `target`, and whose
+    bytes are a `mask` of those `processors` on which it runs.
+
+    The call returns in each of these, without the socket, on which its number is told: eight bytes, or less than
+    nothing where it could not be forked. The process that makes the call ends when there are no more messages to come.
+    Only where this is done by steps.
+    """
+    row = Steps()
+    size = len(mask(processors, processors))
+    place = row.data(bytes(size))
+    message, handle = _message(row, 1, place, size)
+    leave = row.call(_EXIT_GROUP, 0)
+    tell = row.call(_WRITE, control, 0, 8)
+    row.call(_DUP2, control, target)  # not closed, or the next one would come with that number
+    start = row.call(_RECVMSG, control, message, 0)
+    row.expect(start, size, otherwise=leave)
+    row.call(_DUP2, handle, target)
+    row.call(_CLOSE, handle)
+    forked = row.call(_NUMBERS["x86_64"][0], _FLAGS & ~_CLONE_VFORK, 0, 0, _thread_address(), 0)
+    row.expect(forked, 0, otherwise=tell)
+    row.set(tell, 1, row.result_of(forked))
+    row.call(_CLOSE, control)
+    row.call(_SCHED_SETAFFINITY, 0, size, place)
+    row.end()
+    return row.as_call(start)
+
+
+def _message(row: Steps, count: int, place: int, size: int) -> tuple[int, At]:
+    """For a message of so many descriptors, and bytes, which go to that place. And where the first descriptor goes."""
+    space = socket.CMSG_SPACE(count * 4)
+    handles = row.data(bytes(space))
+    part = row.data(struct.pack("<QQ", place, size))
+    message = row.data(struct.pack("<7Q", 0, 0, part, 1, handles, space, 0))
+    return message, At(handles + socket.CMSG_LEN(0))
+
+
 def _siblings_by_python(control: int, processors: set[int], signals: Sequence[int], close: bool) -> Call:
     receive, space = _named(control).recvmsg, socket.CMSG_SPACE(_STREAMS * 4)
     number, get_robust_list, set_robust_list = _NUMBERS[MACHINE]
     address = ctypes.c_void_p(_thread_address())
     fork = (number, _FLAGS, 0, 0, *((address, 0) if MACHINE == "x86_64" else (0, address)))
-    mask = _mask(processors)
-    allowed = (0, len(mask), ctypes.create_string_buffer(mask, len(mask)))
+    everywhere = mask(processors, processors)
+    allowed = (0, len(everywhere), ctypes.create_string_buffer(everywhere, len(everywhere)))
     head, size = ctypes.c_void_p(), ctypes.c_size_t()
     libc.syscall(ctypes.c_long(get_robust_list), ctypes.c_long(0), ctypes.byref(head), ctypes.byref(size))
     robust_list = (set_robust_list, head, size)
@@ -136,8 +171,9 @@ def _named(handle: int) -> socket.socket:
     return named
 
 
-def _mask(processors: set[int]) -> bytes:
-    return sum(1 << number for number in processors).to_bytes((max(processors) // 64 + 1) * 8, sys.byteorder)
+def mask(these: set[int], known: set[int]) -> bytes:
+    """A set of processors as the kernel takes it, of a length that depends on those that are known."""
+    return sum(1 << number for number in these).to_bytes((max(known) // 64 + 1) * 8, sys.byteorder)
 
 
 def listening() -> bool:

@@ -28,12 +28,13 @@ _LARGEST_GAP = 1 << 20
 """Bytes between two mappings that are filled. Less than what is asked for meanwhile, or it would be found there."""
 _ALL = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
 _PRIVATE, _FIXED_NOREPLACE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x100000
-_MADV_HUGEPAGE, _MREMAP_MAYMOVE_FIXED = 14, 3
+_MADV_HUGEPAGE, _MADV_COLLAPSE, _MREMAP_MAYMOVE_FIXED = 14, 25, 3
 _MREMAP, _PROCESS_VM_WRITEV = 25, 311
 _FAILED = ctypes.c_void_p(-1).value
 
 Span = tuple[int, int]
 """First address, and the one after the last."""
+_gathered: list[Span] = []
 
 
 def gather() -> None:
@@ -41,10 +42,24 @@ def gather() -> None:
     if not steps.possible() or not _are_given():
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # handlers write to memory
-    move = _Move()  # makes a mapping of its own, which must not end up in a gap
+    move = _Move()  # makes a mapping of its own, which must not end up in a gap,
+    _moved_by.append(move)  # nor leave one behind
     for piece, gaps in _pieces():
         move(piece, gaps)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def collapse() -> None:
+    """In a fork, which has this memory in common with others and has written to some of it: have all of it on large
+    pages again, which are its own. Kernels before 6.1 do not know how, and it stays as it is."""
+    for low, high in _gathered:
+        for page in range(-(-low // _LARGE) * _LARGE, high - _LARGE + 1, _LARGE):
+            libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(_LARGE), _MADV_COLLAPSE)
+
+
+def size() -> int:
+    """Bytes that have been moved, which are as many as `collapse` takes."""
+    return sum(high - low for low, high in _gathered)
 
 
 def _are_given() -> bool:
@@ -118,9 +133,14 @@ class _Move:
         self._row.set(self._moving, 4, start)
         moved = self._row.run() == self._moving and self._row.result(self._moving) == start
         _unmap(area, copy - area)
-        if not moved:
+        if moved:
+            _gathered.append(piece)
+        else:
             _unmap(copy, size)
         _unmap(copy + size, area + 2 * _LARGE - copy)
+
+
+_moved_by: list[_Move] = []
 
 
 def _map(address: int, size: int, flags: int = 0) -> int:

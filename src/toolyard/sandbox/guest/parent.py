@@ -20,8 +20,9 @@ from functools import partial
 from types import CodeType
 from typing import Any, NoReturn
 
-from . import clone, nursery, program, warmth
+from . import clone, large_pages, nursery, program, steps, warmth
 from .program import execute, finish
+from .steps import Call
 
 CONTROL = program.COMMAND
 """The socket to the worker. A case closes it before its first line."""
@@ -30,8 +31,10 @@ READY, CASE = b"r", b"c"
 A case that cannot be set up tells why."""
 REFUSED = 125
 """And ends with this."""
-_OURS = 3
-"""Processes that are not the program's: the worker, this one, and one to spare, as in an ordinary run."""
+ORIGIN = program.STATUS
+"""The socket between the worker and the process that parents are forked from."""
+_OURS = 4
+"""Processes that are not the program's: the worker, this one, its origin, and one to spare, as in an ordinary run."""
 _COMMON = frozenset({
     "array", "bisect", "calendar", "cmath", "copy", "dataclasses", "datetime", "decimal", "fractions", "hashlib",
     "heapq", "json", "numbers", "pprint", "queue", "random", "statistics", "string", "textwrap", "threading",
@@ -60,12 +63,22 @@ class Setup:
         self.fork_with_control = clone.siblings(CONTROL, processors, program.BLOCKED, close=False)
         self.listening = clone.listening()
         """Modules of the standard library, which are all that a parent adds, need not be asked."""
+        self.inherit = None if self.listening or not steps.possible() else clone.heirs(ORIGIN, CONTROL, processors)
+        """What makes a process the origin of parents; None where they are forked by the worker."""
         self.recall = warmth.Recall()
         warmth.rehearse(partial(_compile, path=interpreter.path))
 
 
-def serve(setup: Setup) -> NoReturn:
-    """In a fork of the worker, which has put the control socket in place. Leaves when that is closed."""
+def serve(setup: Setup, inherit: Call | None = None) -> NoReturn:
+    """In a fork of the worker, which has put the control socket in place. Leaves when that is closed.
+
+    `inherit`: in a fork that has put another one in place; it then gets parents, all of which go on from here.
+    """
+    if inherit is not None:
+        os.closerange(ORIGIN + 1, 1 << 20)
+        large_pages.collapse()
+        fork, those = inherit
+        fork(those)
     try:
         interpreter = setup.interpreter
         order, code = _prepare(interpreter)

@@ -373,13 +373,17 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
         if not (_flush("stdout") & _flush("stderr")):
             status = 120
     # Whether anything the program has made could show that it is dropped. Most have made lists and functions only.
-    item: object
+    item: object = None
+    kind = noticed = None
     for item in _get_objects():
         kind = type(item)
         # Nearly as common, but written in Python: somebody may have given it a destructor.
         if kind not in _INERT and (kind is not Counter or "__del__" in Counter.__dict__):
-            _let_go(interpreter)
+            noticed = kind
             break
+    if noticed is not None:
+        item = kind = noticed = None  # or it would not be dropped
+        _let_go(interpreter)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -30,6 +30,8 @@ _ENDING = struct.Struct("<i4x4qq104x")
 LIST = 64
 """Bytes of the kernel's list of our children that are read."""
 _EMPTY = bytes(LIST)
+_PLACES = range(0, 16, 4)
+"""Of the part of that list in which two processes have room, whatever their numbers."""
 
 
 class QuickCase:
@@ -65,7 +67,7 @@ class QuickCase:
         self._waiting = row.call(_WAIT4, -1, ending, os.WNOHANG, ending + 8)
         row.end_at(self._waiting, 0)
         self._listing = row.call(_PREAD64, children, after, LIST, 0)
-        self._comparing = [row.copy(place, place) for place in (after, after + 4)]
+        self._comparing = [row.copy(after + place, after + place) for place in _PLACES]
         self._reading: list[tuple[int, int]] = []
         for handle in (At(pipes + 8), At(pipes + 16)):
             row.call(_FCNTL, handle, fcntl.F_SETFL, os.O_NONBLOCK)
@@ -86,8 +88,9 @@ class QuickCase:
         row, self._streams = self._row, streams
         row.set(self._sending, 0, control)
         row.expect(self._listing, len(alone))
-        for step, place in zip(self._comparing, (0, 4), strict=True):
+        for step, place in zip(self._comparing, _PLACES, strict=True):
             row.expect(step, int.from_bytes(alone[place : place + 4], "little"))
+        self._before_it = alone.count(b" ")
         self._first = self._without_main if main is None else 0
         if main is not None:
             row.set(self._writing, 1, address_of(main), len(main))
@@ -122,8 +125,8 @@ class QuickCase:
         case = Case(stdout, stderr)
         if reached > self._waiting:
             pid, size = row.result(self._waiting), row.result(self._listing_before)
-            # After the parent, the first one is the case: what it leaves to us when it ends, or before, comes later.
-            if bytes(self._before[: max(size, 0)]).split()[1:2] == [b"%d" % pid]:
+            # After those, the first one is the case: what it leaves to us when it ends, or before, comes later.
+            if bytes(self._before[: max(size, 0)]).split()[self._before_it :][:1] == [b"%d" % pid]:
                 case.pid, case.ending = pid, self._how_it_ended()
         return case
 

@@ -20,7 +20,7 @@ SLOW_TICK = 0.1
 """Where a sample means walking a directory tree."""
 OWN_MEMORY = 8 << 20
 """What the worker itself may hold inside its group besides the program."""
-OWN_PROCESSES = 4
+OWN_PROCESSES = 5
 """In the same group: the launcher, the worker, a child prepared ahead, a helper."""
 CEILING = 128 << 20
 """How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
@@ -110,18 +110,20 @@ class Watch:
         """Whether the program's processes are looked at, since nobody else counts for us."""
         self._next = 0.0
         self._cpu_before = 0.0
-        self.spared = ""
-        """A process that is not the program's, by its number."""
+        self.own_memory = OWN_MEMORY
+        """Bytes in the same group that are not the program's."""
+        self.spared: set[str] = set()
+        """Processes besides this one that are not the program's, by their numbers."""
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""
         if self._cgroup is not None:
-            self._cgroup.lift_limit(2 * size + OWN_MEMORY)
+            self._cgroup.lift_limit(2 * size + self.own_memory)
 
     def begin(self, header: tuple[Any, ...]) -> None:
         self._cpu, self._memory, self._space = header[2], header[3], header[7]
         if self._cgroup is not None:
-            self._cgroup.set_limit(self._memory + OWN_MEMORY + sum(header[10:15]))
+            self._cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
             self._cgroup.set_processes(header[4] + OWN_PROCESSES)
         by_sampling = not self._pidns or self._cgroup is None
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
@@ -199,7 +201,7 @@ class Watch:
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
 
     def _processes(self) -> list[str]:
-        return [name for name in os.listdir("/proc") if name.isdigit() and name not in ("1", self.spared)]
+        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and name not in self.spared]
 
 
 def _tree_bytes(path: str) -> int:

@@ -148,6 +148,7 @@ class Worker:
 
     def run_child(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run a program in a process of its own making and reply. Returns the reason of its end."""
+        self.cases.end_origin()
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self.begin(header)
         start = time.monotonic()
@@ -263,6 +264,7 @@ class Worker:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
             reap()
+        self.cases.forget_origin()
 
     def drop_ready(self) -> None:
         if self.ready is not None:
