@@ -99,7 +99,7 @@ class Worker:
         """
         if not self.alive:
             raise WorkerDiedError("the sandbox worker died before the program started")
-        self.runs += count
+        self.runs += 1
         self._early = deque()
         try:
             await self._send([header, *parts])

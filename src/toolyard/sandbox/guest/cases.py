@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import clone, frames, large_pages, parent, program, steps
-from .child import BecomeError, Case
+from .child import BecomeError, Case, Ending
 from .quick_case import LIST, QuickCase
 from .steps import address_of
 from .watch import OWN_MEMORY
@@ -43,6 +43,8 @@ _OPEN_FILES = 8
 _WHY = 4096
 """Bytes to tell why a case was refused."""
 _CHILD_ENDS = (int(signal.SIGCHLD),)
+_REFUSED = parent.REFUSED << 8
+"""As a wait status."""
 
 
 class Origin:
@@ -144,6 +146,7 @@ class Cases:
         order, fetch = request[:order_end], request[inputs_end : inputs_end + header[14]]
         self._main_is_ours = parent.main_is_for_the_worker(header)
         self._code = request[order_end - header[12] - header[11] : order_end - header[12]]
+        self._fetches = header[14] > 0
         python = header[0] == frames.EACH_PYTHON
         request[0] = frames.RUN_PYTHON if python else frames.RUN_COMMAND
         able = python and self._children >= 0 and header[5] >= _OPEN_FILES
@@ -201,11 +204,21 @@ class Cases:
         worker.watch.spared.update(map(str, self._ours))
         if made.pid and made.order(order):
             self._soon = min(_SOON, header[1])
+            cgroup = worker.watch.cgroup
             if self._quick is None and steps.possible():
-                self._quick = QuickCase(self._children, worker.interpreter.path, worker.scratch)
+                events = -1 if cgroup is None else cgroup.events_file
+                place = worker.interpreter
+                self._quick = QuickCase(self._children, place.work, place.path, worker.scratch, events)
             if self._quick is not None:
-                main = self._code if self._main_is_ours else None
-                self._quick.aim(made.control.fileno(), self._alone, main, (worker.out, worker.err), self._soon)
+                self._quick.aim(
+                    made.control.fileno(),
+                    self._alone,
+                    self._code if self._main_is_ours else None,
+                    (worker.out, worker.err),
+                    self._soon,
+                    worker.rooms.free_inodes,
+                    b"" if cgroup is None else cgroup.events,
+                )
             return True
         self._parents_left = 0
         self._end_parent(all_else=True)
@@ -248,6 +261,8 @@ class Cases:
         reason, rest = frames.ENDED, stdin[:0]
         if self._quick is not None and fits:
             found = self._quick.run(self._stdin, len(stdin))
+            if self._quick.clean and not self._fetches and isinstance(found, Ending) and found[0] != _REFUSED:
+                return worker.conclude_clean(*found, time.monotonic() - start)
         else:
             found, rest = self._start(stdin)
         alone = True
@@ -255,7 +270,7 @@ class Cases:
             reason = self._see_to_its_end(found, rest, start, header)
             found, alone = found.ending, os.pread(self._children, LIST, 0) == self._alone
         wall = time.monotonic() - start
-        if found is not None and found.status == parent.REFUSED << 8:
+        if found is not None and found.status == _REFUSED:
             self._hear_why()
         # Every process in the jail descends from a child of ours: with no child but these there is none.
         if found is None or not alone:

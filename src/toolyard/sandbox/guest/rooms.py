@@ -14,10 +14,14 @@ class Rooms:
         self._config = config
         self._kept = root.fixtures(config["read_only"]) if config["namespaces"] else frozenset[str]()
         self._clean_inodes = -1
+        self.free_inodes = -1
+        """If there are as many, and the usual file was removed, nothing else is to be done. -1: that is not enough."""
 
     def settle(self) -> None:
         """As they are now is how they are to be."""
         self._clean_inodes = self._inodes()
+        if self._clean_inodes >= 0 and not self._config["owns_directories"]:
+            self.free_inodes = os.statvfs(self._config["work"]).f_ffree
 
     def clean(self, usual: str) -> bool:
         """Remove everything a program wrote; `usual` is the one file that is always there. False: it cannot be done."""

@@ -52,8 +52,9 @@ _RW = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 _address = machine_code.load(CODE)
-_carry_out = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(_address)
-"""Keeps the interpreter's lock, as nobody else is to run meanwhile."""
+carry_out = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t)(_address)
+"""Takes the address of the first step, returns that of the last. Keeps the interpreter's lock, as nobody else is to run
+meanwhile."""
 
 Call = tuple[Callable[[Any], object], Any]
 """A function and its argument."""
@@ -105,7 +106,7 @@ class Steps:
         step = self.count + sum(isinstance(argument, At) for argument in arguments)
         for index, argument in enumerate(arguments):
             if isinstance(argument, At):
-                self.copy(self._address(step) + (_ARGUMENT + index) * 8, argument)
+                self.copy(self.address(step) + (_ARGUMENT + index) * 8, argument)
         return self._add(number, *(0 if isinstance(argument, At) else argument for argument in arguments))
 
     def copy(self, target: int, source: int) -> int:
@@ -116,7 +117,7 @@ class Steps:
         at = self.count * _WORDS
         self.count += 1
         assert self.count * _WORDS * 8 <= self._data, "there is no room for more"
-        following = self._address(self.count)
+        following = self.address(self.count)
         for index, word in enumerate((number, *arguments, *[0] * (7 - len(arguments)), 0, following, following)):
             self._words[at + index] = word
         return self.count - 1
@@ -124,7 +125,7 @@ class Steps:
     def expect(self, step: int, result: int, otherwise: int | None = None) -> None:
         """Any other result leads to the step `otherwise`, or, if that is not given, ends the row."""
         self._words[step * _WORDS + _EXPECTED] = result
-        self._words[step * _WORDS + _OTHERWISE] = 0 if otherwise is None else self._address(otherwise)
+        self._words[step * _WORDS + _OTHERWISE] = 0 if otherwise is None else self.address(otherwise)
 
     def end_at(self, step: int, result: int) -> None:
         """This result ends the row."""
@@ -136,6 +137,15 @@ class Steps:
         at = self.count * _WORDS
         self._words[at - _WORDS + _THEN] = self._words[at - _WORDS + _OTHERWISE] = 0
         return self.count - 1
+
+    def arguments(self, step: int, index: int, count: int) -> memoryview:
+        """So many of them, from that one on, to be set without this object."""
+        at = step * _WORDS + _ARGUMENT + index
+        return self._words[at : at + count]
+
+    def results(self, step: int) -> memoryview:
+        """One word: what its call returned last; where it failed, the error number, negative."""
+        return self._words[step * _WORDS + _RESULT :][:1]
 
     def set(self, step: int, index: int, *values: int) -> None:
         """Arguments, from that one on."""
@@ -150,11 +160,11 @@ class Steps:
 
     def result_of(self, step: int) -> At:
         """The same as an argument of another."""
-        return At(self._address(step) + _RESULT * 8)
+        return At(self.address(step) + _RESULT * 8)
 
     def run(self, first: int = 0) -> int:
         """Returns the number of the step it ended with."""
-        return (_carry_out(self._address(first)) - self._start) // (_WORDS * 8)
+        return self.number(carry_out(self.address(first)))
 
     def as_call(self, first: int = 0) -> Call:
         """For where it matters how many objects a call makes and touches. What it returns means nothing."""
@@ -162,5 +172,9 @@ class Steps:
         with nursery.within():
             return ctypes.PYFUNCTYPE(None)(_address), ctypes.byref(start, first * _WORDS * 8)
 
-    def _address(self, step: int) -> int:
+    def address(self, step: int) -> int:
         return self._start + step * _WORDS * 8
+
+    def number(self, address: int) -> int:
+        """Of the step that is there."""
+        return (address - self._start) // (_WORDS * 8)

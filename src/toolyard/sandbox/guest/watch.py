@@ -38,11 +38,12 @@ class Cgroup:
         self._processes_file = processes
         self._processes = -1
         self._limit_file = limit
-        self._events_file = events
+        self.events_file = events
         self._usage_file = usage
         self._statistics_file = statistics
         self._limit = self._allowed = -1
-        self._events = os.pread(self._events_file, 4096, 0)
+        self.events = os.pread(events, 4096, 0)
+        """What the kernel told of the group last."""
 
     def set_limit(self, size: int) -> None:
         """Allow `size`. The kernel's limit lies higher: it is there for growth between two samples.
@@ -81,8 +82,8 @@ class Cgroup:
 
     def killed(self) -> bool:
         """Whether the kernel killed something here since this was last asked."""
-        before, self._events = self._events, os.pread(self._events_file, 4096, 0)
-        return self._events != before and _kills(self._events) != _kills(before)
+        before, self.events = self.events, os.pread(self.events_file, 4096, 0)
+        return self.events != before and _kills(self.events) != _kills(before)
 
 
 def _kills(events: bytes) -> int:
@@ -97,7 +98,7 @@ class Watch:
     """One run's limits that no per-process rlimit can express."""
 
     def __init__(self, cgroup: Cgroup | None, writable: list[str], disk_bytes: int, *, pidns: bool) -> None:
-        self._cgroup = cgroup
+        self.cgroup = cgroup
         self._writable = writable
         self._tick = TICK if pidns else SLOW_TICK
         self._disk_bytes = disk_bytes
@@ -117,15 +118,15 @@ class Watch:
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""
-        if self._cgroup is not None:
-            self._cgroup.lift_limit(2 * size + self.own_memory)
+        if self.cgroup is not None:
+            self.cgroup.lift_limit(2 * size + self.own_memory)
 
     def begin(self, header: tuple[Any, ...]) -> None:
         self._cpu, self._memory, self._space = header[2], header[3], header[7]
-        if self._cgroup is not None:
-            self._cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
-            self._cgroup.set_processes(header[4] + OWN_PROCESSES)
-        by_sampling = not self._pidns or self._cgroup is None
+        if self.cgroup is not None:
+            self.cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
+            self.cgroup.set_processes(header[4] + OWN_PROCESSES)
+        by_sampling = not self._pidns or self.cgroup is None
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
         if self.by_looking:
@@ -140,7 +141,7 @@ class Watch:
 
     def check(self) -> int:
         """Take a sample. Returns the reason to stop, or -1."""
-        if self._cgroup is not None and (self._cgroup.killed() or self._cgroup.exceeded()):
+        if self.cgroup is not None and (self.cgroup.killed() or self.cgroup.exceeded()):
             return frames.MEMORY_EXCEEDED
         self._next = time.monotonic() + self._tick
         if not self.by_looking:
@@ -151,7 +152,7 @@ class Watch:
         if not self._pidns:  # /proc is closed to us: per-process limits must do
             return -1
         memory, seconds = self._sample()
-        if self._cgroup is None and memory + used > self._memory and self._exact_memory() + used > self._memory:
+        if self.cgroup is None and memory + used > self._memory and self._exact_memory() + used > self._memory:
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and seconds > self._cpu:
             return frames.CPU_EXCEEDED
@@ -163,9 +164,11 @@ class Watch:
             return (space.f_blocks - space.f_bfree) * space.f_frsize
         return sum(map(_tree_bytes, self._writable))
 
-    def verdict(self, cpu: float, peak: int = 0) -> int:
-        """The reason for an end that looked like the program's own. `peak`: the largest resident size of a process."""
-        killed = self._cgroup is not None and self._cgroup.killed()
+    def verdict(self, cpu: float, peak: int = 0, *, killed: bool | None = None) -> int:
+        """The reason for an end that looked like the program's own. `peak`: the largest resident size of a process.
+        `killed`: whether the kernel killed something for its memory, where that is known."""
+        if killed is None:
+            killed = self.cgroup is not None and self.cgroup.killed()
         if killed or peak > self._memory + self._inherited:  # the latter came and went between two samples
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and cpu >= self._cpu:
@@ -190,7 +193,7 @@ class Watch:
             pages += int(fields[21])
             span += int(fields[20])
         memory = pages * _PAGE
-        if self._cgroup is None:
+        if self.cgroup is None:
             # More address space than memory: look for what hides there.
             memory += _in_sockets() + (_beyond_resident(processes) if span > self._memory else 0)
         return memory, ticks / _TICKS_PER_SECOND + self._reaped_seconds() - self._cpu_before

@@ -182,6 +182,12 @@ class Worker:
         self._respond(reason, status, cpu, peak, wall, hold=hold)
         return reason
 
+    def conclude_clean(self, status: int, cpu: float, peak: int, wall: float) -> int:
+        """The same where nothing was killed for its memory, no output is cut and there are no files. Sent later."""
+        reason = self.watch.verdict(cpu, peak, killed=False)
+        self.replies.put((reason, 0, status, wall, cpu, peak), (self.out, self.err, self.extra), hold=True)
+        return reason
+
     def _reset(self, header: tuple[Any, ...]) -> None:
         self.out.reset(header[8])
         self.err.reset(header[8])
