@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import program
 
@@ -160,7 +160,8 @@ class Stream:
 
     def shrink(self) -> None:
         if len(self.memory) > KEPT:
-            self.memory = private_memory(KEPT)
+            area: Any = self.memory.obj
+            area.madvise(mmap.MADV_DONTNEED)
 
     def take(self, handle: int, scratch: memoryview) -> int:
         room = self.limit - self.size

@@ -27,22 +27,24 @@ class Replies:
         `hold`: more will come soon, and `flush` at the latest when they do not.
         """
         sizes = [stream.size for stream in streams]
-        total = frames.RESPONSE.size + sum(sizes)
-        if not hold or self._size + total > _ROOM:
+        at, end = self._size, self._size + frames.RESPONSE.size + sum(sizes)
+        if not hold or end > _ROOM:
             self.flush()
-        if not hold or total > _ROOM:
+            at, end = 0, end - at
+        if not hold or end > _ROOM:
             frames.RESPONSE.pack_into(self._held, 0, *numbers, *sizes)
             self._send([self._held[: frames.RESPONSE.size], *(stream.view() for stream in streams)])
             return
         now = time.monotonic()
-        if not self._size:
+        if not at:
             self._since = now
-        frames.RESPONSE.pack_into(self._held, self._size, *numbers, *sizes)
-        self._size += frames.RESPONSE.size
-        for stream in streams:
-            if stream.size:
-                self._held[self._size : self._size + stream.size] = stream.view()
-                self._size += stream.size
+        frames.RESPONSE.pack_into(self._held, at, *numbers, *sizes)
+        at += frames.RESPONSE.size
+        for stream, size in zip(streams, sizes, strict=True):
+            if size:
+                self._held[at : at + size] = stream.view()
+                at += size
+        self._size = end
         if now - self._since > _PATIENCE:
             self.flush()
 
