@@ -7,12 +7,13 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol, runtime_checkable
 
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
 from toolyard.limits.widest import widest_limiter
 from toolyard.sandbox.local import LocalSandbox, SandboxConfig
-from toolyard.sandbox.protocol import Sandbox
+from toolyard.sandbox.protocol import Execution, Limits, Program, Sandbox
 from toolyard.sandbox.remote import RemoteSandbox
 from toolyard.sandbox.routing import LIGHT
 
@@ -30,11 +31,21 @@ _IMPORTED = (
 Others are imported once for all cases of an answer, and make those of other answers no larger."""
 
 
+@runtime_checkable
+class RunsEach(Protocol):
+    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+
+    def run_each(
+        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
+    ) -> AsyncGenerator[Execution]: ...
+
+
 class Workplace:
     """The sandbox of one event loop, the permits to use it, and how many batches of ours do."""
 
     def __init__(self, sandbox: Sandbox, limiters: Sequence[Limiter]) -> None:
         self.sandbox = sandbox
+        self.batches = sandbox if isinstance(sandbox, RunsEach) else None
         self._own, *self._shared = limiters
         self.capacity = min(limiter.limit for limiter in limiters)
         """Batches that can make progress at the same time."""

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 from toolyard.errors import ConfigError, LimiterError, ProgramError, SandboxBusyError, SandboxError, ToolyardError
-from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
+from toolyard.sandbox.protocol import MIB, Execution, Verdict
 
 from .code_checker import check
 from .code_ledger import Ledger
@@ -27,15 +27,6 @@ _LARGE = 512 * 1024
 _MOST_INPUT = 16 * MIB
 """Of one batch, unless a single case has more."""
 _chance = random.SystemRandom()
-
-
-@runtime_checkable
-class RunsEach(Protocol):
-    """A sandbox that runs one program on many inputs more cheaply than one by one."""
-
-    def run_each(
-        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
-    ) -> AsyncGenerator[Execution]: ...
 
 
 class Run:
@@ -180,10 +171,10 @@ class Run:
         return stdins
 
     def _executions(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:
-        sandbox = self._place.sandbox
+        batches = self._place.batches
         # With a checker, one by one: a batch would hold the worker that the checker waits for.
-        if isinstance(sandbox, RunsEach) and self._plan.suite.checker is None:
-            return sandbox.run_each(self._plan.program, stdins, self._plan.limits)
+        if batches is not None and self._plan.suite.checker is None:
+            return batches.run_each(self._plan.program, stdins, self._plan.limits)
         return self._one_by_one(stdins)
 
     async def _one_by_one(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:

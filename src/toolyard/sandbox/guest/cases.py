@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +56,8 @@ class Origin:
 
     def __init__(self, setup: parent.Setup, null: int) -> None:
         self._socket, self.pid = _fork(parent.ORIGIN, null, partial(parent.serve, setup, setup.inherit))
-        self._socket.settimeout(_FORK_SECONDS)
+        patience = struct.pack("@ll", int(_FORK_SECONDS), int(_FORK_SECONDS % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
 
     def fork(self, processors: bytes, control: socket.socket) -> int:
         """Returns the number of the new process, which has that socket; 0: there is none, nor will there be."""
