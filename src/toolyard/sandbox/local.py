@@ -69,7 +69,7 @@ class SandboxConfig(BaseModel):
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000
-    """After this many programs a worker is replaced: forks of one parent share their memory layout."""
+    """After this many programs a worker is replaced, however many inputs each was run on."""
     max_sessions: PositiveInt = 64
     session_idle_seconds: PositiveFloat = 600.0
     """A session without a cell for this long is closed."""

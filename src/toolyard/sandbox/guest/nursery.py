@@ -205,6 +205,8 @@ def within() -> Generator[None]:
 
 def copy_of(function: Callable[P, T]) -> Callable[P, T]:
     """The same, made here and now, with what is its own and the built-in functions it calls by a global name."""
+    if _nursery is None:
+        return function
     assert isinstance(function, FunctionType)
     code, known = function.__code__.replace(), function.__globals__
     names = {name: _copied(known[name]) for name in code.co_names if name in known}

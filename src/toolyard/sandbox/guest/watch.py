@@ -21,7 +21,7 @@ SLOW_TICK = 0.1
 OWN_MEMORY = 8 << 20
 """What the worker itself may hold inside its group besides the program."""
 OWN_PROCESSES = 5
-"""In the same group: the launcher, the worker, a child prepared ahead, a helper."""
+"""In the same group: the launcher, the worker, a child prepared ahead or a parent of cases and its origin, a helper."""
 CEILING = 128 << 20
 """How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
