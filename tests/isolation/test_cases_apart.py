@@ -370,6 +370,12 @@ async def test_the_next_program_finds_no_harm_done_to_the_origin(alone: LocalSan
         assert time.monotonic() - began < 0.4
 
 
+async def test_a_batch_of_one_after_a_larger_one_is_a_case_as_well(alone: LocalSandbox) -> None:
+    for count in (2, 1, 1, 3):
+        found = await each(alone, "print(len(others()), input())", [f"input {number}" for number in range(count)])
+        assert [execution.stdout for execution in found] == [f"2 input {number}\n" for number in range(count)]
+
+
 async def test_an_ordinary_run_is_alone_also_after_a_batch(alone: LocalSandbox) -> None:
     await each(alone, "print(others())", ["", ""])
     execution = await alone.run(Program(SYSCALLS + THE_PARENT + "print(others())"))

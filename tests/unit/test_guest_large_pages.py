@@ -48,8 +48,14 @@ for _ in range(int(sys.argv[2])):
     large_pages.gather()
 after = mappings()
 kept = [*text] == [repr(one) for one in (sys.modules["os"].__doc__, ctypes.__doc__)]
+if not (child := os.fork()):
+    large_pages.collapse()
+    sizes = [int(line.split()[1]) for line in open("/proc/self/smaps") if line.startswith("AnonHugePages")]
+    os._exit(min(sum(sizes) // 2048, 99) if works() else 111)
+collapsed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(json.dumps({
     "before": len(before), "after": len(after), "kept": kept, "works": works(),
+    "collapsed": collapsed, "size": large_pages.size(),
     "signals": blocked == signal.pthread_sigmask(0, []), "executable": sum("rwxp" in line for line in after),
 }))
 """
@@ -72,6 +78,10 @@ def test_an_interpreter_in_one_piece_goes_on_as_before(times: int) -> None:
     assert plain["before"] == plain["after"] > 60
     assert moved["executable"] > 0 == plain["executable"]
     assert moved["after"] < moved["before"] / 2
+    assert plain["size"] == plain["collapsed"] == 0
+    large = moved["size"] // (2 << 20)
+    assert large > 3
+    assert large / 2 <= moved["collapsed"] <= large, "and so does a fork of it with large pages of its own"
 
 
 @pytest.mark.parametrize(

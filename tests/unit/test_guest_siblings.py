@@ -86,3 +86,55 @@ def test_a_sibling_for_every_message(by: str, close: bool) -> None:
         assert one["open"][: len(streams)] == streams
         assert len(one["open"]) == len(streams) + 1, "and what lists them"
     assert told["parent"] == [True, 0], "it ends by itself when nobody is there any more"
+
+
+HEIRS = """
+import array, json, os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from guest import clone
+
+CONTROL, TARGET = 4, 3
+processors = os.sched_getaffinity(0)
+spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+inherit, argument = clone.heirs(CONTROL, TARGET, processors)
+origin = os.fork()
+if origin == 0:
+    os.dup2(theirs.fileno(), CONTROL)
+    os.closerange(CONTROL + 1, 1 << 16)
+    inherit(argument)
+    about = {"pid": os.getpid(), "parent": os.getppid(), "processors": sorted(os.sched_getaffinity(0)),
+             "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1]}
+    os.write(TARGET, json.dumps(about).encode())
+    os._exit(7)
+theirs.close()
+found = []
+for processor in sorted(processors) * 2:
+    read, write = os.pipe()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))]
+    ours.sendmsg([clone.mask({processor}, processors)], rights)
+    os.close(write)
+    told = int.from_bytes(ours.recv(8), "little", signed=True)
+    said = b""
+    while part := os.read(read, 4096):  # ends only if nobody else holds the other end, not the origin either
+        said += part
+    found.append({**json.loads(said), "told": told, "on": [processor], "status": os.waitpid(told, 0)[1] >> 8})
+ours.close()
+print(json.dumps({"me": os.getpid(), "found": found, "origin": os.waitpid(origin, 0) == (origin, 0)}))
+"""
+
+
+@pytest.mark.skipif(not clone.possible() or not steps.possible(), reason="there are no steps here")
+def test_an_heir_for_every_message_on_the_processors_it_names() -> None:
+    command = [sys.executable, "-c", HEIRS, str(SANDBOX)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done
+    told = json.loads(done.stdout)
+    assert len({one["pid"] for one in told["found"]}) == len(told["found"]) >= 2
+    for one in told["found"]:
+        assert one["pid"] == one["told"]
+        assert one["parent"] == told["me"]
+        assert one["processors"] == one["on"]
+        assert one["open"] == [0, 1, 2, 3]
+        assert one["status"] == 7
+    assert told["origin"], "it ends by itself when nobody is there any more"

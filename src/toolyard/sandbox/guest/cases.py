@@ -152,7 +152,8 @@ class Cases:
         python = header[0] == frames.EACH_PYTHON
         request[0] = frames.RUN_PYTHON if python else frames.RUN_COMMAND
         able = python and self._children >= 0 and header[5] >= _OPEN_FILES
-        self._parents_left = _MOST_PARENTS if able and count > 1 else 0
+        # For a single input it does not pay, unless there is an origin, which an ordinary run would have to end.
+        self._parents_left = _MOST_PARENTS if able and (count > 1 or self._origin is not None) else 0
         self._worker.prepares = not self._parents_left
         start = address_of(request)
         for index in range(count):

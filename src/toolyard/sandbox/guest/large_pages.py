@@ -44,6 +44,7 @@ def gather() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # handlers write to memory
     move = _Move()  # makes a mapping of its own, which must not end up in a gap,
     _moved_by.append(move)  # nor leave one behind
+    _gathered.clear()
     for piece, gaps in _pieces():
         move(piece, gaps)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -174,8 +174,11 @@ _nursery: _Nursery | None = None
 def install() -> None:
     """For this process and its forks. Where it is not known how to, nothing changes."""
     global _nursery
+    if sys.implementation.name != "cpython" or sys.version_info[:2] not in _KNOWN:
+        return
+    one_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
     code = machine_code.load(CODE)
-    if not code or sys.implementation.name != "cpython" or sys.version_info[:2] not in _KNOWN:
+    if not code or not one_lock:
         return
     found = [_Allocator() for _ in _DOMAINS]
     for domain, allocator in zip(_DOMAINS, found, strict=True):

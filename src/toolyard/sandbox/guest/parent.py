@@ -72,7 +72,7 @@ class Setup:
 def serve(setup: Setup, inherit: Call | None = None) -> NoReturn:
     """In a fork of the worker, which has put the control socket in place. Leaves when that is closed.
 
-    `inherit`: in a fork that has put another one in place; it then gets parents, all of which go on from here.
+    `inherit`: makes this process the origin of parents, with the other socket. It stays in that call; they go on.
     """
     if inherit is not None:
         os.closerange(ORIGIN + 1, 1 << 20)

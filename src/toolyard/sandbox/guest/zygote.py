@@ -49,15 +49,15 @@ def preload(modules: list[str]) -> list[str]:
             failed.append(f"{name}: {type(error).__name__}: {error}")
         if len(os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")
-    for module in list(sys.modules.values()):
-        _note_as_imported(module)
+    for name in sys.builtin_module_names:
+        _note_as_imported(sys.modules.get(name))
     return failed
 
 
-def _note_as_imported(module: ModuleType) -> None:
-    """As the import of any module does, but not of those that the interpreter begins with, `sys` for one. Whoever
-    imports one of them would find nothing noted, which makes an exception each time that nobody sees but many pages
-    are copied for."""
+def _note_as_imported(module: ModuleType | None) -> None:
+    """As the import of any module does, but not that of those which the interpreter begins with, `sys` for one. Who
+    imports such a one again finds nothing noted, and that makes an exception: one that nobody sees, but for which a
+    case copies a dozen pages."""
     spec: Any = getattr(module, "__spec__", None)
     if spec is not None and not hasattr(spec, "_initializing"):
         spec._initializing = False
