@@ -212,8 +212,9 @@ def copy_of(function: Callable[P, T]) -> Callable[P, T]:
         return function
     assert isinstance(function, FunctionType)
     code, known = function.__code__.replace(), function.__globals__
-    names = {name: _copied(known[name]) for name in code.co_names if name in known}
-    return FunctionType(code, {"__builtins__": function.__builtins__, **names}, function.__name__, function.__defaults__)
+    names: dict[str, Any] = {"__builtins__": function.__builtins__}
+    names |= {name: _copied(known[name]) for name in code.co_names if name in known}
+    return FunctionType(code, names, function.__name__, function.__defaults__)
 
 
 def _copied(value: Any) -> Any:
