@@ -33,7 +33,10 @@ class PoolMode(Enum):
 
 
 class Call(Generic[T]):
-    """A function's run, now or later. Await it in any event loop, or block for its `result` in any thread."""
+    """A function's run, now or later. Await it in any event loop, or block for its `result` in any thread.
+
+    A task that is cancelled while it waits cancels it. One that is cancelled before its first step never came to wait.
+    """
 
     def __init__(self, future: Future[T]) -> None:
         self._future = future

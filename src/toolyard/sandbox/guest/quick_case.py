@@ -68,7 +68,7 @@ class QuickCase:
             row.copy(handle, none)
         for handles in (pipes, pipes + 8, pipes + 16):
             row.expect(row.call(_PIPE2, handles, os.O_CLOEXEC), 0)
-        self._input = row.arguments(row.call(_WRITE, At(pipes + 4)), 1, 2)
+        self._input = row.argument_view(row.call(_WRITE, At(pipes + 4)), 1, 2)
         for place, handle in enumerate((pipes, pipes + 12, pipes + 20)):
             row.copy(rights + 16 + 4 * place, handle)
         self._sending = row.call(_SENDMSG, 0, message, 0)
@@ -88,7 +88,7 @@ class QuickCase:
             more = row.call(_READ, handle, address_of(scratch), len(scratch))
             row.expect(more, -errno.EAGAIN)
             self._reading.append((reading, more))
-        self._seen = [row.results(reading) for reading, _ in self._reading]
+        self._seen = [row.result_view(reading) for reading, _ in self._reading]
         for handle in (pipes + 8, pipes + 16):
             row.call(_CLOSE, At(handle))
         self._ended = row.count - 1

@@ -138,12 +138,12 @@ class Steps:
         self._words[at - _WORDS + _THEN] = self._words[at - _WORDS + _OTHERWISE] = 0
         return self.count - 1
 
-    def arguments(self, step: int, index: int, count: int) -> memoryview:
+    def argument_view(self, step: int, index: int, count: int) -> memoryview:
         """So many of them, from that one on, to be set without this object."""
         at = step * _WORDS + _ARGUMENT + index
         return self._words[at : at + count]
 
-    def results(self, step: int) -> memoryview:
+    def result_view(self, step: int) -> memoryview:
         """One word: what its call returned last; where it failed, the error number, negative."""
         return self._words[step * _WORDS + _RESULT :][:1]
 
