@@ -267,7 +267,10 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(tools: Tools, transpo
 # Servers that die, or are not what they should be ---------------------------------------------------------------------
 
 
-async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(tmp_path: Path) -> None:
+async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "toolyard.tools.mcp")
     mark, without = tmp_path / "mark", tmp_path / "without"
     server = {**STDIO, "env": {"WITHOUT": str(without)}}
     async with loaded(tmp_path, {"one": server}) as tools, open_instances(tools, "trajectory") as instances:
@@ -294,7 +297,7 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(tmp_
         third = int(await said(tools["pid"]))
         without.touch()
         os.kill(third, signal.SIGKILL)
-        await until(lambda: third not in children())
+        await until(lambda: caplog.messages.count("one: the connection has ended") == 3)
         assert (await instances.call("pid", {})).attempts == 1
         gone = await instances.call("extra", {})
         assert "no longer has a tool 'extra'. It has: add, order" in (gone.response.text or "")

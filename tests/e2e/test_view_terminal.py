@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,33 @@ async def test_the_keys_of_the_seeds_move_between_samples_steps_and_lines(demo):
         assert 0 < terminal.page.scroll_y < terminal.page.max_scroll_y
         await terminal.press("g")
         assert terminal.page.scroll_y == 0
+
+
+@pytest.mark.parametrize("chosen_list", ["steps", "samples"])
+async def test_what_is_chosen_while_a_list_is_looked_up_stays_chosen(demo, tmp_path, monkeypatch, chosen_list):
+    looking, go_on = threading.Event(), threading.Event()
+    look_up = Library.steps
+
+    def slowly(library, query):
+        looking.set()
+        assert go_on.wait(10)
+        return look_up(library, query)
+
+    shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
+    async with viewing(tmp_path) as terminal:
+        choices = getattr(terminal, chosen_list)
+        await terminal.press("N")
+        monkeypatch.setattr(Library, "steps", slowly)
+        with (tmp_path / "0.jsonl").open("a") as file:
+            file.write(json.dumps(thoughtful_line()) + "\n")
+        assert await asyncio.to_thread(looking.wait, 10)
+        choices.choose(2)
+        go_on.set()
+        time.sleep(0.1)  # noqa: ASYNC251 - what was looked up is there before anything else happens
+        await terminal.settle()
+        assert choices.cursor == 2
+        assert terminal.samples.count == (16 if chosen_list == "steps" else 17)
+        assert terminal.row.request_id in terminal.page.text
 
 
 async def test_reasoning_is_folded_until_a_key_or_a_click_unfolds_it(tmp_path):

@@ -92,9 +92,9 @@ class Browser(App[None]):
         # Kept by name: asked for by type, they are not found while a menu is open.
         self._top = Static(id="top")
         self._body = Horizontal(id="body")
-        self._steps = StepList()
+        self._steps = StepList(self._step_chosen)
         self._titles = Titles()
-        self._samples = SampleList(self._fetch)
+        self._samples = SampleList(self._fetch, self._sample_chosen)
         self._page = PageView()
         self._prompt = Prompt()
 
@@ -200,12 +200,10 @@ class Browser(App[None]):
             self._problem = problem
             self._tell()
 
-    @on(Choices.Chosen, "#steps")
     def _step_chosen(self) -> None:
         self._step = self._steps.step_at(self._steps.cursor)
         self._look(first=True)
 
-    @on(Choices.Chosen, "#samples")
     def _sample_chosen(self) -> None:
         self._open(self._samples.row(self._samples.cursor))
 

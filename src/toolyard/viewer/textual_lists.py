@@ -45,22 +45,15 @@ class Choices(ScrollView, can_focus=True):
         Binding("enter", "enter", show=False),
     ]
 
-    class Chosen(Message):
-        def __init__(self, choices: Choices) -> None:
-            super().__init__()
-            self.choices = choices
-
-        @property
-        def control(self) -> Choices:
-            return self.choices
-
     class Entered(Message):
         """The chosen one is to be read."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, chosen: Callable[[], None]) -> None:
+        """`chosen` is called, not told by a message: before that came, `update` could have taken the choice back."""
         super().__init__(id=name)
         self.count = 0
         self.cursor = 0
+        self._chosen = chosen
 
     @abstractmethod
     def draw(self, at: int, width: int, colours: Palette) -> Line: ...
@@ -85,7 +78,7 @@ class Choices(ScrollView, can_focus=True):
         elif at >= top + height:
             self.scroll_to(0, at - height + 1, animate=False)
         self.refresh()
-        self.post_message(self.Chosen(self))
+        self._chosen()
 
     def action_move(self, by: int) -> None:
         self.choose(self.cursor + by)
@@ -130,8 +123,8 @@ class Choices(ScrollView, can_focus=True):
 class StepList(Choices):
     """All of them together first, then each."""
 
-    def __init__(self) -> None:
-        super().__init__("steps")
+    def __init__(self, chosen: Callable[[], None]) -> None:
+        super().__init__("steps", chosen)
         self._steps: Sequence[StepSummary] = ()
 
     def step_at(self, at: int) -> int | None:
@@ -201,8 +194,8 @@ def columns(width: int, sort: SortKey | None) -> list[Column]:
 
 
 class SampleList(Choices):
-    def __init__(self, fetch: Fetch) -> None:
-        super().__init__("samples")
+    def __init__(self, fetch: Fetch, chosen: Callable[[], None]) -> None:
+        super().__init__("samples", chosen)
         self.sort: SortKey | None = None
         self._fetch = fetch
         self._leaves: OrderedDict[int, Sequence[Row]] = OrderedDict()
