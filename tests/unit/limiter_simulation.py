@@ -284,7 +284,7 @@ class LenderHost:
             wire.send(
                 {
                     "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
-                    "version": lender.version, "max_hold": lender.max_hold,
+                    "version": lender.version, "max_hold": lender.max_hold, "adaptive": lender.adaptive,
                 },
                 to_lender=False,
             )  # fmt: skip

@@ -137,7 +137,8 @@ class TestPauses:
     def test_a_senseless_retry_after_is_a_refusal_without_a_pause(self, senseless: float):
         adaptive = AdaptiveLimit(128)
         adaptive.refused(100.0, 10, retry_after=senseless)
-        assert (adaptive.limit, adaptive.paused_until) == (9, 0.0)
+        assert adaptive.limit == 9
+        assert adaptive.paused_until <= 100.0
 
     def test_nobody_is_paused_for_more_than_five_minutes(self):
         adaptive = AdaptiveLimit(128)

@@ -41,7 +41,7 @@ class Member:
         self.borrower = lender.register(self.cluster.now, self.name, self.name, hello)
         self.desk.welcomed({
             "granted": self.borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
-            "version": lender.version,
+            "version": lender.version, "adaptive": lender.adaptive,
         })  # fmt: skip
 
     def disconnect(self) -> None:

@@ -33,6 +33,11 @@ MAX_PAUSE_SECONDS = 300.0
 """A service that asks for more is asked again: a typing error in a header must not end a training run."""
 
 
+def pause_seconds(retry_after: float | None) -> float:
+    """How long nothing is started when a service asks for that, if it makes sense."""
+    return min(retry_after, MAX_PAUSE_SECONDS) if retry_after is not None and 0 <= retry_after < math.inf else 0.0
+
+
 class AdaptiveLimit:
     """The limit as of now. Decides only: the caller counts what is in flight, reads the clock and holds to it.
 
@@ -60,8 +65,7 @@ class AdaptiveLimit:
 
         `in_flight` still counts that execution. `retry_after` seconds, if they make sense, pass before the next start.
         """
-        if retry_after is not None and 0 <= retry_after < math.inf:
-            self.paused_until = max(self.paused_until, now + min(retry_after, MAX_PAUSE_SECONDS))
+        self.paused_until = max(self.paused_until, now + pause_seconds(retry_after))
         self._step = 1
         self._grows_at = max(now, self.paused_until) + GROWTH_SECONDS
 

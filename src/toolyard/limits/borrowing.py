@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .adaptive import pause_seconds
 from .desk import Desk
 from .lending import Message
 from .rate import TokenBucket
@@ -47,6 +48,7 @@ class BorrowingDesk(Desk):
         self._sent: dict[int, float] = {}
         self._reported = 0
         self._term = 0.0
+        self._adaptive = False
         self._retry_after: float | None = None
         self._unavailable = False
         self._refused_at: list[int] = []
@@ -122,6 +124,7 @@ class BorrowingDesk(Desk):
             self._seen = message["granted"]
             self.epoch = message["epoch"]
             self._term = message["term"]
+            self._adaptive = message["adaptive"]
             self._adopt(message)
             self._renew(0)
         self.serve()
@@ -133,7 +136,7 @@ class BorrowingDesk(Desk):
             self._renew(message["ack"])
             self.stock += message["granted"] - self._seen
             self._seen = message["granted"]
-            self.closed_until = now + message["pause"] if message["pause"] else self.closed_until
+            self.closed_until = max(self.closed_until, now + message["pause"])
             if message["rate"] is not None:
                 self._pace(now, message["rate"], message["burst"])
             self.contended = message["target"] >= 0
@@ -216,5 +219,7 @@ class BorrowingDesk(Desk):
             self._refused_at.append(self.in_use)
             if retry_after is not None:
                 self._retry_after = max(self._retry_after or 0.0, retry_after)
+            if self._adaptive:  # the others hear of it from the lender; here it begins at once
+                self.closed_until = max(self.closed_until, time.monotonic() + pause_seconds(retry_after))
             self._unavailable = self._unavailable or unavailable
         self._poke()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the messages: raised when they change, so that two versions of Toolyard in one cluster say so."""
 MOST = 4 << 20
 """Bytes of a message. A process with thousands of tenants stays far below."""

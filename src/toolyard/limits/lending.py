@@ -164,6 +164,10 @@ class Lender:
         self._past = _Counts()
 
     # -------------------------------------------------------------------------------------------------------- events
+    @property
+    def adaptive(self) -> bool:
+        return self._adaptive is not None
+
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
         """A process connects, perhaps again: it says what it has in use and what it has to spare."""
         old = self.borrowers.get(client)

@@ -120,7 +120,8 @@ class LenderServer:
         self._writers[borrower] = writer
         send(writer, {
             "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
-            "version": lender.version, "max_hold": lender.max_hold, "identity": identity(),
+            "version": lender.version, "max_hold": lender.max_hold, "adaptive": lender.adaptive,
+            "identity": identity(),
         })  # fmt: skip
         try:
             while True:

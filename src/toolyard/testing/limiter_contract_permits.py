@@ -20,6 +20,7 @@ from toolyard.testing.limiter_crowd import (
     can_be_held,
     crowd_at,
     eventually,
+    gives_all_back,
     in_threads,
     statistics_once,
 )
@@ -253,7 +254,7 @@ class LimiterPermits(LimiterClaims):
         task = asyncio.current_task()
         assert task is not None
         assert not task.cancelling()
-        assert await can_be_held(limiter) == 1
+        assert await gives_all_back(limiter)
         assert (await statistics_once(limiter, lambda found: found.expired > 0)).expired == 1
 
     async def test_a_body_that_ignores_its_cancellation_loses_its_permit_all_the_same(self, make: Make) -> None:
@@ -277,7 +278,7 @@ class LimiterPermits(LimiterClaims):
                 found.append("its permit went on")
                 done.set()
         assert found == ["its permit went on", "expired"]
-        assert await can_be_held(limiter) == 1
+        assert await gives_all_back(limiter)
         assert (await statistics_once(limiter, lambda found: found.expired > 0)).expired == 1
 
     async def test_a_thread_that_holds_too_long_loses_its_permit(self, make: Make) -> None:
@@ -301,7 +302,7 @@ class LimiterPermits(LimiterClaims):
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             tasks.create_task(take())
             await in_threads(1, hold)
-        assert await can_be_held(limiter) == 1
+        assert await gives_all_back(limiter)
         assert (await statistics_once(limiter, lambda found: found.expired > 0)).expired == 1
 
     async def test_a_body_that_blocks_its_event_loop_loses_its_permit_all_the_same(self, make: Make) -> None:
@@ -319,7 +320,7 @@ class LimiterPermits(LimiterClaims):
 
         with ThreadPoolExecutor(1) as thread, pytest.raises(PermitExpiredError):
             await block(thread)
-        assert await can_be_held(limiter) == 1
+        assert await gives_all_back(limiter)
 
     async def test_who_leaves_in_time_is_never_bothered(self, make: Make) -> None:
         limiter = await make(2, max_hold_seconds=0.3)
@@ -329,4 +330,4 @@ class LimiterPermits(LimiterClaims):
             pass
         await asyncio.sleep(0.5)
         assert (await limiter.statistics()).expired == 0
-        assert await can_be_held(limiter) == 2
+        assert await gives_all_back(limiter)

@@ -17,6 +17,7 @@ from toolyard.errors import (
     LimiterTimeoutError,
     SandboxBusyError,
 )
+from toolyard.limits.adaptive import GROWTH_SECONDS
 from toolyard.limits.protocol import Limiter
 from toolyard.testing.limiter_crowd import (
     PATIENCE,
@@ -158,12 +159,13 @@ class LimiterTerms(LimiterClaims):
             async with limiter.permit() as permit:
                 for _ in range(16):
                     permit.refused()
+                refused = time.monotonic()
                 found = await statistics_once(limiter, lambda found: found.refused == 16)
             assert found.effective_limit <= 15
             await asyncio.sleep(self.settle_seconds)
             crowd.add("late")
             await asyncio.sleep(self.settle_seconds)
-            assert "late" not in crowd.started
+            assert "late" not in crowd.started or time.monotonic() > refused + GROWTH_SECONDS
             crowd.let_go(*[f"t {n}" for n in range(15)])
             assert await crowd.has_started(16)
 
@@ -195,6 +197,22 @@ class LimiterTerms(LimiterClaims):
         assert (await statistics_once(limiter, lambda found: found.refused > 1)).refused == 2
         await self._nobody_starts_before(limiter, asked + self._pause)
 
+    async def test_who_waits_already_when_a_service_asks_for_a_pause_waits_on(self, make: Make) -> None:
+        limiter = await make(1, adaptive=True)
+        starts: list[float] = []
+
+        async def start() -> None:
+            async with limiter.permit(timeout=PATIENCE):
+                starts.append(time.monotonic())
+
+        async with limiter.permit() as permit:
+            waiting = asyncio.create_task(start())
+            await statistics_once(limiter, lambda found: found.waiting == 1)
+            asked = time.monotonic()
+            permit.refused(retry_after=self._pause)
+        await waiting
+        assert starts[0] >= asked + self._pause - 0.01
+
     @property
     def _pause(self) -> float:
         return 0.4 + self.settle_seconds
@@ -202,7 +220,6 @@ class LimiterTerms(LimiterClaims):
     async def _nobody_starts_before(self, limiter: Limiter, moment: float) -> None:
         """In a task and in a thread; and then both start by themselves."""
         starts: list[float] = []
-        await asyncio.sleep(self.settle_seconds)
 
         def in_a_thread() -> None:
             with limiter.permit(timeout=PATIENCE):

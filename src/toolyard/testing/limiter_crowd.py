@@ -125,6 +125,11 @@ async def can_be_held(limiter: Limiter) -> int:
     return limiter.limit + 1
 
 
+async def gives_all_back(limiter: Limiter) -> bool:
+    """Whether nobody has a permit any more, in a while at the latest. Where to hold one for a moment is too long."""
+    return (await statistics_once(limiter, lambda found: found.in_flight == 0)).in_flight == 0
+
+
 async def in_threads(count: int, work: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(count) as threads:
