@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from serving import until
 
 from toolyard import Limits, LocalSandbox, Program, SandboxError, Verdict
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SessionLostError
@@ -147,6 +148,16 @@ async def test_a_session_expires_when_idle():
         with pytest.raises(SessionLostError, match=r"expired after 0\.3 s"):
             await session.run("x")
         assert sandbox.statistics().sessions == 0
+
+
+async def test_a_session_whose_cell_waits_for_a_worker_is_not_idle():
+    async with LocalSandbox(workers=1, session_idle_seconds=0.3) as sandbox, sandbox.session() as session:
+        busy = asyncio.create_task(run(sandbox, "import time; time.sleep(1)"))
+        await until(lambda: sandbox.statistics().busy == 1)
+        first, second = await asyncio.gather(session.run("x = 1"), session.run("print(x)"))
+        assert busy.done()
+        assert first.ok
+        assert second.stdout == "1\n"
 
 
 async def test_no_more_sessions_than_allowed():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from toolyard.errors import ProgramError, SessionLostError
@@ -33,20 +34,22 @@ class LocalSession:
         self._worker: Worker | None = None
         self._discard: Callable[[], None] | None = None
         self._turn = asyncio.Lock()
+        self._wanted = 0
+        """By how many, the one whose turn it is among them."""
         self._expiry: asyncio.TimerHandle | None = None
         self._why_lost = "the session is closed"
 
     async def open(self, worker: Worker, discard: Callable[[], None]) -> None:
         self._worker, self._discard = worker, discard
         parts = [marshal.dumps(((), {}, ()), 4), b"", b"", b"", b""]
-        reply = await self._ask(frames.OPEN_SESSION, parts, 10.0)
+        async with self._our_turn():
+            reply = await self._ask(frames.OPEN_SESSION, parts, 10.0)
         if reply.reason != frames.ENDED:
             raise SessionLostError(f"the session could not be opened: {reply.extra.decode('utf-8', 'replace')}")
-        self._rest()
 
     async def run(self, code: str, *, seconds: float | None = None) -> CellResult:
         seconds = seconds or self._limits.run_seconds
-        async with self._turn:
+        async with self._our_turn():
             await self._slots.take(None)
             try:
                 parts = [marshal.dumps(((), {}, ()), 4), as_bytes(code), b"", b"", b""]
@@ -70,7 +73,7 @@ class LocalSession:
         """
         manifest = marshal.dumps(tuple((name, len(content), 0o644) for name, content in files.items()), 4)
         order = len(manifest).to_bytes(8, "little") + manifest + b"".join(files.values())
-        async with self._turn:
+        async with self._our_turn():
             reply = await self._ask(frames.WRITE_FILES, [order, b"", b"", b"", b""], _FILES_SECONDS)
         if reply.reason == frames.REFUSED:
             raise ProgramError(reply.extra.decode("utf-8", "replace") or _INTERFERED)
@@ -82,7 +85,7 @@ class LocalSession:
             ProgramError: the session's own program kept them from being read.
         """
         order = marshal.dumps(list(names), 4)
-        async with self._turn:
+        async with self._our_turn():
             reply = await self._ask(frames.READ_FILES, [order, b"", b"", b"", b""], _FILES_SECONDS)
         if reply.reason == frames.REFUSED:
             raise ProgramError(_INTERFERED)
@@ -91,20 +94,26 @@ class LocalSession:
     async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:
         if self._worker is None or not self._worker.alive:
             raise SessionLostError(self._why_lost)
-        if self._expiry is not None:
-            self._expiry.cancel()
         try:
             return await self._worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
         except BaseException:
             self._lose("the session ended in mid-cell: its cell was cancelled or its worker died")
             raise
-        finally:
-            self._rest()
 
-    def _rest(self) -> None:
-        loop = asyncio.get_running_loop()
-        why = f"the session expired after {self._idle_seconds:g} s without a cell"
-        self._expiry = loop.call_later(self._idle_seconds, self._lose, why)
+    @asynccontextmanager
+    async def _our_turn(self) -> AsyncGenerator[None]:
+        """The session does not expire meanwhile, nor while anybody waits for a turn or for a worker."""
+        self._wanted += 1
+        if self._expiry is not None:
+            self._expiry.cancel()
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._wanted -= 1
+            if not self._wanted and self._worker is not None:
+                why = f"the session expired after {self._idle_seconds:g} s without a cell"
+                self._expiry = asyncio.get_running_loop().call_later(self._idle_seconds, self._lose, why)
 
     def _lose(self, why: str) -> None:
         if self._expiry is not None:
