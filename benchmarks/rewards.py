@@ -313,7 +313,7 @@ async def measure_loops(
     urls: dict[str, str], args: argparse.Namespace, tell: Callable[[str], None]
 ) -> dict[str, Loops]:
     found: dict[str, Loops] = {}
-    count = max(4, args.solutions // 4)
+    count = max(4, args.solutions * CPUS // 8)  # on any machine the same time, and many loops for each worker
     for name, url in urls.items():
         looping = solutions(count, args, loops=0.1)
         loops = sum(solution.inputs.count(LOOP) for solution in looping)

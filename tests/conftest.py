@@ -7,6 +7,7 @@ a test that silently stopped running guards nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -20,6 +21,18 @@ from toolyard import settings
 from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox import languages
 from toolyard.sandbox.isolation import GUEST_MAIN, Grants, Level
+
+with contextlib.suppress(ModuleNotFoundError):  # not in every environment
+    import hypothesis
+
+    # No time for an example: what is slow is the machine.
+    hypothesis.settings.register_profile(
+        "patient",
+        parent=hypothesis.settings(),
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("patient")
 
 IN_CI = os.environ.get("CI") == "true"
 

@@ -150,8 +150,11 @@ SCRIPT = """
         await asyncio.sleep(0.05)
         print("closed by", "child" if multiprocessing.parent_process() else "parent", flush=True)
 
+    opened = threading.Event()
+
     async def work(seconds=0):
         await blocking.kept("it", resident)
+        opened.set()
         await asyncio.sleep(seconds)
 
     def main():
@@ -171,7 +174,7 @@ def script(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
         ("main()", ["parent"]),
         ("main(); sys.exit(3)", ["parent"]),
         ("main(); raise RuntimeError('of the caller')", ["parent"]),
-        ("threading.Thread(target=blocking.run, args=[work(60)], daemon=True).start(); time.sleep(0.3)", ["parent"]),
+        ("threading.Thread(target=blocking.run, args=[work(60)], daemon=True).start(); opened.wait(30)", ["parent"]),
         (
             """
             main()
@@ -213,19 +216,20 @@ def test_an_interrupt_cancels_the_work(tmp_path: Path) -> None:
         """
         import signal
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+        cancelled = threading.Event()
         async def wait():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 print("cancelled", flush=True)
+                cancelled.set()
                 raise
 
-        main_thread = threading.main_thread().ident
-        threading.Timer(0.3, signal.pthread_kill, [main_thread, signal.SIGINT]).start()
         try:
             blocking.run(wait())
         except KeyboardInterrupt:
-            time.sleep(0.2)
+            cancelled.wait(30)
             print("interrupted")
         """,
     )

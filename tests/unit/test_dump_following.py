@@ -18,8 +18,8 @@ from trajectory_samples import good_trajectory
 PAUSE = 0.01
 
 
-async def first(count: int, folder: Path, **kwargs) -> list[str]:
-    found = []
+async def first(count: int, folder: Path, found: list[str] | None = None, **kwargs) -> list[str]:
+    found = [] if found is None else found
     async with aclosing(follow(folder, pause_seconds=PAUSE, **kwargs)) as lines, asyncio.timeout(20):
         async for _, _, trajectory in lines:
             found.append(trajectory.request_id)
@@ -67,10 +67,17 @@ async def test_recovery_that_cuts_a_torn_line_is_survived(tmp_path: Path) -> Non
 async def test_a_file_that_is_replaced_or_shortened_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     path.write_bytes(b"".join(to_line(good_trajectory(seed)) for seed in range(3)))
-    following = asyncio.create_task(first(5, tmp_path))
-    await asyncio.sleep(0.1)
+    found: list[str] = []
+    following = asyncio.create_task(first(5, tmp_path, found))
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(found) < count:  # noqa: ASYNC110 - nothing would set an event
+                await asyncio.sleep(0.01)
+
+    await until(3)
     os.truncate(path, len(to_line(good_trajectory(0))))
-    await asyncio.sleep(0.1)
+    await until(4)
     (tmp_path / "new").write_bytes(to_line(good_trajectory(7)))
     (tmp_path / "new").rename(path)
     assert await following == ["request-0", "request-1", "request-2", "request-0", "request-7"]

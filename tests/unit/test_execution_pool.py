@@ -58,6 +58,12 @@ def warm_up(pool: ExecutionPool) -> None:
         call.result(20)
 
 
+def wait_for(path: Path) -> None:
+    """In a worker: be busy until told to end."""
+    while not path.exists():
+        time.sleep(0.005)
+
+
 async def until(condition: Callable[[], object]) -> None:
     await asyncio.sleep(0)  # the pool has its own thread: it may be there before a task of ours took its first step
     async with asyncio.timeout(20):
@@ -193,7 +199,7 @@ def test_waiting_calls_start_in_the_order_they_were_made():
 @both
 async def test_a_call_that_is_cancelled_while_it_waits_for_a_worker_never_runs(mode: PoolMode, tmp_path: Path):
     async with ExecutionPool(1, mode=mode) as pool:
-        running = pool.execute(time.sleep, 0.2)
+        running = pool.execute(wait_for, tmp_path / "go on")
         waiting = asyncio.ensure_future(pool.execute((tmp_path / "ran").touch))
         await asyncio.sleep(0.05)
         waiting.cancel()
@@ -201,6 +207,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_a_worker_never_runs(m
             await waiting
         never_begun = pool.execute((tmp_path / "ran").touch)
         assert never_begun.cancel()
+        (tmp_path / "go on").touch()
         await running
         await pool.execute(len, "")
     assert not (tmp_path / "ran").exists()
@@ -222,10 +229,11 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_its_permit_never_runs
 @both
 def test_a_call_that_is_cancelled_in_the_very_moment_it_gets_its_worker_never_runs(mode: PoolMode, tmp_path: Path):
     with ExecutionPool(1, mode=mode) as pool:
-        running = pool.execute(time.sleep, 0.1)
+        running = pool.execute(wait_for, tmp_path / "go on")
         waiting = pool.execute((tmp_path / "ran").touch)
         # Called in the pool's own thread, between handing the worker over and starting the one who got it.
         running._future.add_done_callback(lambda _: waiting.cancel())
+        (tmp_path / "go on").touch()
         running.result(20)
         assert pool.execute(len, "abc").result(20) == 3
     assert not (tmp_path / "ran").exists()

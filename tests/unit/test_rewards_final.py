@@ -419,9 +419,9 @@ async def test_a_cancelled_call_leaves_its_thread_behind_but_not_its_place(gate)
 
 async def test_calls_beyond_the_threads_wait_and_waiting_is_not_being_late(gate):
     reward = FunctionReward("mine", gate, max_running=2)
-    async with asyncio.TaskGroup() as group:  # a second of work for two threads, with a deadline of half a second
-        calls = [group.create_task(score(reward, "work", seconds=0.5)) for _ in range(40)]
-    assert [call.result().value for call in calls] == [1.0] * 40
+    async with asyncio.TaskGroup() as group:  # two seconds of work for two threads, with a deadline of 1.5
+        calls = [group.create_task(score(reward, "work", seconds=1.5)) for _ in range(80)]
+    assert [call.result().value for call in calls] == [1.0] * 80
     assert gate.most == 2
 
 

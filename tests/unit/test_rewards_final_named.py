@@ -193,7 +193,7 @@ async def test_the_time_that_a_program_takes_itself_is_its_own_and_no_deadline_t
 async def test_an_answers_deadline_begins_with_its_turn(loaded):
     reward = loaded("code", run_seconds=0.2, compile_seconds=0.1, num_workers=2)
     async with asyncio.TaskGroup() as group:
-        loops = [group.create_task(score(reward, LOOP, CASES, seconds=0.5)) for _ in range(12)]
+        loops = [group.create_task(score(reward, LOOP, CASES, seconds=2)) for _ in range(30)]
     assert {loop.result().value for loop in loops} == {0.0}
 
 

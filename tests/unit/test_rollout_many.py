@@ -58,18 +58,32 @@ async def test_every_trajectory_is_delivered_also_to_a_reader_who_comes_late():
             assert len([trajectory async for trajectory in run]) == 5
 
 
+async def calling(run, count):
+    """Until so many of its requests are at their tools."""
+    async with asyncio.timeout(20):
+        while run.states[RolloutState.TOOL_CALLING] < count:  # noqa: ASYNC110 - nothing would set an event
+            await asyncio.sleep(0.01)
+
+
 async def test_results_come_in_the_order_in_which_they_end():
-    async def seconds(prompt, sampling, *, request_id):
-        await asyncio.sleep(0.05 if request_id == slow else 0)
+    others_ended = asyncio.Event()
+
+    async def generate_slowly(prompt, sampling, *, request_id):
+        if request_id == slow:
+            await others_ended.wait()
         return await generate(prompt, sampling, request_id=request_id)
 
     async with scripted(["#### 42"]) as engine:
-        generate, engine.generate = engine.generate, seconds
+        generate, engine.generate = engine.generate, generate_slowly
         place = setting(engine)
         requests = requests_for(place, 6)
         slow = requests[0].request_id
         async with RolloutRun(place, requests, concurrency=6) as run:
-            ended = [trajectory.request_id async for trajectory in run]
+            ended = []
+            async for trajectory in run:
+                ended.append(trajectory.request_id)
+                if len(ended) == 5:
+                    others_ended.set()
     assert ended[-1] == slow
 
 
@@ -78,10 +92,8 @@ async def test_leaving_early_releases_everything():
     async with scripted([said("sleep")]) as engine:
         place = setting(engine, [echo])
         async with RolloutRun(place, requests_for(place, 8), concurrency=8) as run:
-            async with asyncio.timeout(5):
-                while len(echo.alive) < 8:  # noqa: ASYNC110 - a tool of the test, not an event
-                    await asyncio.sleep(0.01)
-            assert run.states[RolloutState.TOOL_CALLING] or run.states[RolloutState.GENERATING]
+            await calling(run, 8)
+            assert len(echo.alive) == 8
         assert not echo.alive
     assert echo.scored == 8
 
@@ -91,7 +103,7 @@ async def test_stopped_it_aborts_what_runs_and_begins_no_more():
     async with scripted([said("sleep")]) as engine:
         place = setting(engine, [echo])
         async with RolloutRun(place, requests_for(place, 50), concurrency=5) as run:
-            await asyncio.sleep(0.05)
+            await calling(run, 5)
             run.stop()
             ended = [trajectory async for trajectory in run]
     assert {trajectory.finish_reason for trajectory in ended} == {FinishReason.ABORTED}
@@ -105,10 +117,10 @@ async def test_the_watchdog_names_who_is_stuck_where_and_for_what():
         place = setting(engine, [echo], stuck_after_seconds=0.05, tool_seconds=0.4)
         async with RolloutRun(place, requests_for(place, 1), concurrency=1, on_stuck=named.append) as run:
             (trajectory,) = [trajectory async for trajectory in run]
-    (stuck,) = named
+    (stuck,) = [one for one in named if one.state is RolloutState.TOOL_CALLING]
     assert "(task task-0, sample 0) has been in TOOL_CALLING for" in str(stuck)
     assert str(stuck).endswith("waiting for echo")
-    assert trajectory.metrics["stuck"] == ["TOOL_CALLING: echo"]
+    assert "TOOL_CALLING: echo" in trajectory.metrics["stuck"]
 
 
 async def test_two_requests_of_one_id_are_a_mistake_that_is_told():

@@ -103,7 +103,7 @@ async def test_a_thousand_turns_cost_next_to_nothing() -> None:
             return time.process_time() - began
 
         best = min([await seconds() for _ in range(5)])
-    assert best / 1000 < 20e-6
+    assert best / 1000 < 60e-6
 
 
 async def test_a_cancelled_answer_leaves_nothing_behind() -> None:

@@ -327,7 +327,7 @@ def test_the_end_of_the_event_loop_ends_the_instances() -> None:
 
     async def main() -> None:
         for stage in ("create", "execute", "calc_reward"):
-            tool = Recorder(**{stage: sleeping(0.05)})
+            tool = Recorder(**{stage: sleeping(60)})
             left.append(asyncio.create_task(trajectory(tool)))
             made.append(tool)
             await tool.reached[stage].wait()
