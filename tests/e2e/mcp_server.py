@@ -108,11 +108,13 @@ def pid() -> int:
 
 
 @server.tool()
-async def slow(seconds: float, mark: str = "") -> str:
-    """Takes its time; tells in the file `mark` when it began and when it was cancelled."""
+async def slow(seconds: float, mark: str = "", until: str = "") -> str:
+    """Takes its time, and until there is a file `until`; tells in the file `mark` when it began and was cancelled."""
     note(mark, "began")
     try:
         await asyncio.sleep(seconds)
+        while until and not Path(until).exists():  # noqa: ASYNC110, ASYNC240 - a file sets no event
+            await asyncio.sleep(0.01)
     except asyncio.CancelledError:
         note(mark, "cancelled")
         raise

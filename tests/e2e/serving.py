@@ -215,6 +215,26 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_busy(url: str) -> None:
+    """Until the service there runs a program."""
+    async with asyncio.timeout(30):
+        while not (await request(f"{url}/healthz")).json["pool"]["busy"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+
+
+async def until_refused(url: str) -> None:
+    """Until nobody takes connections there."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await request(f"{url}/v1/ping")
+            except aiohttp.ClientConnectorError:
+                return
+            except aiohttp.ClientError:
+                pass  # the connection was taken, and is gone with those who waited
+            await asyncio.sleep(0.01)
+
+
 @contextlib.asynccontextmanager
 async def raw(running: RunningService) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, port = running.url.removeprefix("http://").split(":")

@@ -19,16 +19,27 @@ from serving import ScriptedSandbox, service
 ray = pytest.importorskip("ray", reason="needs Ray")
 
 from toolyard.limits.ray import RayLimiter  # noqa: E402 - needs Ray
+from toolyard.sandbox.protocol import Execution, Limits, Program  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine Ray takes minutes to start its processes
 
 STORM = """
-import asyncio, sys
+import asyncio, os, sys
 sys.path.insert(0, {folder!r})
 from interpreting import interpreter, trajectory
 
+calls = 0
+
+async def go_on(tool, name):
+    global calls
+    while not os.path.exists({enough!r}):
+        await trajectory(tool, "there", request_id=name)
+        calls += 1
+
 async def main():
     async with interpreter({url!r}, rate_limit=3) as tool, asyncio.TaskGroup() as group:
-        for number in range(60):
-            group.create_task(trajectory(tool, "1", "1", request_id=f"other-{{number}}"))
+        for number in range(20):
+            group.create_task(go_on(tool, f"there-{{number}}"))
 
 asyncio.run(main())
 """
@@ -61,25 +72,46 @@ async def test_the_clusters_limiter_is_used_and_the_log_says_so(caplog: pytest.L
     assert "code_interpreter: at most 3 executions in flight in the Ray cluster" in caplog.text
 
 
-async def test_processes_share_the_limit() -> None:
-    counting = Counting(0.03)
+class Telling(Counting):
+    """Of whom they are as well."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.codes: list[str] = []
+        self.mixed = False
+
+    async def __call__(self, program: Program, limits: Limits) -> Execution:
+        self.codes.append(program.code)
+        self.mixed |= len(set(self.codes)) == 2
+        try:
+            return await super().__call__(program, limits)
+        finally:
+            self.codes.remove(program.code)
+
+
+async def test_processes_share_the_limit(tmp_path: Path) -> None:
+    counting = Telling(0.03)
+    enough = tmp_path / "enough"
 
     @ray.remote
-    def storm(program: str) -> None:
-        exec(program, {"__name__": "elsewhere"})
+    def storm(program: str) -> int:
+        scope: dict[str, Any] = {"__name__": "elsewhere"}
+        exec(program, scope)
+        return scope["calls"]
 
     async with service(ScriptedSandbox(counting, workers=64)) as running:
-        program = STORM.format(folder=str(Path(__file__).parent), url=running.url)
+        program = STORM.format(folder=str(Path(__file__).parent), url=running.url, enough=str(enough))
         elsewhere: Any = storm.remote(program)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not counting.ended:  # noqa: ASYNC110 - Ray starts a process for it
                 await asyncio.sleep(0.01)
         async with interpreter(running.url, rate_limit=3) as tool, asyncio.TaskGroup() as group:
             for number in range(20):
-                group.create_task(trajectory(tool, "1", "1", request_id=f"here-{number}"))
-        assert counting.ended < 160, "the other process was still at it"
-        await asyncio.to_thread(ray.get, elsewhere, timeout=60)
-    assert (counting.most, counting.ended) == (3, 160)
+                group.create_task(trajectory(tool, "here", "here", request_id=f"here-{number}"))
+        enough.touch()
+        calls = await asyncio.to_thread(ray.get, elsewhere, timeout=60)
+    assert counting.mixed, "both were at it"
+    assert (counting.most, counting.ended) == (3, 40 + calls)
 
 
 async def test_the_limit_can_be_left_out() -> None:

@@ -100,10 +100,13 @@ async def test_a_call_that_waits_for_its_trajectory_holds_no_permit(url: str) ->
         open_instance(tool, "r1") as greedy,
         asyncio.TaskGroup() as group,
     ):
-        slow = [group.create_task(greedy.call({"code": "import time; time.sleep(0.5)"})) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await greedy.call({"code": "import time"})
+        slow = [group.create_task(greedy.call({"code": "time.sleep(30)"})) for _ in range(2)]
+        await until(lambda: tool._workers.read_statistics().in_flight > 0)
         assert await texts(tool, "print('at once')", request_id="r2") == ["at once\n"]
         assert not any(call.done() for call in slow)
+        for call in slow:
+            call.cancel()
 
 
 async def test_other_languages_run_as_ever() -> None:
@@ -155,13 +158,11 @@ LOSSES = {
 
 async def test_the_model_learns_of_a_loss_once_and_goes_on_afresh(url: str) -> None:
     async def one(code: str) -> list[str | None]:
-        cells = ["x = 1", code, "print('x' in globals())", "y = 2", "print(y)"]
+        loses = {"code": code, "timeout": 1 if "sleep" in code else 10}
+        cells = ["x = 1", loses, "print('x' in globals())", "y = 2", "print(y)"]
         return await texts(tool, *cells, request_id=code)
 
-    async with (
-        interpreter(url, stateful=True, memory_limit_mb=256, default_timeout=1) as tool,
-        asyncio.TaskGroup() as group,
-    ):
+    async with interpreter(url, stateful=True, memory_limit_mb=256) as tool, asyncio.TaskGroup() as group:
         running = {code: group.create_task(one(code)) for code in LOSSES}
     assert {code: task.result() for code, task in running.items()} == {
         code: [NO_OUTPUT, f"{sentence}\n{LOST}", "False\n", NO_OUTPUT, "2\n"] for code, sentence in LOSSES.items()

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,20 @@ async def test_large_requests_and_replies_leave_no_memory_behind():
             assert (await sandbox.run(program)).stdout == f"{40 << 20}\n"
         own = await run(sandbox, "print(int(open('/proc/self/statm').read().split()[1]) * 4096)")
         assert int(own.stdout) < 60 << 20
+
+
+async def test_who_leaves_after_the_first_of_many_cases_does_not_wait_for_the_others():
+    async def seconds(most: int) -> float:
+        began = time.monotonic()
+        async with aclosing(sandbox.run_each(Program("print(input())"), [str(n) for n in range(1500)])) as executions:
+            for n in range(most):
+                assert (await anext(executions)).stdout == f"{n}\n"
+        return time.monotonic() - began
+
+    async with LocalSandbox(workers=1) as sandbox:
+        everything = await seconds(1500)
+        assert await seconds(1) < everything / 4
+        assert await seconds(3) < everything / 4
 
 
 async def test_a_session_expires_when_idle():

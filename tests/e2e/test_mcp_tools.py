@@ -271,7 +271,7 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "toolyard.tools.mcp")
-    mark, without = tmp_path / "mark", tmp_path / "without"
+    mark, without, go_on = tmp_path / "mark", tmp_path / "without", tmp_path / "go_on"
     server = {**STDIO, "env": {"WITHOUT": str(without)}}
     async with loaded(tmp_path, {"one": server}) as tools, open_instances(tools, "trajectory") as instances:
         # Nobody retries for who calls the tool itself.
@@ -287,9 +287,11 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
         second = int(await said(tools["pid"]))
         assert second != first
         mark.unlink()
-        retried = asyncio.create_task(instances.call("slow", {"seconds": 0.2, "mark": str(mark)}))
+        waits = {"seconds": 0, "mark": str(mark), "until": str(go_on)}
+        retried = asyncio.create_task(instances.call("slow", waits))
         await until(lambda: told(mark, "began"))
         os.kill(second, signal.SIGKILL)
+        go_on.touch()
         result = await retried
         assert (result.outcome, result.response.text, result.attempts) == (ToolOutcome.OK, "done", 2)
 

@@ -19,6 +19,7 @@ from serving import (
     returning,
     server_process,
     service,
+    until_busy,
 )
 
 from toolyard.errors import (
@@ -134,16 +135,16 @@ class TestOurService:
 
     async def test_waiting_for_a_connection_does_not_eat_into_the_deadline(self) -> None:
         async def act(program: Program, limits: Limits) -> Execution:
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.2)
             return OK
 
-        limits = Limits(run_seconds=0.2, compile_seconds=0.2)
+        limits = Limits(run_seconds=0.1, compile_seconds=0.1)
         async with (
             service(ScriptedSandbox(act)) as running,
-            RemoteSandbox(running.url, connections=1, margin_seconds=0.2) as remote,
+            RemoteSandbox(running.url, connections=1, margin_seconds=1) as remote,
             asyncio.TaskGroup() as group,
         ):
-            tasks = [group.create_task(remote.run(Program("x"), limits)) for _ in range(3)]
+            tasks = [group.create_task(remote.run(Program("x"), limits)) for _ in range(8)]
         assert all(task.result().ok for task in tasks)
 
     async def test_a_program_too_large_for_the_server_is_the_programs_fault(self) -> None:
@@ -270,7 +271,7 @@ class TestDoesNotTryAgain:
                 assert caught.value.retryable
 
             group.create_task(run())
-            await asyncio.sleep(0.3)
+            await until_busy(url)
             process.send_signal(signal.SIGKILL)
 
     async def test_a_deadline_that_passed(self) -> None:

@@ -299,18 +299,17 @@ def test_a_file_that_could_not_be_written_to_its_end_does_not_look_whole(tmp_pat
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
 
 
-def interrupted(place: Path, code: str, texts: list[str], *files: str) -> tuple[str, str]:
-    """What it printed and told, if Ctrl-C comes each time that one of the files is there."""
+def interrupted(place: Path, code: str, texts: list[str], *files: set[str]) -> tuple[str, str]:
+    """What it printed and told, if Ctrl-C comes each time that all of the files are there."""
     function(place, code)
     fill(place / "runs/1.jsonl", answered("one"))
     fill(place / "runs/2.jsonl", *(answered(text, step=2, seed=seed) for seed, text in enumerate(texts)))
     command = [TOOLYARD, "score", "runs", "--reward", "mine.py:compute_score", "--json", "--out", "new"]
     process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for file in files:
+    for awaited in files:
         deadline = time.monotonic() + 60
-        while not (place / file).exists() and time.monotonic() < deadline:
+        while not all((place / file).exists() for file in awaited) and time.monotonic() < deadline:
             time.sleep(0.02)
-        time.sleep(0.3)  # the others are done by then
         process.send_signal(signal.SIGINT)
     began = time.monotonic()
     said, told = process.communicate(timeout=60)
@@ -322,15 +321,20 @@ def interrupted(place: Path, code: str, texts: list[str], *files: str) -> tuple[
 
 
 def test_ctrl_c_ends_it_cleanly_with_what_is_done(tmp_path):
+    # What is awaited runs in the event loop: once its file is there, nothing comes between it and its score.
     slow = """
         import time
+        async def done(name):
+            open(name, "w").close()
+            return 0.5
         def compute_score(data_source, solution_str, ground_truth, extra_info):
             if "wait" in solution_str:
                 open("waiting", "w").close()
                 time.sleep(60)
-            return 0.5
+            return done(solution_str.split()[-1])
     """
-    said, _ = interrupted(tmp_path, slow, ["two", "wait", "three", "wait", "four"], "waiting")
+    files = {"waiting", "one", "two", "three", "four"}
+    said, _ = interrupted(tmp_path, slow, ["two", "wait", "three", "wait", "four"], files)
     report = json.loads(said)
     assert (report["interrupted"], report["trajectories"], report["scores_after"]) == (True, 4, 4)
     assert report["partial"] == "new/2.partial.jsonl"
@@ -350,7 +354,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_reward_that_takes_its_time_to_end(t
                 open("ending", "w").close()
                 await asyncio.sleep(60)
     """
-    said, told = interrupted(tmp_path, stubborn, ["two"], "waiting", "ending")
+    said, told = interrupted(tmp_path, stubborn, ["two"], {"waiting"}, {"ending"})
     assert said == ""
     assert told.endswith("interrupted\n")
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]

@@ -159,7 +159,6 @@ def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [many, long])
     with served(tmp_path) as url:
         visit(page, url)
-        began = time.monotonic()
         go(page, at("0.jsonl:1", tab="tokens"))
         assert page.locator(".t").count() < 15_000
         page.evaluate("document.getElementById('view').scrollTo(0, 1e9)")
@@ -176,7 +175,6 @@ def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
         page.press("#find", "Enter")
         page.wait_for_selector("mark.here")
         go(page, at("0.jsonl:2", tab="raw"))
-        assert time.monotonic() - began < 12
         page.goto("about:blank")
 
 

@@ -133,6 +133,8 @@ class Cases:
             self._setup = parent.Setup(worker.interpreter, self._processors)
             with contextlib.suppress(OSError):  # not every kernel has it
                 self._children = os.open("/proc/self/task/1/children", os.O_RDONLY | os.O_CLOEXEC)
+        self._hears = select.poll()
+        self._hears.register(worker.channel.fileno(), select.POLLIN)
         self._quick: QuickCase | None = None
         self._origin: Origin | None = None
         self._parent: Parent | None = None
@@ -159,7 +161,12 @@ class Cases:
         for index in range(count):
             (size,) = frames.CASE.unpack_from(request, sizes + index * frames.CASE.size)
             stdin, self._stdin, at = request[at : at + size], start + at, at + size
+            if index and self._hears.poll(0):
+                self._worker.give_up()
+                break
             reason = self._fork(header, order, stdin, fetch) if self._parents_left else -1
+            if index == 0:  # whoever finds it wrong needs no more of them
+                self._worker.replies.flush()
             if reason < 0:
                 self._worker.replies.flush()
                 reason = self._worker.run_child(header, order, stdin, fetch)

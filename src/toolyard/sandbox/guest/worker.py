@@ -239,6 +239,13 @@ class Worker:
             stream.drain(handle, self.scratch)
         return reason
 
+    def give_up(self) -> None:
+        """The host says, between two cases, that it wants no more of them."""
+        self.cancelled()
+        for stream in (self.out, self.err, self.extra):
+            stream.reset(0)
+        self._respond(frames.CANCELLED)
+
     def cancelled(self) -> None:
         if not self.channel.recv(frames.REQUEST.size):
             os._exit(0)
