@@ -203,12 +203,14 @@ async def test_an_expired_session_is_told_before_the_next_answer() -> None:
 async def test_a_worker_that_dies_in_mid_cell_is_our_failure_and_the_cell_runs_again_afresh() -> None:
     async with interpreter(stateful=True) as tool, open_instance(tool, "r1") as instance:
         await instance.call({"code": "x = 1"})
+        sandbox = await embedded(tool)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(
-                instance.call({"code": "import time; time.sleep(0.6); print('x' in globals())"})
+                instance.call({"code": "import time; time.sleep(1.5); print('x' in globals())"})
             )
-            await asyncio.sleep(0.2)
-            os.kill((await embedded(tool)).process_ids["session"], signal.SIGKILL)
+            await until(lambda: sandbox.statistics().busy == 1)
+            await asyncio.sleep(0.1)
+            os.kill(sandbox.process_ids["session"], signal.SIGKILL)
         result = running.result()
         assert (result.outcome, result.attempts) == (ToolOutcome.OK, 2)
         assert result.response.text == f"{LOST}\nFalse\n"
@@ -218,7 +220,7 @@ async def test_nothing_is_said_of_a_loss_where_there_was_nothing_to_lose() -> No
     async with interpreter(stateful=True) as tool, open_instance(tool, "r1") as instance:
         sandbox = await embedded(tool)
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(instance.call({"code": "import time; time.sleep(0.6); print('done')"}))
+            running = group.create_task(instance.call({"code": "import time; time.sleep(1.5); print('done')"}))
             await until(lambda: sandbox.statistics().busy == 1)
             await asyncio.sleep(0.1)
             os.kill(sandbox.process_ids["session"], signal.SIGKILL)

@@ -303,14 +303,14 @@ async def test_time_and_memory_are_each_ones_own(sandbox: LocalSandbox) -> None:
     code = """
     import time
     data = bytearray(int(input()) << 20)
-    until = time.process_time() + len(data) / (1 << 28)
+    until = time.process_time() + len(data) / (1 << 26)
     while time.process_time() < until: pass
     """
     small, large, again = [
         execution.run for execution in await collect(sandbox, code, ["0", "64", "0"]) if execution.run
     ]
-    assert large.cpu_seconds > 0.2 > max(small.cpu_seconds, again.cpu_seconds)
-    assert large.wall_seconds > 0.2 > max(small.wall_seconds, again.wall_seconds)
+    assert large.cpu_seconds > 0.9 > max(small.cpu_seconds, again.cpu_seconds)
+    assert large.wall_seconds > 0.9 > max(small.wall_seconds, again.wall_seconds)
     assert large.max_memory_bytes > 64 * MIB > again.max_memory_bytes > MIB
 
 

@@ -79,7 +79,7 @@ class TestSessions:
         session = EchoSession()
         async with service(with_session(session), session_idle_seconds=0.1) as running:
             await request(f"{running.url}/v1/sessions", "POST", {"idle_seconds": 1000})
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 await session.closed.wait()
 
     async def test_a_running_cell_is_not_idle(self) -> None:
