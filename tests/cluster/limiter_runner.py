@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import time
@@ -39,13 +40,13 @@ class Runner:
 
     async def flood(
         self, seconds: float, callers: int = 16, hold: float = 0.02, tenant: str = "", weight: float = 1.0,
-        cancel: bool = False, fail: bool = False,
+        cancel: bool = False, fail: bool = False, times: float = math.inf,
     ) -> dict:  # fmt: skip
-        """Ask for permits from `callers` tasks for so long, or until it is `enough`.
+        """Ask for permits from `callers` tasks for so long, so many `times`, or until it is `enough`.
 
         `cancel`: at random moments; `fail`: bodies raise.
         """
-        until = time.monotonic() + seconds
+        until, enough = time.monotonic() + seconds, self._enough
         done = 0
         waits: list[float] = []
 
@@ -58,10 +59,10 @@ class Runner:
                     await asyncio.sleep(random.uniform(0.5, 1.5) * hold)
                     if fail:
                         raise ValueError("rotten")
-            done += 1
+            done += not enough.is_set()  # or those who still wait for their turn would make shares alike
 
         async def caller() -> None:
-            while time.monotonic() < until and not self._enough.is_set():
+            while time.monotonic() < until and done < times and not enough.is_set():
                 if cancel:
                     task = asyncio.create_task(one())
                     await asyncio.sleep(random.choice((0, 0, random.uniform(0, 3 * hold))))
@@ -76,8 +77,9 @@ class Runner:
         return {"done": done, "started": len(waits), "longest": max(waits, default=0.0)}
 
     async def enough(self) -> None:
-        """Ends its floods, for good."""
+        """Ends the floods it was told of so far."""
         self._enough.set()
+        self._enough = asyncio.Event()
 
     async def wait_all(self, waiters: int, hold: float) -> int:
         """So many at once, each once."""

@@ -110,11 +110,11 @@ def start(runners: Runners, referee: Referee, name: str):
         ray.get(runner.open.remote(referee.path, name, limit, options))
         return runner
 
-    def start_all(limit: int, *nodes: str) -> list:
+    def start_all(limit: int, *nodes: str, **options) -> list:
         """On each of these nodes, all at once."""
         started = [(node, runners.take(node)) for node in nodes]
         used.extend(started)
-        ray.get([runner.open.remote(referee.path, name, limit, {}) for _, runner in started])
+        ray.get([runner.open.remote(referee.path, name, limit, options) for _, runner in started])
         return [runner for _, runner in started]
 
     start.all = start_all
@@ -129,11 +129,20 @@ def start(runners: Runners, referee: Referee, name: str):
 
 FLOOD = 60.0
 """Seconds of a flood that is ended once enough was seen."""
+SOON = 30.0
+"""Seconds for what happens at once, or after a lease of a few seconds, on a machine that is slow and busy."""
 
 
 def end(flooding: list, *runners) -> list[dict]:
     ray.get([runner.enough.remote() for runner in runners])
     return ray.get(flooding)
+
+
+def flood_until(started: int, referee: Referee, *runners, **options) -> list[dict]:
+    """All of them at once, until so many executions were started: a slow machine takes longer, with the same shares."""
+    flooding = [runner.flood.remote(FLOOD, **options) for runner in runners]
+    wait_for(lambda: referee.started >= started, within=FLOOD)
+    return end(flooding, *runners)
 
 
 def wait_for(found: Callable[[], object], within: float) -> None:
@@ -173,18 +182,17 @@ def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> 
 
 class TestSingleNodeRateLimiterCase:
     def test_one_process_is_limited(self, start, referee: Referee) -> None:
-        result = ray.get(start(5).flood.remote(1.0, callers=64))
+        flood_until(200, referee, start(5), callers=64)
         assert referee.most == 5
-        assert result["done"] > 50
 
     def test_rotten_execution(self, start, referee: Referee) -> None:
         """Functions that raise give their permits back."""
         runners = start.all(4, "first", "first")
-        results = ray.get([runner.flood.remote(1.0, fail=True) for runner in runners])
+        results = flood_until(200, referee, *runners, fail=True)
         assert all(result["started"] > 20 for result in results)
         assert referee.most == 4
         flooding = runners[0].flood.remote(FLOOD)
-        referee.wait_for_most(4, within=5)
+        referee.wait_for_most(4, within=SOON)
         end([flooding], runners[0])
         assert referee.most == 4
 
@@ -192,10 +200,11 @@ class TestSingleNodeRateLimiterCase:
 class TestMultiNodeRateLimiterCase:
     def test_three_nodes_are_limited_together_and_use_all_of_it(self, start, referee: Referee) -> None:
         runners = start.all(10, "first", "second", "third")
-        results = ray.get([runner.flood.remote(2.5, callers=64) for runner in runners])
+        results = flood_until(250, referee, *runners, callers=16, hold=0.1)
         assert referee.most == 10
+        seconds = referee.starts[-1] - referee.starts[0]
+        assert referee.started > 0.5 * 10 * seconds / 0.1  # of what ten could do, where others use the machine as well
         total = sum(result["done"] for result in results)
-        assert total > 0.5 * 10 * 2.5 / 0.02  # of what ten could do, on a machine that others use as well
         for result in results:
             assert result["done"] > 0.2 * total
 
@@ -207,10 +216,10 @@ def test_permits_of_a_killed_holder_come_back(start, referee: Referee) -> None:
     holder, survivor = start.all(12, "first", "first")
     ray.get(holder.keep.remote(6))
     flooding = survivor.flood.remote(FLOOD, callers=32)
-    referee.wait_for_most(12, within=5)
+    referee.wait_for_most(12, within=SOON)
     os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
-    wait_for(lambda: referee.running < 12, within=5)
-    referee.wait_for_most(12, within=5)
+    wait_for(lambda: referee.running < 12, within=SOON)
+    referee.wait_for_most(12, within=SOON)
     time.sleep(1.0)  # for more than there should be, if they come
     end([flooding], survivor)
     assert referee.most == 12
@@ -224,9 +233,9 @@ def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Clus
     doomed, survivor = start(12, "doomed"), start(12)
     ray.get(doomed.keep.remote(6))
     flooding = survivor.flood.remote(FLOOD, callers=32)
-    referee.wait_for_most(12, within=5)
+    referee.wait_for_most(12, within=SOON)
     cluster.remove_node(node, allow_graceful=False)
-    referee.wait_for_most(12, within=6)
+    referee.wait_for_most(12, within=SOON)
     time.sleep(1.0)  # for more than there should be, if they come
     end([flooding], survivor)
     assert referee.most == 12
@@ -235,27 +244,31 @@ def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Clus
 
 
 def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str) -> None:
-    runners = start.all(10, "first", "second")
+    lease = 30.0  # much longer than a restart: whoever holds permits goes on meanwhile
+    runners = start.all(10, "first", "second", lease_seconds=lease)
 
     def epoch() -> str | None:
+        """Of a lender that everybody has found."""
         with contextlib.suppress(ray.exceptions.RayError, LimiterError):
-            return ray.get(runners[0].statistics.remote())["epoch"]
+            statistics = ray.get(runners[0].statistics.remote())
+            return statistics["epoch"] if len(statistics["leases"]) == 2 else None
         return None
 
     flooding = [runner.flood.remote(FLOOD, callers=32) for runner in runners]
-    referee.wait_for_most(10, within=5)
+    referee.wait_for_most(10, within=SOON)
     for _ in range(2):
         before = epoch()
         assert before
         os.kill(lender_pid(name), signal.SIGKILL)
-        wait_for(lambda before=before: epoch() not in (None, before), within=15)
-        time.sleep(2.0)  # everybody finds it again, and it lends anew
+        wait_for(lambda before=before: epoch() not in (None, before), within=SOON)
+        started = referee.started
+        wait_for(lambda started=started: referee.started > started + 100, within=lease / 2)
     results = end(flooding, *runners)
     assert referee.most == 10
-    assert all(result["done"] > 100 for result in results)
-    assert referee.longest_gap() < 4
+    assert all(result["done"] > 50 for result in results)
+    assert referee.longest_gap() < lease
     # What other processes run is as old as their last report.
-    wait_for(lambda: ray.get(runners[0].statistics.remote())["in_flight"] == 0, within=5)
+    wait_for(lambda: ray.get(runners[0].statistics.remote())["in_flight"] == 0, within=SOON)
 
 
 def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, referee: Referee, name: str) -> None:
@@ -264,7 +277,7 @@ def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, ref
     ray.get(holder.keep.remote(6))
     os.kill(lender_pid(name), signal.SIGKILL)
     flooding = other.flood.remote(FLOOD, callers=32)
-    referee.wait_for_most(9, within=15)
+    referee.wait_for_most(9, within=SOON)
     time.sleep(1.0)  # for more than there should be, if they come
     end([flooding], other)
     assert referee.most == 9
@@ -281,11 +294,11 @@ def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Refer
         leases = ray.get(survivor.statistics.remote())["leases"]
         return next(lease for lease in leases if lease["process"].endswith(f":{pid}"))
 
-    wait_for(lambda: lease_of_holder()["permits"] == 3, within=10)  # what it was lent to spare, it gives back
+    wait_for(lambda: lease_of_holder()["permits"] == 3, within=SOON)  # what it was lent to spare, it gives back
     os.kill(pid, signal.SIGSTOP)
     try:
         flooding = survivor.flood.remote(FLOOD)
-        wait_for(lambda: lease_of_holder()["state"] == "stalled", within=10)
+        wait_for(lambda: lease_of_holder()["state"] == "stalled", within=SOON)
         time.sleep(1.0)  # its permits would be lent to others by now, if they ever were
         end([flooding], survivor)
         statistics = ray.get(survivor.statistics.remote())
@@ -298,7 +311,8 @@ def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Refer
     assert statistics["holders"][0]["label"] == "the hung one"
     assert statistics["holders"][0]["seconds"] > 2
     ray.get(holder.let_go.remote())
-    assert ray.get(holder.flood.remote(1.0))["done"] > 10
+    referee.reset()
+    flood_until(10, referee, holder)
 
 
 def test_a_stopped_process_loses_its_permits_where_holding_is_bounded(start, referee: Referee) -> None:
@@ -309,7 +323,7 @@ def test_a_stopped_process_loses_its_permits_where_holding_is_bounded(start, ref
     os.kill(pid, signal.SIGSTOP)
     try:
         flooding = survivor.flood.remote(FLOOD)
-        wait_for(lambda: referee.started > 50, within=10)
+        wait_for(lambda: referee.started > 50, within=SOON)
         end([flooding], survivor)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -323,10 +337,11 @@ def test_storms_of_cancellations_lose_nothing(start, referee: Referee) -> None:
     ray.get([runner.flood.remote(2.0, callers=100, cancel=True) for runner in runners])
     assert referee.most <= 6
     flooding = runners[0].flood.remote(FLOOD)
-    referee.wait_for_most(6, within=5)
+    referee.wait_for_most(6, within=SOON)
     end([flooding], runners[0])
     assert referee.most == 6
-    assert ray.get(runners[0].statistics.remote())["in_flight"] == 0
+    # What other processes run is as old as their last report.
+    wait_for(lambda: ray.get(runners[0].statistics.remote())["in_flight"] == 0, within=SOON)
 
 
 def test_thousands_of_waiters_in_several_processes(start, referee: Referee) -> None:
@@ -338,7 +353,7 @@ def test_thousands_of_waiters_in_several_processes(start, referee: Referee) -> N
 
 def test_a_limit_of_one_for_four_processes(start, referee: Referee) -> None:
     runners = start.all(1, *["first"] * 4)
-    results = ray.get([runner.flood.remote(3.0, callers=4, hold=0.01) for runner in runners])
+    results = flood_until(200, referee, *runners, callers=4, hold=0.01)
     assert referee.most == 1
     counts = [result["done"] for result in results]
     assert min(counts) > 0.5 * max(counts)
@@ -346,18 +361,25 @@ def test_a_limit_of_one_for_four_processes(start, referee: Referee) -> None:
 
 def test_eight_processes_share_three_permits_evenly(start, referee: Referee) -> None:
     runners = start.all(3, *("first", "first", "second", "third") * 2)
-    results = ray.get([runner.flood.remote(5.0, callers=4, hold=0.02) for runner in runners])
+    results = flood_until(500, referee, *runners, callers=4, hold=0.02)
     assert referee.most == 3
     counts = [result["done"] for result in results]
     assert sum(counts) ** 2 / (8 * sum(count * count for count in counts)) > 0.95  # Jain's index
-    assert max(result["longest"] for result in results) < 3.0
+    seconds = referee.starts[-1] - referee.starts[0]
+    assert max(result["longest"] for result in results) < 0.6 * seconds
 
 
 def test_a_tenant_gets_its_share_whatever_the_number_of_its_processes(start, referee: Referee) -> None:
-    one, *many = start.all(8, "second", *["first"] * 4)
-    flooding = [runner.flood.remote(3.0, callers=16, tenant="many") for runner in many]
-    alone = one.flood.remote(3.0, callers=16, tenant="one")
-    of_many, of_one = sum(result["done"] for result in ray.get(flooding)), ray.get(alone)["done"]
+    runners = start.all(8, "second", *["first"] * 4)
+    tenants = ["one", *["many"] * 4]
+    # Long executions: the processor of a slow machine must not be what limits the one process.
+    flooding = [
+        runner.flood.remote(FLOOD, callers=16, hold=0.1, tenant=tenant)
+        for runner, tenant in zip(runners, tenants, strict=True)
+    ]
+    wait_for(lambda: referee.started >= 240, within=FLOOD)
+    of_one, *others = [result["done"] for result in end(flooding, *runners)]
+    of_many = sum(others)
     assert referee.most == 8
     assert 0.6 < of_one / of_many < 1.6
 
@@ -365,34 +387,40 @@ def test_a_tenant_gets_its_share_whatever_the_number_of_its_processes(start, ref
 def test_a_small_tenant_is_not_starved_by_a_flood_from_other_processes(start, referee: Referee) -> None:
     small, *flooders = start.all(10, "second", "first", "first")
     flooding = [runner.flood.remote(FLOOD, callers=100, hold=0.1, tenant="flood") for runner in flooders]
-    referee.wait_for_most(10, within=5)
+    referee.wait_for_most(10, within=SOON)
     time.sleep(0.5)
-    result = ray.get(small.flood.remote(2.0, callers=1, hold=0.01, tenant="small"))
-    end(flooding, *flooders)
+    result = ray.get(small.flood.remote(FLOOD, callers=1, hold=0.01, tenant="small", times=20))
+    flooded = end(flooding, *flooders)
     assert referee.most == 10
-    assert result["longest"] < 1.0
-    assert result["done"] > 10
+    assert result["longest"] < 0.5 * min(flood["longest"] for flood in flooded)  # as it would wait behind them
 
 
 def test_jumps_of_the_wall_clock_change_nothing(start, referee: Referee) -> None:
     runners = [start(5, clock_jumps=True, lease_seconds=1.0), start(5, lease_seconds=1.0)]
-    results = ray.get([runner.flood.remote(2.5) for runner in runners])  # some terms of their leases
+    flooding = [runner.flood.remote(FLOOD) for runner in runners]
+    time.sleep(2.5)  # some terms of their leases
+    wait_for(lambda: referee.started > 200, within=SOON)
+    results = end(flooding, *runners)
     assert referee.most == 5
     assert all(result["done"] > 50 for result in results)
-    assert {lease["state"] for lease in ray.get(runners[1].statistics.remote())["leases"]} == {"connected"}
+
+    def states() -> list[str]:
+        return [lease["state"] for lease in ray.get(runners[1].statistics.remote())["leases"]]
+
+    wait_for(lambda: states() == ["connected"] * 2, within=SOON)
 
 
 def test_resizing_under_load_down_and_up(start, referee: Referee) -> None:
     runners = start.all(12, "first", "first")
     flooding = [runner.flood.remote(FLOOD, callers=32) for runner in runners]
-    referee.wait_for_most(12, within=5)
+    referee.wait_for_most(12, within=SOON)
     ray.get(runners[0].resize.remote(3))
-    time.sleep(0.5)
+    wait_for(lambda: referee.running <= 3, within=SOON)
     referee.reset()
     time.sleep(1.0)
     assert referee.most == 3
     ray.get(runners[1].resize.remote(20))
-    referee.wait_for_most(20, within=5)
+    referee.wait_for_most(20, within=SOON)
     time.sleep(0.5)
     end(flooding, *runners)
     assert referee.most == 20

@@ -12,8 +12,8 @@ from textwrap import dedent
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program
 
-QUICK = Limits(run_seconds=5, compile_seconds=20, memory_bytes=192 * MIB, disk_bytes=32 * MIB, processes=64)
-"""Small, so that an attack reaches them soon."""
+QUICK = Limits(run_seconds=20, compile_seconds=20, memory_bytes=192 * MIB, disk_bytes=32 * MIB, processes=64)
+"""Small, so that an attack reaches them soon; but for time, which only those reach that set a limit of their own."""
 
 SYSCALLS = '''
 import ctypes, errno, os, sys
@@ -110,7 +110,7 @@ def below_us(name: str) -> list[int]:
     return [pid for pid in named if is_ours(pid)]
 
 
-async def until(condition: Callable[[], object], seconds: float = 2.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
     """Fails if it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 import pytest
 import pytest_asyncio
 from hostile import QUICK, SYSCALLS, until
-from test_faults import alive, process_table
+from test_faults import alive, below
 from test_leftovers import LOOK_AT_DIRECTORIES, MARKS, PLACES, TAMPERING
 from test_secrets import SCAN, make_needle
 
@@ -32,6 +32,8 @@ def others():
     return sorted({int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()})
 
 origin, parent = [*others(), 1 << 21, 1 << 21][:2]
+if not others():
+    print("without a parent", file=sys.stderr)
 """
 """The process that all cases are forked from, and the one that it was forked from itself, by their numbers; nobody, in
 a run without them. `getppid` is the worker."""
@@ -44,7 +46,12 @@ async def each(
 ) -> list[Execution]:
     """Indented source is fine; `call`, `attempt`, `others`, `origin`, `parent` and `whom` are at hand."""
     program = Program(f"{SYSCALLS}{THE_PARENT}whom = {whom}\n{dedent(code)}")
-    return [execution async for execution in sandbox.run_each(program, stdins, QUICK.model_copy(update=limits))]
+    found: list[Execution] = []
+    for _ in range(5):
+        found = [execution async for execution in sandbox.run_each(program, stdins, QUICK.model_copy(update=limits))]
+        if "without a parent" not in found[0].stderr:
+            break  # on a busy machine, none may be ready within its half a second
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -68,12 +75,12 @@ async def test_no_byte_of_another_case_is_in_a_cases_memory(alone: LocalSandbox)
     before, after = make_needle(), make_needle()
     scan = f"scan {before[1]} {after[1]}"
     spoken, *scans, last = await each(
-        alone, SPEAK_OR_SCAN, [f"speak {before[0]}", scan, scan, scan, f"speak {after[0]}"], run_seconds=20
+        alone, SPEAK_OR_SCAN, [f"speak {before[0]}", scan, scan, scan, f"speak {after[0]}"], run_seconds=60
     )
     assert before[0] in spoken.stdout
     assert after[0] in last.stdout
     assert [execution.stdout for execution in scans] == ["False\n"] * 3
-    (found,) = await each(alone, SPEAK_OR_SCAN, [f"scan {before[1]}\n{before[0]}"], run_seconds=20)
+    (found,) = await each(alone, SPEAK_OR_SCAN, [f"scan {before[1]}\n{before[0]}"], run_seconds=60)
     assert found.stdout == "True\n", "and it would have been found"
 
 
@@ -81,7 +88,7 @@ async def test_no_byte_of_an_earlier_batch_is_in_a_cases_memory(alone: LocalSand
     said, written = make_needle(), make_needle()
     await each(alone, SPEAK_OR_SCAN, [f"speak {said[0]}"] * 3)
     await each(alone, f"a = '{written[0]}'\nprint(a)\nraise ValueError(a)", [""] * 3)
-    found = await each(alone, SPEAK_OR_SCAN, [f"scan {said[1]} {written[1]}"] * 2, run_seconds=20)
+    found = await each(alone, SPEAK_OR_SCAN, [f"scan {said[1]} {written[1]}"] * 2, run_seconds=60)
     assert [execution.stdout for execution in found] == ["False\n"] * 2
     execution = await alone.run(Program(SPEAK_OR_SCAN, stdin=f"scan {said[1]} {written[1]}"))
     assert execution.stdout == "False\n"
@@ -184,7 +191,7 @@ async def test_a_fork_bomb_does_not_reach_the_next_case(alone: LocalSandbox) -> 
                 pass
     print("fine")
     """
-    bomb, fine = await each(alone, code, ["bomb", "-"], run_seconds=0.5)
+    bomb, fine = await each(alone, code, ["bomb", "-"], run_seconds=1)
     assert bomb.verdict is Verdict.TIMED_OUT
     assert fine.stdout == "fine\n"
 
@@ -298,7 +305,7 @@ async def test_signals_to_the_parent_change_nothing(alone: LocalSandbox, name: s
     ]  # fmt: skip
     assert [execution.exit_code for execution in found] == [3, 0, 3, 0, 3, 0, 0]
     assert found[0].stderr.startswith("None\n"), "it was sent"
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 8
 
 
 async def test_a_signal_to_everybody_changes_nothing(alone: LocalSandbox) -> None:
@@ -329,12 +336,12 @@ async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone:
     print("fine")
     """
     began = time.monotonic()
-    harm, fine = await each(alone, code, ["harm", "-"], whom, run_seconds=0.5)
+    harm, fine = await each(alone, code, ["harm", "-"], whom, run_seconds=1)
     assert (harm.verdict, harm.stdout) == (Verdict.TIMED_OUT, "begun\n")
     assert harm.run
-    assert 0.05 < harm.run.cpu_seconds < 1.5
+    assert 0.05 < harm.run.cpu_seconds < 3
     assert fine.stdout == "fine\n"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 @WHOM
@@ -362,12 +369,19 @@ async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, 
 @pytest.mark.parametrize("signal", [9, 19])
 async def test_the_next_program_finds_no_harm_done_to_the_origin(alone: LocalSandbox, signal: int) -> None:
     """Which is there for all programs of a worker. The last case of one kills it or stops it."""
-    for _ in range(3):
-        await each(alone, f"os.kill(origin, {signal})", ["", ""])
+
+    async def seconds_of_next() -> float:
         began = time.monotonic()
         found = await each(alone, "print(len(others()), os.sched_getaffinity(0))", ["", "", ""])
         assert {execution.stdout for execution in found} == {f"2 {os.sched_getaffinity(0)}\n"}
-        assert time.monotonic() - began < 0.4
+        return time.monotonic() - began
+
+    unharmed = await seconds_of_next()
+    harmed: list[float] = []
+    for _ in range(3):
+        await each(alone, f"os.kill(origin, {signal})", ["", ""])
+        harmed.append(await seconds_of_next())
+    assert min(harmed) < unharmed + 0.4  # who waits for a stopped one gives it half a second, each time
 
 
 async def test_a_batch_of_one_after_a_larger_one_is_a_case_as_well(alone: LocalSandbox) -> None:
@@ -388,7 +402,9 @@ async def test_batches_leave_no_process_behind(alone: LocalSandbox) -> None:
     os.symlink("/bin/sleep", "{marker}")
     os.fork() or os.execv("{marker}", ["{marker}", "600"])
     """
-    before = len(process_table())
+    await each(alone, "pass", ["", ""])
+    zygote = alone.process_ids["light"]
+    before = below(zygote)
     await each(alone, code, ["", "", ""])
     assert alive(marker) == []
-    await until(lambda: len(process_table()) <= before + 1)
+    await until(lambda: below(zygote) <= before)

@@ -139,7 +139,7 @@ async def test_nothing_the_compiler_started_outlives_it(any_level: LocalSandbox)
     source = (
         "constexpr long f(long n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\nconstexpr long x = f(91);\nint main() {}"
     )
-    running = asyncio.ensure_future(any_level.run(Program(source, "cpp"), Limits(compile_seconds=1)))
+    running = asyncio.ensure_future(any_level.run(Program(source, "cpp"), Limits(compile_seconds=2)))
     await until(lambda: below_us("cc1plus"))
     assert (await running).verdict is Verdict.COMPILE_FAILED
     assert below_us("cc1plus") == []

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import run
+from hostile import run, until
 
 from toolyard.errors import SandboxClosedError, SandboxError, SessionLostError
 from toolyard.sandbox.local import LocalSandbox
@@ -84,16 +84,8 @@ def worker_of(marker: str, zygote: int) -> tuple[int, int]:
     return line[at - 1], line[at - 2]
 
 
-async def until(condition: Callable[[], object], seconds: float) -> None:
-    """Fails if it does not come true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.01)
-
-
-def wait_until(condition: Callable[[], object], seconds: float) -> None:
-    """The same without an event loop."""
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """`until`, without an event loop."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not come true in time"
@@ -164,23 +156,22 @@ async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_noth
     await works(fresh, kind)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outcome(fresh, kind, marker))
-        await until(lambda: alive(marker), 5)
+        await until(lambda: alive(marker))
         zygote = fresh.process_ids[PROFILE[kind]]
         launcher, worker = worker_of(marker, zygote)
         directory = Path(os.readlink(f"/proc/{alive(marker)[0]}/cwd"))
         os.kill({"zygote": zygote, "launcher": launcher, "worker": worker}[victim], signal.SIGKILL)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             error = await running
     assert isinstance(error, SandboxError)
     assert error.retryable
-    began = time.monotonic()
-    await works(fresh, kind)
-    assert time.monotonic() - began < 1
-    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher), 1)
-    await until(lambda: not directory.exists(), 1)
+    async with asyncio.timeout(20):
+        await works(fresh, kind)
+    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher))
+    await until(lambda: not directory.exists())
     assert fresh.statistics().busy == 0
     if victim == "zygote":
-        await until(lambda: groups_of(bases_of(fresh), zygote) == [] and zombies_of_ours() == [], 2)
+        await until(lambda: groups_of(bases_of(fresh), zygote) == [] and zombies_of_ours() == [])
 
 
 @pytest.mark.any_user
@@ -193,7 +184,7 @@ async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: 
                     await session.run(IN_PYTHON.format(marker=marker))
 
             group.create_task(cell())
-            await until(lambda: alive(marker), 5)
+            await until(lambda: alive(marker))
             os.kill(worker_of(marker, fresh.process_ids["session"])[1], signal.SIGKILL)
         with pytest.raises(SessionLostError):
             await session.run("1")
@@ -207,8 +198,8 @@ async def test_an_idle_worker_that_was_killed_is_replaced(fresh: LocalSandbox) -
     assert len(workers) == 2
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
-    await until(lambda: not any(map(is_alive, workers)), 1)
-    await asyncio.sleep(0.05)  # for their sockets' end to be seen
+    await until(lambda: not any(map(is_alive, workers)))
+    await until(lambda: not any(worker.alive for worker in fresh._pool._idle["light"]))
     for _ in range(3):
         await works(fresh, "python")
 
@@ -246,16 +237,16 @@ def test_a_killed_host_takes_everything_with_it(level: str, kind: str, marker: s
         try:
             assert host.stdout
             bases = host.stdout.readline().split()
-            wait_until(lambda: alive(marker), 10)
+            wait_until(lambda: alive(marker))
             line = ancestors(alive(marker)[0])
             tree = line[: line.index(host.pid)]
             assert len(groups_of(bases, tree[-1])) == len(bases)
         finally:
             host.kill()
-    wait_until(lambda: not alive(marker), 1)
-    wait_until(lambda: not any(map(is_alive, tree)), 2)
-    wait_until(lambda: groups_of(bases, tree[-1]) == [], 2)
-    wait_until(lambda: os.listdir(open_directory) == [], 2)
+    wait_until(lambda: not alive(marker))
+    wait_until(lambda: not any(map(is_alive, tree)))
+    wait_until(lambda: groups_of(bases, tree[-1]) == [])
+    wait_until(lambda: os.listdir(open_directory) == [])
 
 
 # ----------------------------------------------------------------------------------------------------------------- stop
@@ -265,15 +256,15 @@ async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_repla
 ) -> None:
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(outcome(fresh, "python", marker, Limits(run_seconds=1)))
-        await until(lambda: alive(marker), 1)
+        running = group.create_task(outcome(fresh, "python", marker, Limits(run_seconds=3)))
+        await until(lambda: alive(marker))
         launcher, worker = worker_of(marker, fresh.process_ids["light"])
         os.kill(worker, signal.SIGSTOP)
         error = await running
     assert isinstance(error, SandboxError)
     assert error.retryable
-    assert time.monotonic() - began < 6
-    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher), 1)
+    assert time.monotonic() - began < 15
+    await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher))
     await works(fresh, "python")
     assert fresh.statistics().busy == 0
 
@@ -307,11 +298,11 @@ async def test_cancelling_at_any_moment_loses_no_slot_and_leaves_no_worker_busy(
     now = fresh.statistics()
     assert (now.busy, now.waiting) == (0, 0)
     async with asyncio.TaskGroup() as group:
-        code = "import time; began = time.monotonic(); time.sleep(0.5); print(began, time.monotonic())"
-        both = [group.create_task(run(fresh, code)) for _ in range(2)]
-    began, ended = zip(*(map(float, task.result().stdout.split()) for task in both), strict=True)
-    assert max(began) < min(ended), "the two did not run at the same time"
-    await until(lambda: below(fresh.process_ids["light"]) <= 6, 2)
+        both = [group.create_task(run_kind(fresh, "python", marker)) for _ in range(2)]
+        await until(lambda: len(alive(marker)) == 2)  # at the same time
+        for task in both:
+            task.cancel()
+    await until(lambda: below(fresh.process_ids["light"]) <= 6)
 
 
 def below(root: int) -> int:
@@ -333,14 +324,14 @@ async def test_cancelling_while_a_session_opens_or_runs_leaves_nothing_open(fres
                 await run_kind(fresh, "session", marker)
     assert fresh.statistics().sessions == 0
     assert fresh.statistics().busy == 0
-    await until(lambda: not alive(marker) and below(fresh.process_ids["session"]) == 0, 2)
+    await until(lambda: not alive(marker) and below(fresh.process_ids["session"]) == 0)
     await works(fresh, "session")
 
 
 async def test_a_cancelled_program_is_dead_when_the_cancellation_returns(fresh: LocalSandbox, marker: str) -> None:
     for kind in ("python", "command"):
         running = asyncio.ensure_future(run_kind(fresh, kind, marker))
-        await until(lambda: alive(marker), 5)
+        await until(lambda: alive(marker))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -354,10 +345,10 @@ async def test_closing_ends_what_runs_and_what_waits(level: str, marker: str) ->
     async with asyncio.TaskGroup() as group:
         async with sandbox:
             running = [group.create_task(outcome(sandbox, kind, marker)) for kind in ("python", "command")]
-            await until(lambda: len(alive(marker)) == 2, 5)
+            await until(lambda: len(alive(marker)) == 2)
             directories = [Path(os.readlink(f"/proc/{pid}/cwd")) for pid in alive(marker)]
             waiting = group.create_task(outcome(sandbox, "python", marker))
-            await until(lambda: sandbox.statistics().waiting == 1, 1)
+            await until(lambda: sandbox.statistics().waiting == 1)
         assert alive(marker) == []
         assert not any(directory.exists() for directory in directories)
     for task in (*running, waiting):
@@ -370,7 +361,7 @@ async def test_closing_ends_sessions(level: str, marker: str) -> None:
     async with asyncio.TaskGroup() as group:
         async with sandbox:
             running = group.create_task(outcome(sandbox, "session", marker))
-            await until(lambda: alive(marker), 5)
+            await until(lambda: alive(marker))
         assert alive(marker) == []
     assert isinstance(running.result(), SandboxError)
 

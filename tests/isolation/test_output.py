@@ -17,9 +17,7 @@ FLOOD = "import os\nblock = b'x' * 65536\nwhile True:\n    for handle in {handle
 
 @pytest.mark.parametrize("handles", [(1,), (2,), (1, 2)], ids=["stdout", "stderr", "both"])
 async def test_an_endless_flood_is_stopped_and_cut(any_level: LocalSandbox, handles: tuple[int, ...]) -> None:
-    execution = await run(
-        any_level, FLOOD.format(handles=handles), output_bytes=100_000, flood_bytes=8 * MIB, run_seconds=10
-    )
+    execution = await run(any_level, FLOOD.format(handles=handles), output_bytes=100_000, flood_bytes=8 * MIB)
     assert execution.verdict is Verdict.OUTPUT_EXCEEDED
     assert execution.run
     kept = {1: execution.run.stdout_bytes, 2: execution.run.stderr_bytes}
@@ -50,7 +48,6 @@ async def test_a_flood_from_many_processes_is_one_flood(any_level: LocalSandbox)
         "import os\nfor _ in range(4): os.fork()\nwhile True: os.write(1, b'x' * 4096)",
         output_bytes=1000,
         flood_bytes=4 * MIB,
-        run_seconds=10,
     )
     assert execution.verdict is Verdict.OUTPUT_EXCEEDED
 
@@ -62,7 +59,7 @@ async def test_a_daemon_that_floods_after_its_parent_left_delays_nothing(any_lev
         "import os\nif os.fork() == 0:\n while True: os.write(1, b'x' * 65536)\nimport time; time.sleep(0.1)",
     )
     assert execution.verdict in (Verdict.OK, Verdict.OUTPUT_EXCEEDED)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 async def test_a_larger_pipe_does_not_smuggle_more_than_the_limit(any_level: LocalSandbox) -> None:
@@ -86,7 +83,7 @@ async def test_stdin_that_nobody_reads_delays_nothing(any_level: LocalSandbox) -
     began = time.monotonic()
     execution = await run(any_level, "import os; os.close(0); print(1)", stdin=b"x" * (8 * MIB))
     assert execution.stdout == "1\n"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 async def test_a_stream_that_never_runs_dry_does_not_put_off_the_time_limit(any_level: LocalSandbox) -> None:

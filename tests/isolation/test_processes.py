@@ -30,7 +30,7 @@ async def test_a_fork_bomb_ends_with_its_time_and_leaves_a_working_sandbox(any_l
         run_seconds=0.5,
     )
     assert execution.verdict is Verdict.TIMED_OUT
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     assert (await run(any_level, "print(1)")).stdout == "1\n"
 
 
@@ -181,7 +181,7 @@ print("parent leaves", flush=True)
 """,
     )
     assert execution.stdout == "parent leaves\n"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert host_processes("987." + str(int(marker, 16))[:30]) == host_processes(f"sleep 987 # {marker}") == []
 
 
@@ -201,11 +201,11 @@ async def test_a_program_that_ignores_every_signal_is_stopped_on_time(any_level:
         while True:
             pass
         """,
-        run_seconds=0.4,
+        run_seconds=1,
     )
     assert execution.verdict is Verdict.TIMED_OUT
     assert execution.stdout == "deaf\n"
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 10
 
 
 async def test_a_program_stopped_by_itself_is_stopped_on_time(any_level: LocalSandbox) -> None:
@@ -226,10 +226,10 @@ async def test_processor_time_is_counted_over_all_processes(sandbox: LocalSandbo
             pass
         """,
         cpu_seconds=1,
-        run_seconds=15,
+        run_seconds=60,
     )
     assert execution.verdict is Verdict.CPU_EXCEEDED
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.kernel("namespaces")
@@ -247,13 +247,13 @@ async def test_processor_time_cannot_be_hidden_in_short_lived_children(sandbox: 
             os.wait()
         """,
         cpu_seconds=1,
-        run_seconds=6,
+        run_seconds=60,
     )
     assert execution.verdict is Verdict.CPU_EXCEEDED
 
 
 async def test_processor_time_of_a_single_process_is_limited_at_every_level(any_level: LocalSandbox) -> None:
-    execution = await run(any_level, "print('begun', flush=True)\nwhile True: pass", cpu_seconds=1, run_seconds=15)
+    execution = await run(any_level, "print('begun', flush=True)\nwhile True: pass", cpu_seconds=1, run_seconds=60)
     assert execution.verdict is Verdict.CPU_EXCEEDED
     assert execution.stdout == "begun\n"
 

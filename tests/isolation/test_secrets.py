@@ -199,7 +199,7 @@ def make_needle() -> tuple[str, str]:
 @namespaces
 async def test_the_scan_finds_what_is_there(sandbox: LocalSandbox) -> None:
     needle, digest = make_needle()
-    assert (await run(sandbox, f"a = '{needle}'\n{SCAN}", stdin=digest, run_seconds=20)).stdout == "True\n"
+    assert (await run(sandbox, f"a = '{needle}'\n{SCAN}", stdin=digest, run_seconds=60)).stdout == "True\n"
 
 
 @pytest.mark.any_user
@@ -209,9 +209,9 @@ async def test_no_secret_of_the_host_is_in_a_programs_memory(monkeypatch: pytest
     needle, digest = make_needle()
     monkeypatch.setenv("TOOLYARD_SECRET", needle)
     async with LocalSandbox(workers=1) as alone:
-        assert (await run(alone, SCAN, stdin=digest, run_seconds=20)).stdout == "False\n"
+        assert (await run(alone, SCAN, stdin=digest, run_seconds=60)).stdout == "False\n"
         async with alone.session() as session:
-            told = await session.run(SCAN.replace("sys.stdin.read().split()", repr([digest])), seconds=20)
+            told = await session.run(SCAN.replace("sys.stdin.read().split()", repr([digest])), seconds=60)
             assert told.stdout == "False\n", told
 
 
@@ -237,7 +237,7 @@ async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory() -> None:
             for _ in range(3):
                 assert (await alone.run(EARLIER[part](needle))).run
         digests = " ".join(digest for _, digest in needles.values())
-        execution = await run(alone, SCAN.replace("len(found) > 0", "*found"), stdin=digests, run_seconds=20)
+        execution = await run(alone, SCAN.replace("len(found) > 0", "*found"), stdin=digests, run_seconds=60)
     assert execution.ok
     assert [part for part, (_, digest) in needles.items() if digest in execution.stdout] == []
 

@@ -33,11 +33,14 @@ async def test_a_hungry_cell_ends_the_session_with_a_verdict(sandbox: LocalSandb
 
 @namespaces
 async def test_memory_that_grows_between_cells_is_limited_too(sandbox: LocalSandbox) -> None:
-    grow = """
-import threading, time
+    marker = f"60{uuid.uuid4().int % 10**12}"
+    grow = f"""
+import os, subprocess, threading, time
+subprocess.Popen(["sleep", "{marker}"])
 hoard = []
 def grow():
-    time.sleep(0.2)
+    while not os.path.exists("begin"):
+        time.sleep(0.01)
     while True:
         hoard.append(bytearray(b"x") * (1 << 20))
         time.sleep(0.001)
@@ -45,7 +48,9 @@ threading.Thread(target=grow, daemon=True).start()
 """
     async with sandbox.session(QUICK) as session:
         assert (await session.run(grow)).ok
-        await asyncio.sleep(1.5)
+        assert host_processes(marker)
+        await session.write_files({"begin": b""})
+        await until(lambda: not host_processes(marker))  # without a cell: its own memory would be looked at
         with pytest.raises(SessionLostError):
             await session.run("print(len(hoard))")
     assert (await run(sandbox, "print(1)")).stdout == "1\n"
@@ -83,8 +88,7 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
                 "stopped child": f"import subprocess; p = subprocess.Popen(['sleep', '{marker}']); p.send_signal(19)",
             }[way]
         )
-        await asyncio.sleep(0.1)
-        assert host_processes(marker)
+        await until(lambda: host_processes(marker))
     await until(lambda: not host_processes(marker))
 
 
@@ -109,7 +113,7 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
 )
 async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: LocalSandbox, cell: str) -> None:
     """Whatever it says or does on the pipe of answers: a result, or the loss of the session; never a hang."""
-    async with asyncio.timeout(12), any_level.session(QUICK) as session:
+    async with asyncio.timeout(60), any_level.session(QUICK) as session:
         try:
             for code in (cell, "print(1)", "print(2)"):
                 result = await session.run(code, seconds=0.2)
@@ -121,14 +125,14 @@ async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: Loca
 
 @pytest.mark.any_user
 async def test_a_cell_that_will_not_be_interrupted_is_killed_soon(any_level: LocalSandbox) -> None:
-    began = time.monotonic()
     async with any_level.session(QUICK) as session:
+        began = time.monotonic()
         result = await session.run(
             "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass", seconds=0.3
         )
     assert result.verdict is Verdict.TIMED_OUT
     assert result.session_lost
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.any_user
@@ -156,10 +160,10 @@ os.mkdir("directory")
 """
         )
         names = ["link", "folder/victim", "passwd", "pipe", "directory", "../../etc/passwd", str(victim), "missing"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await session.read_files(names) == {}
         for name in ("link", "folder/victim", "folder/new", "pipe", "directory"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 with pytest.raises(ProgramError):
                     await session.write_files({name: b"changed"})
     assert victim.read_text() == "as it was"
