@@ -161,7 +161,7 @@ class Pretended:
         with channel:
             header = frames.REQUEST.unpack(channel.recv(frames.REQUEST.size, socket.MSG_WAITALL))
             body = channel.recv(sum(header[10:15]), socket.MSG_WAITALL)[sum(header[10:13]) :]
-            count, _ = frames.CASES.unpack_from(body)
+            count, _, _ = frames.CASES.unpack_from(body)
             at = frames.CASES.size + count * frames.CASE.size
             for number in range(count)[:answers]:
                 (size,) = frames.CASE.unpack_from(body, frames.CASES.size + number * frames.CASE.size)
@@ -175,7 +175,9 @@ async def test_when_a_worker_retires_another_goes_on() -> None:
     """One that could not get clean has answered all the same, and only for what it ran."""
     pool, order = Pretended(), Order(frames.RUN_PYTHON, (), "", {})
     stdins = [b"1", b"22", b"333", b"", b"4"]
-    found = [reply.stdout async for reply in replies(cast("Pool", pool), "", order, stdins, Limits(), 0)]
+    found = [
+        reply.stdout async for reply in replies(cast("Pool", pool), "", order, stdins, Limits(), 0, in_bunches=False)
+    ]
     assert found == stdins
     assert pool.given == 2
 

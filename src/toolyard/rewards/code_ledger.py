@@ -29,7 +29,8 @@ class Ledger:
     def __init__(self, cases: int, settings: CodeSettings, on_case: Callable[[CaseResult], None] | None = None) -> None:
         self._all_or_nothing = settings.aggregation is Aggregation.ALL
         stop = settings.stop_at_first_failure
-        self._stop = self._all_or_nothing if stop is None else stop
+        self.stops = self._all_or_nothing if stop is None else stop
+        """At the first failure."""
         self._count = min(cases, settings.first_n) if settings.aggregation is Aggregation.CONTINUOUS else cases
         self._end = self._count
         """Cases from here on need not be run."""
@@ -64,7 +65,7 @@ class Ledger:
         if result.verdict is CaseVerdict.COMPILE_ERROR:
             self._uncompiled = result
             self._end_at(0)
-        elif result.verdict in FAILED and self._stop:
+        elif result.verdict in FAILED and self.stops:
             self._end_at(result.index + 1)
         if result.verdict not in (CaseVerdict.COMPILE_ERROR, CaseVerdict.INFRASTRUCTURE):
             self.compiled = True

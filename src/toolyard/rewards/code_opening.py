@@ -36,7 +36,12 @@ class RunsEach(Protocol):
     """A sandbox that runs one program on many inputs more cheaply than one by one."""
 
     def run_each(
-        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
+        self,
+        program: Program,
+        stdins: Sequence[str | bytes | None],
+        limits: Limits | None = None,
+        *,
+        in_bunches: bool = False,
     ) -> AsyncGenerator[Execution]: ...
 
 

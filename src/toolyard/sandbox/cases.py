@@ -43,13 +43,20 @@ class Processors:
 
 
 async def replies(
-    pool: Pool, profile: str, order: Order, stdins: Sequence[bytes], limits: Limits, processor: int
+    pool: Pool,
+    profile: str,
+    order: Order,
+    stdins: Sequence[bytes],
+    limits: Limits,
+    processor: int,
+    *,
+    in_bunches: bool,
 ) -> AsyncGenerator[Reply]:
     """One for each input, in order. When a worker retires, another goes on."""
     order = replace(order, operation=_EACH[order.operation])
     done = 0
     while done < len(stdins):
-        parts = order.parts(inputs_part(stdins[done:], processor))
+        parts = order.parts(inputs_part(stdins[done:], processor, in_bunches=in_bunches))
         header = header_of(order.operation, limits, limits.run_seconds, parts)
         async with pool.worker(profile) as worker:
             answers = worker.request_each(header, parts, limits.run_seconds, len(stdins) - done)

@@ -92,12 +92,17 @@ class RemoteSandbox:
         return wire.read_response(response)
 
     async def run_each(
-        self, program: Program, stdins: Sequence[str | bytes | None], limits: Limits | None = None
+        self,
+        program: Program,
+        stdins: Sequence[str | bytes | None],
+        limits: Limits | None = None,
+        *,
+        in_bunches: bool = False,
     ) -> AsyncGenerator[Execution]:
         """Run `program` once on each of `stdins`, in order, and yield what `run` would have returned.
 
         With our own service in one request, as cheap as `LocalSandbox.run_each`, once its first answer has told that it
-        is ours; with a foreign one, a request each.
+        is ours; with a foreign one, a request each. `in_bunches`: as there.
         Leaving early stops what runs over there; `aclose()` it.
 
         Raises:
@@ -112,9 +117,9 @@ class RemoteSandbox:
             if self._max_cases > 1 and done + 1 < len(stdins):
                 some = wire_cases.portion(stdins[done:], self._max_cases)
                 try:
-                    async with aclosing(
-                        run_cases(self._http, self._base, program, some, limits, self._margin)
-                    ) as executions:
+                    body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
+                    found = run_cases(self._http, self._base, body, len(some), limits, self._margin)
+                    async with aclosing(found) as executions:
                         async for execution in executions:
                             done += 1
                             yield execution

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from toolyard.errors import SandboxError
 from toolyard.sandbox import wire_cases
-from toolyard.sandbox.protocol import Execution, Limits, Program
+from toolyard.sandbox.protocol import Execution, Limits
 from toolyard.sandbox.remote_http import Connections, explain
 
 
@@ -15,16 +15,15 @@ class NoCasesError(Exception):
 
 
 async def run_cases(
-    http: Connections, base: str, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits, margin: float
+    http: Connections, base: str, body: bytes, count: int, limits: Limits, margin: float
 ) -> AsyncGenerator[Execution]:
-    """One for each input, in order. `margin`: seconds beyond what the program itself may take.
+    """One for each of so many inputs, in order. `margin`: seconds beyond what the program itself may take.
 
     Raises:
         NoCasesError: nothing was run.
         ProgramError, SandboxError: the next one could not be run; those before it are good.
     """
     where = f"{base}{wire_cases.PATH}"
-    body = wire_cases.write_request(program, stdins, limits)
     # A case that loses the process it was forked from is run again from the start.
     seconds = 2 * limits.run_seconds + margin
     async with http.stream(wire_cases.PATH, body, seconds=limits.compile_seconds + seconds) as reply:
@@ -32,9 +31,9 @@ async def run_cases(
             raise NoCasesError
         if reply.lines is None:
             raise explain(reply, where)
-        for number in range(len(stdins)):
+        for number in range(count):
             line = await reply.lines.next(seconds)
             if not line:
-                raise SandboxError(f"{where}: the server answered {number} of {len(stdins)} cases, and no more")
+                raise SandboxError(f"{where}: the server answered {number} of {count} cases, and no more")
             yield wire_cases.read_line(line, where)
         await reply.lines.next(margin)  # there is none, and the connection can be used again

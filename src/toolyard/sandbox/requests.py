@@ -63,10 +63,10 @@ def input_bytes(stdin: Input) -> bytes:
     return as_bytes(stdin) if isinstance(stdin, str) else stdin or b""
 
 
-def inputs_part(stdins: Sequence[bytes], processor: int) -> bytes:
+def inputs_part(stdins: Sequence[bytes], processor: int, *, in_bunches: bool) -> bytes:
     """The stdin part of an EACH request."""
     table = struct.pack(f"<{len(stdins)}Q", *map(len, stdins))
-    return b"".join((frames.CASES.pack(len(stdins), processor), table, *stdins))
+    return b"".join((frames.CASES.pack(len(stdins), processor, in_bunches), table, *stdins))
 
 
 def manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:

@@ -43,6 +43,7 @@ class RunsEachInTime(Protocol):
         limits: Limits | None = None,
         *,
         start_within: float | None = None,
+        in_bunches: bool = False,
     ) -> AsyncGenerator[Execution]: ...
 
 
@@ -163,18 +164,17 @@ class CasesEndpoint:
 
     async def _run(self, request: wire_cases.RunCasesRequest, lines: Lines) -> None:
         program, stdins, limits = wire_cases.read_request(request, self._limits)
-        async with aclosing(self._executions(program, stdins, limits)) as executions:
+        async with aclosing(self._executions(program, stdins, limits, request.in_bunches)) as executions:
             async for execution in executions:
                 self._metrics.executed(program.language, execution)
                 await lines.put(wire_cases.write_line(execution, extended=request.toolyard is not None))
 
     async def _executions(
-        self, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits
+        self, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits, in_bunches: bool
     ) -> AsyncGenerator[Execution]:
         if isinstance(self._sandbox, RunsEachInTime):
-            async with aclosing(
-                self._sandbox.run_each(program, stdins, limits, start_within=self._within)
-            ) as executions:
+            found = self._sandbox.run_each(program, stdins, limits, start_within=self._within, in_bunches=in_bunches)
+            async with aclosing(found) as executions:
                 async for execution in executions:
                     yield execution
             return

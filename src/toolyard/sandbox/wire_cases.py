@@ -32,6 +32,8 @@ class RawStdin(BaseModel):
 
 class RunCasesRequest(wire.RunCodeRequest):
     stdins: list[str | RawStdin | None]
+    in_bunches: bool = False
+    """Lines may wait for each other, some milliseconds."""
 
 
 def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
@@ -45,13 +47,14 @@ def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
     return stdins[:most]
 
 
-def write_request(program: Program, stdins: Sequence[Input], limits: Limits) -> bytes:
+def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, in_bunches: bool) -> bytes:
     """
     Raises:
         ProgramError: it holds text that no JSON can carry (lone surrogates).
     """
     fields = wire.request_fields(program, limits)
-    return wire.to_json(RunCasesRequest(**fields, stdins=list(map(_write_stdin, stdins))))
+    written = list(map(_write_stdin, stdins))
+    return wire.to_json(RunCasesRequest(**fields, stdins=written, in_bunches=in_bunches))
 
 
 def _write_stdin(stdin: Input) -> str | RawStdin | None:

@@ -24,7 +24,7 @@ Input = str | bytes | None
 
 class EachSandbox(Sandbox, Protocol):
     def run_each(
-        self, program: Program, stdins: Sequence[Input], limits: Limits | None = None
+        self, program: Program, stdins: Sequence[Input], limits: Limits | None = None, *, in_bunches: bool = False
     ) -> AsyncGenerator[Execution]: ...
 
 
@@ -130,6 +130,17 @@ class EachContract:
             assert (await anext(executions)).ok
             assert (await anext(executions)).ok
             assert time.monotonic() - begun < 10
+
+    async def test_in_bunches_they_are_the_same_in_the_same_order(self, sandbox: EachSandbox) -> None:
+        program = Program("n = int(input())\nprint(n)\nif n % 7 == 3: raise SystemExit(n)")
+        stdins = [str(n) for n in range(40)]
+        one_by_one = [execution async for execution in sandbox.run_each(program, stdins)]
+        bunches = [execution async for execution in sandbox.run_each(program, stdins, in_bunches=True)]
+        assert [told(execution) for execution in bunches] == [told(execution) for execution in one_by_one]
+        assert [execution.stdout for execution in bunches] == [f"{n}\n" for n in range(40)]
+        async with aclosing(sandbox.run_each(program, stdins, in_bunches=True)) as executions:
+            assert (await anext(executions)).stdout == "0\n"
+        assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
 
     async def test_leaving_early_stops_what_runs(self, sandbox: EachSandbox) -> None:
         """Seen by the room it leaves: batches that ran on would keep every worker for a minute."""

@@ -144,7 +144,7 @@ class Cases:
         request = self._worker.request
         order_end = frames.REQUEST.size + sum(header[10:13])
         inputs_end = order_end + header[13]
-        count, self._processor = frames.CASES.unpack_from(request, order_end)
+        count, self._processor, in_bunches = frames.CASES.unpack_from(request, order_end)
         sizes = order_end + frames.CASES.size
         at = sizes + count * frames.CASE.size
         order, fetch = request[:order_end], request[inputs_end : inputs_end + header[14]]
@@ -158,6 +158,7 @@ class Cases:
         self._parents_left = _MOST_PARENTS if able and (count > 1 or self._origin is not None) else 0
         self._worker.prepares = not self._parents_left
         start = address_of(request)
+        due = count if in_bunches else 0
         for index in range(count):
             (size,) = frames.CASE.unpack_from(request, sizes + index * frames.CASE.size)
             stdin, self._stdin, at = request[at : at + size], start + at, at + size
@@ -165,8 +166,9 @@ class Cases:
                 self._worker.give_up()
                 break
             reason = self._fork(header, order, stdin, fetch) if self._parents_left else -1
-            if index == 0:  # whoever finds it wrong needs no more of them
+            if index == due:  # and then twice as many: whoever finds one wrong needs none that come after it
                 self._worker.replies.flush()
+                due = 2 * index + 1
             if reason < 0:
                 self._worker.replies.flush()
                 reason = self._worker.run_child(header, order, stdin, fetch)

@@ -23,9 +23,9 @@ EACH_PYTHON = 8
 EACH_COMMAND = 9
 """One program, many inputs: a response for each, in order. A cancellation ends it with one more, CANCELLED."""
 
-# What stands before the inputs in the stdin part of an EACH request: how many there are and the processor to run them
-# on (ANY: as it comes), then the length of each.
-CASES = struct.Struct("<Ii")
+# What stands before the inputs in the stdin part of an EACH request: how many there are, the processor to run them on
+# (ANY: as it comes) and whether responses may come in bunches, then the length of each.
+CASES = struct.Struct("<Ii?")
 CASE = struct.Struct("<Q")
 ANY = -1
 
