@@ -10,7 +10,8 @@ machine. "subprocess" is one process a case, as many at once as there are proces
 measured on a sample of the solutions. Every result is checked: a scorer that is fast and wrong stops the benchmark.
 
 The second table is about endless loops in a tenth of the cases. They may cost their own time-outs, spread over the
-workers, on top of what the same cases cost without them, and nothing else.
+workers, on top of what the same cases cost without them, and nothing else. The third is about answers that fail, which
+under all-or-nothing need not be run on the cases that follow.
 """
 
 from __future__ import annotations
@@ -165,12 +166,12 @@ def solutions(count: int, args: argparse.Namespace, *, loops: float = 0.0) -> li
 Scorer = Callable[[Sequence[Solution]], Awaitable[None]]
 
 
-def judge_over(url: str = "", run_seconds: float = 10.0) -> CodeJudge:
+def judge_over(url: str = "", run_seconds: float = 10.0, aggregation: Aggregation = Aggregation.FRACTION) -> CodeJudge:
     """With the sandbox that users get, the embedded one or the one behind `url`, on all processors."""
     return CodeJudge(
         sandbox_fusion_url=url,
         run_seconds=run_seconds,
-        aggregation=Aggregation.FRACTION,
+        aggregation=aggregation,
         num_workers=AT_ONCE,
         rate_limit=AT_ONCE,
     )
@@ -331,6 +332,26 @@ async def measure_loops(
     return found
 
 
+async def measure_failing(args: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, float]:
+    """Solutions a second, all or nothing, by where they fail."""
+    found: dict[str, list[float]] = {}
+    async with judge_over(aggregation=Aggregation.ALL) as judge:
+        await judged(judge)(solutions(2 * CPUS, args))
+        for _ in range(args.rounds):
+            for name, case in {"nowhere": None, "at the first case": 0, "at the sixth": 5}.items():
+                tell(f"answers that fail {name}")
+                them = solutions(max(4 * CPUS, args.solutions // 2), args)
+                submissions = [solution.submission() for solution in them]
+                for one in submissions:
+                    if case is not None:
+                        one.tests["outputs"] = [*one.tests["outputs"][:case], "no", *one.tests["outputs"][case + 1 :]]
+                start = time.perf_counter()
+                results = await judge.judge_all(submissions)
+                found.setdefault(name, []).append(len(them) / (time.perf_counter() - start))
+                assert {result.score for result in results} == {float(case is None)}
+    return {name: statistics.median(rates) for name, rates in found.items()}
+
+
 # Showing --------------------------------------------------------------------------------------------------------------
 
 
@@ -352,9 +373,11 @@ async def tables(args: argparse.Namespace) -> None:
                 rates = await measure_rates(scorers, args, status.update)
         with console.status("measuring endless loops") as status:
             loops = await measure_loops(urls, args, status.update)
+            failing = await measure_failing(args, status.update) if args.cases > 5 else {}
     title = f"Python {sys.version.split()[0]}, {CPUS} cores, isolation {local.level}"
     show_rates(console, rates, f"{args.solutions} {args.language} solutions × {args.cases} cases, {title}")
     show_loops(console, loops)
+    show_failing(console, failing, args.cases)
     goals(console, rates, loops, args.language)
 
 
@@ -377,6 +400,15 @@ def show_loops(console: Console, loops: dict[str, Loops]) -> None:
         seconds = [f"{value:.2f}" for value in (row.without, row.with_them, row.allowed)]
         grid.add_row(name, str(row.cases), *seconds, f"{row.ratio:.2f}", str(row.late))
     console.print(grid)
+
+
+def show_failing(console: Console, failing: dict[str, float], cases: int) -> None:
+    grid = Table("answers that fail", title=f"all or nothing, {cases} cases each")
+    grid.add_column("answers/s", justify="right")
+    for name, rate in failing.items():
+        grid.add_row(name, f"{rate:.0f}")
+    if failing:
+        console.print(grid)
 
 
 def goals(console: Console, found: dict[str, Rounds], loops: dict[str, Loops], language: str) -> None:

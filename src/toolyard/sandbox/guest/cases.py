@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import clone, frames, large_pages, parent, program, steps
 from .child import BecomeError, Case, Ending
 from .quick_case import LIST, QuickCase
+from .replies import LONG_PATIENCE, SHORT_PATIENCE
 from .steps import address_of
 from .watch import OWN_MEMORY
 
@@ -159,6 +160,7 @@ class Cases:
         self._worker.prepares = not self._parents_left
         start = address_of(request)
         due = count if in_bunches else 0
+        self._worker.replies.patience = LONG_PATIENCE if in_bunches else SHORT_PATIENCE
         for index in range(count):
             (size,) = frames.CASE.unpack_from(request, sizes + index * frames.CASE.size)
             stdin, self._stdin, at = request[at : at + size], start + at, at + size

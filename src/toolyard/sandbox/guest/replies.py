@@ -10,7 +10,7 @@ from . import frames
 from .child import Stream, private_memory
 
 _ROOM = 256 << 10
-_PATIENCE = 0.008
+SHORT_PATIENCE, LONG_PATIENCE = 0.008, 0.05
 """Seconds that a reply is held back for others to come along: waking the host costs as much as a short case."""
 
 
@@ -20,6 +20,7 @@ class Replies:
         self._held = private_memory(_ROOM)
         self._size = 0
         self._since = 0.0
+        self.patience = SHORT_PATIENCE
 
     def put(self, numbers: tuple[int, int, int, float, float, int], streams: Sequence[Stream], *, hold: bool) -> None:
         """Send a reply: reason, flags, wait status, wall and processor seconds, peak bytes, and the streams.
@@ -45,7 +46,7 @@ class Replies:
                 self._held[at : at + size] = stream.view()
                 at += size
         self._size = end
-        if now - self._since > _PATIENCE:
+        if now - self._since > self.patience:
             self.flush()
 
     def flush(self) -> None:
