@@ -254,7 +254,10 @@ def service():
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        yield process.stdout.readline().strip()
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SystemExit("the service did not start; it says why above")
+        yield url
     finally:
         process.terminate()
         process.wait()
