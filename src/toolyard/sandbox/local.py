@@ -206,7 +206,7 @@ class LocalSandbox:
         Cheaper than that: it is compiled once, waits for one worker, and a Python program is forked from one prepared
         process. No run sees another. `limits` are each one's own; `queue_seconds` counts for the first. Leaving early
         stops the run that is under way and abandons the rest; `aclose()` it to know when that is done. `in_bunches`:
-        they may wait for each other, some milliseconds, which is cheaper where all are wanted anyway.
+        they may wait for each other, up to 50 ms, which is cheaper where all are wanted anyway.
 
         Raises:
             ProgramError: also if `program` has an input of its own.

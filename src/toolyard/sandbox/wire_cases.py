@@ -33,7 +33,7 @@ class RawStdin(BaseModel):
 class RunCasesRequest(wire.RunCodeRequest):
     stdins: list[str | RawStdin | None]
     in_bunches: bool = False
-    """Lines may wait for each other, some milliseconds."""
+    """Lines may wait for each other, up to 50 ms."""
 
 
 def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
