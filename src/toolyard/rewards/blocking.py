@@ -13,6 +13,7 @@ what is kept is closed, so that no sandbox is left behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Hashable
@@ -45,11 +46,31 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         work.close()
         raise
-    future = asyncio.run_coroutine_threadsafe(work, thread.loop)
+    running: list[asyncio.Task[Any]] = []
+    interrupted = False
+
+    async def noted() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        running.append(task)
+        if interrupted:
+            task.cancel()
+        try:
+            return await work
+        finally:
+            running.clear()
+
+    def cancel() -> None:
+        for task in running:
+            task.cancel()
+
     try:
-        return future.result()
+        return asyncio.run_coroutine_threadsafe(noted(), thread.loop).result()
     except BaseException:
-        future.cancel()
+        # Not by the future that is waited for: the interrupt may have come before it was there.
+        interrupted = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing runs in it
+            thread.loop.call_soon_threadsafe(cancel)
         raise
 
 
