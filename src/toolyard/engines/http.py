@@ -25,7 +25,7 @@ from toolyard.engines.exchange import (
     base_url,
     permanent,
 )
-from toolyard.engines.routing import Router
+from toolyard.failover import Router
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolyard.engines.routing import Router
+from toolyard.failover import Router
 
 
 def visit(router: Router, request_id: str, now: float = 0.0) -> str:
