@@ -149,7 +149,8 @@ def test_the_sandbox_stands_alone() -> None:
     broken = [
         found
         for found in IMPORTS
-        if part_of(found.file) == "sandbox" and found.part not in (None, "", "sandbox", "errors", "failover", "settings")
+        if part_of(found.file) == "sandbox"
+        and found.part not in (None, "", "sandbox", "errors", "failover", "settings")
     ]
     assert not broken, listed(broken)
 

@@ -25,8 +25,8 @@ from toolyard.engines.exchange import (
     base_url,
     permanent,
 )
-from toolyard.failover import Router
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
+from toolyard.failover import Router
 
 T = TypeVar("T")
 
