@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 _FIRST_REST = 1.0
 _LONGEST_REST = 30.0
+_FIRST_HOLD = 30.0
+_LONGEST_HOLD = 600.0
 _REMEMBERED = 65_536
 
 
@@ -22,6 +24,10 @@ class _Server:
     rests_until: float = 0.0
     is_tried: bool = False
     """A request is out to see whether it works again."""
+    holds: int = 0
+    """How often it was left for its silence since it last answered."""
+    is_held: bool = False
+    """It accepts requests and answers none: it is not tried again before `release`."""
 
 
 class Router:
@@ -30,6 +36,9 @@ class Router:
     A request that is new goes to the server with the least to do. A server that failed rests, each time twice as long
     as before, from 1 s to 30 s; its requests move, for good. When the rest is over, one request tries it again; the
     others wait for what becomes of that one. If all rest, the next to come back is used: better tried than given up.
+
+    A server that swallows requests is held instead: trying it costs more than it tells. It rests from 30 s to 10 min,
+    and longer until somebody who has asked for its health releases it.
 
     The latest 65,536 requests are remembered; one that was forgotten is treated as new, and loses its cached prompt.
     """
@@ -68,12 +77,31 @@ class Router:
         """It works: whatever it answered, it was an answer."""
         found = self._servers[server]
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
+        found.holds, found.is_held = 0, False
+
+    def hold(self, server: str, now: float) -> None:
+        """It answers nothing. New requests go elsewhere; moving the others is the caller's."""
+        found = self._servers[server]
+        if not found.is_held:
+            found.holds += 1
+            found.is_held, found.is_tried = True, False
+            found.rests_until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(found.holds - 1, 10))
+
+    def is_held(self, server: str, now: float) -> bool:
+        """It is held, and its rest is over: whoever finds it healthy may release it."""
+        found = self._servers[server]
+        return found.is_held and found.rests_until <= now
+
+    def release(self, server: str, now: float) -> None:
+        """It seems well: one request may try it, once its rest is over."""
+        if self.is_held(server, now):
+            self._servers[server].is_held = False
 
     def failed(self, server: str, now: float, *, gone: bool) -> None:
         """`gone`: it could not be reached, or broke off. Otherwise the fault may be the request's, and only when it
         happens twice in a row does the server rest."""
         found = self._servers[server]
-        if found.rests_until > now and not found.is_tried:
+        if found.is_held or (found.rests_until > now and not found.is_tried):
             return  # of a hundred requests that break together, the first has said it all
         found.failures += 1
         found.is_tried = False
@@ -81,7 +109,8 @@ class Router:
             found.rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(found.failures - 1, 10))
 
     def _is_up(self, server: str, now: float) -> bool:
-        return self._servers[server].rests_until <= now
+        found = self._servers[server]
+        return found.rests_until <= now and not found.is_held
 
     def _load(self, server: str) -> tuple[int, int]:
         return self._servers[server].in_flight, self._servers[server].at_home

@@ -102,9 +102,16 @@ def crash() -> str:
 
 
 @server.tool()
-def pid() -> int:
+def pid(padding: str = "") -> int:
     """Who answers."""
     return os.getpid()
+
+
+@server.tool()
+async def freeze(seconds: float) -> str:
+    """Blocks the server's event loop, so that it answers nothing else meanwhile."""
+    time.sleep(seconds)  # noqa: ASYNC251 - the point
+    return "done"
 
 
 @server.tool()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -238,18 +238,26 @@ async def test_the_rate_limit_holds_over_all_tools_of_the_entry(tmp_path: Path, 
 # Time-outs and cancellation -------------------------------------------------------------------------------------------
 
 
-async def test_a_slow_server_is_told_when_nobody_waits_any_more(tmp_path: Path, urls: dict[str, str]) -> None:
+@pytest.mark.parametrize("kind", ["stdio", "http", "legacy-http", "sse"])
+async def test_a_slow_server_is_told_that_its_call_was_cancelled_and_goes_on(
+    tmp_path: Path, urls: dict[str, str], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     mark = tmp_path / "mark"
+    server = STDIO if kind == "stdio" else {"url": urls[kind]}
     async with (
-        loaded(tmp_path, {"one": {"url": urls["http"]}}, timeout=1.5) as tools,
+        loaded(tmp_path, {"one": server}, timeout=1.5, ping_seconds=30) as tools,
         open_instances(tools, "trajectory") as instances,
     ):
+        before = await said(tools["pid"])
+        caplog.set_level(logging.INFO, "toolyard.tools.mcp")
         result = await instances.call("slow", {"seconds": 60, "mark": str(mark)})
         assert result.outcome is ToolOutcome.RAISED
         assert result.attempts == 1, "a slow call is not made again"
         assert "did not answer within 1.5 s; the call was cancelled" in (result.response.text or "")
-        await until(lambda: told(mark, "cancelled"))
-        assert (await instances.call("add", {"a": 1, "b": 2})).response.text == "3", "the session goes on"
+        if kind != "sse":  # of the SDK's own server
+            await until(lambda: told(mark, "cancelled"))
+        assert await said(tools["pid"]) == before, "the process goes on"
+        assert caplog.messages == [], "and so does the session"
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "legacy"])
@@ -337,18 +345,205 @@ async def test_an_http_server_that_was_restarted_gets_a_new_session_and_one_that
             begun = time.monotonic()
             failed = await instances.call("add", {"a": 1, "b": 2})
             assert (failed.outcome, failed.attempts) == (ToolOutcome.FAILED, 3)
-            assert "server 'one': ConnectError: All connection attempts failed" in (failed.error or "")
+            assert "server 'one', tool 'add': ConnectError: All connection attempts failed" in (failed.error or "")
             assert time.monotonic() - begun < 5
 
 
+# Servers that hang ----------------------------------------------------------------------------------------------------
+
+HASTY = {"timeout": 2, "ping_seconds": 1}
+"""So that tests need not wait long for a server that hangs. What lives must answer a call within 2 s."""
+
+
+async def stop(pid: int) -> None:
+    """As a server that hangs: it has its connections and its process, takes what it is sent, and says nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
+async def test_a_call_in_flight_at_a_server_that_hangs_is_made_again_at_its_replacement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark, go_on = tmp_path / "mark", tmp_path / "go_on"
+    async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, open_instances(tools, "trajectory") as instances:
+        hung = int(await said(tools["pid"]))
+        waits = {"seconds": 0, "mark": str(mark), "until": str(go_on)}
+        call = asyncio.create_task(instances.call("slow", waits))
+        await until(lambda: told(mark, "began"))
+        await stop(hung)
+        go_on.touch()
+        result = await call
+        assert (result.outcome, result.response.text, result.attempts) == (ToolOutcome.OK, "done", 2)
+        assert not alive(hung), "there are never two processes of one server"
+        assert "one hangs: it said nothing for 1 s after a ping; the connection is replaced" in caplog.messages
+
+        # Nobody retries for a caller of the tool itself, who reads what happened.
+        await stop(int(await said(tools["pid"])))
+        with pytest.raises(ToolError) as failure:
+            await said(tools["add"], a=1, b=2)
+        assert failure.value.retryable
+        assert str(failure.value).startswith("MCP server 'one', tool 'add': it hangs: it said nothing for 1 s after a ")
+        assert await said(tools["add"], a=1, b=2) == "3"
+
+
+async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replacement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More of them than fit into the pipe of a process that does not read."""
+    caplog.set_level(logging.INFO, "toolyard.tools.mcp")
+    async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, contextlib.AsyncExitStack() as stack:
+        instances = [await stack.enter_async_context(open_instances(tools, f"trajectory {n}")) for n in range(40)]
+        hung = int(await said(tools["pid"]))
+        await stop(hung)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            calls = [group.create_task(one.call("pid", {"padding": "x" * 16_000})) for one in instances]
+        results = [call.result() for call in calls]
+        assert {(result.outcome, result.attempts) for result in results} == {(ToolOutcome.OK, 2)}
+        [replacement] = {int(result.response.text or "") for result in results}
+        assert replacement != hung
+        assert sum("hangs" in message for message in caplog.messages) == 1
+        assert caplog.messages.count("one: the connection has ended") == 1
+        assert not [message for message in caplog.messages if "write blocked" in message], "calls end when cancelled"
+        assert not alive(hung)
+    assert not alive(replacement)
+
+
+async def test_calls_that_wait_for_their_turn_at_a_server_that_hangs_get_its_replacement(tmp_path: Path) -> None:
+    async with (
+        loaded(tmp_path, {"one": STDIO}, rate_limit=2, **HASTY) as tools,
+        open_instances(tools, "trajectory") as instances,
+    ):
+        hung = await said(tools["pid"])
+        await stop(int(hung))
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            calls = [group.create_task(instances.call("pid", {})) for _ in range(6)]
+        results = [call.result() for call in calls]
+        assert {result.outcome for result in results} == {ToolOutcome.OK}
+        assert len({result.response.text for result in results} - {hung}) == 1
+        assert sorted(result.attempts for result in results) == [1, 1, 1, 1, 2, 2]
+
+
+async def test_http_servers_that_hang_are_our_failure_until_they_go_on(tmp_path: Path) -> None:
+    kinds = {"http": "mcp", "legacy-http": "mcp", "sse": "sse"}
+    ports = {kind: free_port() for kind in kinds}
+    servers = {kind: {"url": f"http://127.0.0.1:{ports[kind]}/{path}"} for kind, path in kinds.items()}
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(serving(kind, port)) for kind, port in ports.items()]
+        await until(lambda: all(map(answers, ports.values())))
+        async with (
+            loaded(tmp_path, servers, connect_timeout=4, call={"retries": 1}, **HASTY) as tools,
+            open_instances(tools, "trajectory") as instances,
+        ):
+
+            async def added() -> dict[str, Any]:
+                async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                    calls = {kind: group.create_task(instances.call(f"{kind}_add", {"a": 1, "b": 2})) for kind in kinds}
+                return {kind: call.result() for kind, call in calls.items()}
+
+            for process in processes:
+                await stop(process.pid)
+            for kind, result in (await added()).items():
+                assert (result.outcome, result.attempts) == (ToolOutcome.FAILED, 2), kind
+                assert f"server '{kind}', tool 'add': could not connect within 4 s" in result.error
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+            assert {result.response.text for result in (await added()).values()} == {"3"}
+
+
+def test_an_http_server_that_hangs_after_its_introduction_is_given_up_in_time(tmp_path: Path) -> None:
+    """Without waiting for it to hear that the session is over."""
+    goodbye, ended = threading.Event(), threading.Event()
+
+    class Hanging(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if request["method"] == "initialize":
+                information = {"name": "hanging", "version": "0"}
+                result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": information}
+                self.reply(200, {"jsonrpc": "2.0", "id": request["id"], "result": result})
+            elif request["method"] == "tools/list":
+                ended.wait()
+            else:
+                self.reply(202 if request["method"] == "notifications/initialized" else 400)
+
+        def do_GET(self) -> None:
+            self.reply(405)
+
+        def do_DELETE(self) -> None:
+            goodbye.set()
+            ended.wait()
+
+        def reply(self, status: int, content: Any = None) -> None:
+            body = b"" if content is None else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Mcp-Session-Id", "1")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
+        begun = time.monotonic()
+        try:
+            with pytest.raises(ToolError, match="server 'one': could not connect within 2 s"):
+                load(tmp_path, {"one": {"url": url}}, connect_timeout=2)
+        finally:
+            ended.set()
+            server.shutdown()
+    assert goodbye.is_set()
+    assert time.monotonic() - begun < 30
+
+
+async def test_a_server_that_blocks_its_own_event_loop_hangs(tmp_path: Path) -> None:
+    async with (
+        loaded(tmp_path, {"one": STDIO}, call={"retries": 0}, **HASTY) as tools,
+        open_instances(tools, "trajectory") as instances,
+    ):
+        blocked = int(await said(tools["pid"]))
+        result = await instances.call("freeze", {"seconds": 60})
+        assert result.outcome is ToolOutcome.FAILED
+        assert "MCP server 'one', tool 'freeze': it hangs" in (result.error or "")
+        assert (await instances.call("add", {"a": 1, "b": 2})).response.text == "3"
+        assert not alive(blocked)
+
+
+async def test_cancelling_the_caller_that_pings_leaves_the_others_their_replacement(tmp_path: Path) -> None:
+    async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, open_instances(tools, "trajectory") as instances:
+        hung = await said(tools["pid"])
+        await stop(int(hung))
+        first, second = (asyncio.create_task(instances.call("pid", {})) for _ in range(2))
+        connection = tools["pid"].source.server._current
+        await until(lambda: connection._pinging.locked())
+        third = asyncio.create_task(instances.call("pid", {}))  # its own time is not over when the server is given up
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        results = [await second, await third]
+        assert {(result.outcome, result.attempts) for result in results} == {(ToolOutcome.OK, 2)}
+        assert len({result.response.text for result in results} - {hung}) == 1
+
+
 OLD = """
-import json, sys
+import json, sys, time
 
 def tool(name, **properties):
     return {"name": name, "inputSchema": {"type": "object", "properties": properties}}
 
-PAGES = {None: ([tool("echo", what=True)], "2"), "2": ([tool("refuse"), tool("lie")], None)}
-RESULTS = {"echo": lambda given: {"content": [{"type": "text", "text": given["what"]}]}, "lie": lambda given: {"no": 1}}
+def nap(given):
+    time.sleep(given["seconds"])
+    return {"content": []}
+
+PAGES = {None: ([tool("echo", what=True)], "2"), "2": ([tool("refuse"), tool("lie"), tool("nap", seconds=True)], None)}
+RESULTS = {
+    "echo": lambda given: {"content": [{"type": "text", "text": given["what"]}]},
+    "lie": lambda given: {"no": 1},
+    "nap": nap,
+}
 
 for number, line in enumerate(sys.stdin):
     message = json.loads(line)
@@ -373,14 +568,30 @@ for number, line in enumerate(sys.stdin):
 async def test_a_server_of_the_first_days_works_and_its_refusals_are_for_the_model(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": ["-c", OLD]}
     async with loaded(tmp_path, {"old": server}) as tools, open_instances(tools, "trajectory") as instances:
-        assert list(tools) == ["echo", "refuse", "lie"], "of all pages"
+        assert list(tools) == ["echo", "refuse", "lie", "nap"], "of all pages"
         assert (await instances.call("echo", {"what": "hello"})).response.text == "hello"
         refused = await instances.call("refuse", {})
         assert (refused.outcome, refused.response.text) == (ToolOutcome.OK, "Error: not today")
         assert refused.metrics == {"is_error": True}
         lied = await instances.call("lie", {})
         assert (lied.outcome, lied.attempts) == (ToolOutcome.RAISED, 1)
-        assert "server 'old': its answer is not a valid result" in (lied.response.text or "")
+        assert "server 'old', tool 'lie': its answer is not a valid result" in (lied.response.text or "")
+
+
+async def test_a_server_that_does_one_thing_after_the_other_is_slow_and_does_not_hang(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not get to the ping in time, but it answers what came before."""
+    server = {"command": sys.executable, "args": ["-c", OLD]}
+    async with (
+        loaded(tmp_path, {"old": server}, timeout=1, ping_seconds=3) as tools,
+        open_instances(tools, "trajectory") as instances,
+    ):
+        caplog.set_level(logging.INFO, "toolyard.tools.mcp")
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            calls = [group.create_task(instances.call("nap", {"seconds": 0.6})) for _ in range(6)]
+        assert {call.result().outcome for call in calls} == {ToolOutcome.OK, ToolOutcome.RAISED}
+        assert caplog.messages == [], "the session goes on"
 
 
 async def test_lines_that_are_not_mcp_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,8 +604,8 @@ async def test_lines_that_are_not_mcp_are_passed_over(tmp_path: Path, caplog: py
 @pytest.mark.parametrize(
     ("program", "seconds", "reason"),
     [
-        ("cat > /dev/null", 0.5, "no answer within 0.5 s"),
-        ("yes garbage | head -n 1000; cat > /dev/null", 1, "no answer within 1 s; it sends what is not MCP"),
+        ("cat > /dev/null", 0.5, "could not connect within 0.5 s"),
+        ("yes garbage | head -n 1000; cat > /dev/null", 1, "could not connect within 1 s; it sends what is not MCP"),
         ("echo 'no license' >&2; exit 3", 20, "connection closed; its stderr ends with: no license"),
     ],
     ids=["silent", "garbage", "dies"],

@@ -146,12 +146,28 @@ def test_settings_of_verls_files_are_understood() -> None:
         ({"timeouts": 1}, r"config\.timeouts: Extra inputs"),
         ({"rate_limit": 0}, r"config\.rate_limit: "),
         ({"timeout": -1}, r"config\.timeout: "),
+        ({"ping_seconds": 0}, r"config\.ping_seconds: "),
         ({"call": {"retry": 1}}, r"config\.call\.retry: Extra inputs"),
     ],
 )
 def test_a_wrong_setting_is_named(config: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         read_config(config)
+
+
+@pytest.mark.parametrize("config", [{"call": {"timeout_seconds": 35}}, {"timeout": 296}])
+def test_a_call_must_have_time_for_the_ping_that_tells_a_server_that_hangs_from_a_slow_one(
+    config: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"config\.call: timeout_seconds \(\d+ s\) must be more than timeout \+ ping_sec"
+    ):
+        read_config(config)
+
+
+@pytest.mark.parametrize("seconds", [36, None])
+def test_a_call_may_have_more_time_than_that_or_no_limit(seconds: float | None) -> None:
+    assert read_config({"call": {"timeout_seconds": seconds}}).call is not None
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ async def test_ids_that_are_no_numbers_fail_the_request_alone():
         place = setting(engine)
         bad = request_for(place, task(id="task-1")).request_id
         ended = {trajectory.request_id: trajectory for trajectory in await run(place, 3)}
-    assert ended[bad].finish_reason == FinishReason.INTERNAL_ERROR
+    assert ended[bad].finish_reason == FinishReason.ENGINE_FAILURE
     assert [trajectory.score for trajectory in ended.values()].count(1.0) == 2
 
 
@@ -126,7 +126,7 @@ async def test_aborts_that_bring_tokens_are_progress_and_those_that_do_not_are_a
 
     assert (await played(say)).score == 1.0
     trajectory = await played([Generation([], [], Finish.ABORT)] * 9)
-    assert trajectory.finish_reason == FinishReason.ABORTED
+    assert trajectory.finish_reason == FinishReason.ENGINE_FAILURE
 
 
 async def test_a_stop_text_that_an_abort_cut_in_two_is_found():

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolyard.chat.protocol import Tokenizer
 from toolyard.errors import RecordError
-from toolyard.records.audit import Decode, Problem, ProblemKind, audit
+from toolyard.records.audit import Problem, ProblemKind, audit
 from toolyard.records.dump import dump_files, lines_of, read_line
 from toolyard.records.trajectory import Trajectory
 
@@ -81,21 +82,29 @@ def audit_dump(path: Path, tokenizer: str | None, limit: int, console: Console) 
     files = dump_files(path)
     if not files:
         raise RecordError(f"{path} is no dump: there is no <step>.jsonl in it")
-    decode = _decoder(tokenizer)
+    known = _tokenizer(tokenizer)
+    seen: set[tuple[Path, str]] = set()
     findings = Findings(str(path), limit, len(files))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("auditing", total=sum(file.stat().st_size for file in files))
         for file in files:
             for number, line in lines_of(file):
-                _check(findings, file, number, line, decode)
+                _check(findings, file, number, line, known, seen)
                 progress.update(bar, advance=len(line), description=f"{findings.trajectories} trajectories")
     if not findings.trajectories and not findings.problems:
         raise RecordError(f"{path} has no trajectory: its files are empty")
     return findings
 
 
-def _check(findings: Findings, file: Path, number: int, line: bytes, decode: Decode | None) -> None:
+def _check(
+    findings: Findings,
+    file: Path,
+    number: int,
+    line: bytes,
+    tokenizer: Tokenizer | None,
+    seen: set[tuple[Path, str]],
+) -> None:
     try:
         trajectory = read_line(file, number, line).trajectory
     except RecordError as error:
@@ -103,15 +112,21 @@ def _check(findings: Findings, file: Path, number: int, line: bytes, decode: Dec
         findings.note(file, number, "", [Problem(ProblemKind.UNREADABLE, "line", why)])
         return
     findings.count(trajectory)
-    findings.note(file, number, trajectory.request_id, audit(trajectory, decode))
+    decode, size = (None, None) if tokenizer is None else (tokenizer.decode, tokenizer.vocab_size)
+    problems = audit(trajectory, decode, size)
+    key = file, trajectory.request_id
+    if trajectory.request_id and key in seen:
+        problems.append(Problem(ProblemKind.DUPLICATE, "request_id", "another line of the file has the same"))
+    seen.add(key)
+    findings.note(file, number, trajectory.request_id, problems)
 
 
-def _decoder(tokenizer: str | None) -> Decode | None:
+def _tokenizer(tokenizer: str | None) -> Tokenizer | None:
     if tokenizer is None:
         return None
     from toolyard.chat.tokenizer import load_tokenizer
 
-    return load_tokenizer(tokenizer).decode
+    return load_tokenizer(tokenizer)
 
 
 # Telling --------------------------------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ class Exchanges:
             raise ServerFailedError(f"{where}: the answer is no JSON object: {_short(content)}")
         return found
 
-    async def tell(self, where: str, body: JSON) -> None:
-        """POST `body` to a server that has nothing to say about it. Raises what `ask` raises."""
+    async def tell(self, where: str, body: JSON | None) -> None:
+        """Like `ask`, to a server that has nothing to say about it."""
         await self._exchange(where, body, {})
 
     async def _exchange(self, where: str, body: JSON | None, headers: Mapping[str, str]) -> bytes:

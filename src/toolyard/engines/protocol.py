@@ -94,6 +94,15 @@ class Engine(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """An engine that can say what it does for a request just now. Not a part of `Engine`: engines need not know."""
+
+    def doing(self, request_id: str) -> str:
+        """Which server has it, which try it is, and what went wrong with the last; empty if there is nothing to say."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
     """One answer of a server that speaks of messages."""

@@ -120,9 +120,9 @@ class ScriptedEngine:
         return list(self._encode(line))
 
     def _cut(self, ids: list[int], most: int, sampling: Sampling) -> Generation:
-        finish, stop_text = Finish.STOP, None
-        if len(ids) > most:
-            ids, finish = ids[:most], Finish.LENGTH
+        # A line without a stop token was cut short, as far as an engine can tell.
+        finish = Finish.LENGTH if len(ids) > most or sampling.stop_token_ids else Finish.STOP
+        ids, stop_text = ids[:most], None
         if sampling.stop_token_ids:
             ends = [ids.index(token) for token in sampling.stop_token_ids if token in ids]
             if ends:

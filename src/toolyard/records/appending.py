@@ -48,6 +48,13 @@ class LineFile:
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
         try:
+            # The folder's lock is a file of its own, and may have been deleted.
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise RecordError(f"another run is writing to {path}; wait for it, or choose another folder") from None
+        _held.add(self)
+        try:
             self.mended = self._mend()
             if fsync and is_new:
                 _fsync_folder(path.parent)
@@ -174,7 +181,7 @@ class FolderLock:
             os.close(fd)
 
 
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_held: weakref.WeakSet[FolderLock | LineFile] = weakref.WeakSet()
 
 
 def _let_go() -> None:
@@ -182,5 +189,5 @@ def _let_go() -> None:
         lock.close()
 
 
-# A forked child shares the lock, and would hold it after we were killed. Closing its copy leaves ours locked.
+# A forked child shares the locks, and would hold them after we were killed. Closing its copies leaves ours locked.
 os.register_at_fork(after_in_child=_let_go)

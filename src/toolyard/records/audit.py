@@ -18,6 +18,8 @@ from toolyard.tokens import ids_crc
 
 Decode = Callable[[Sequence[int]], str]
 
+_NO_LOGPROB = -9999.0
+"""What some servers write where they have none."""
 _LOGPROB_TOLERANCE = 1e-3
 """Engines compute in 16 bits: the logarithm of a certainty may come out a little above 0."""
 _CONTEXT_IDS = 8
@@ -28,10 +30,12 @@ class ProblemKind(StrEnum):
 
     UNREADABLE = "unreadable"
     """The line is no trajectory at all. Only of dumps."""
+    DUPLICATE = "duplicate"
+    """Two lines of a file are of one request. Only of dumps."""
     LENGTHS = "lengths"
     """Ids, mask and logprobs of the response are not of one length."""
     IDS = "ids"
-    """A token id is not an integer from 0 on."""
+    """A token id is not an integer from 0 on, or, with a tokenizer, not in its vocabulary."""
     SPANS = "spans"
     """The turns' sampled tokens are not in order, overlap, or lie outside of the response."""
     MASK = "mask"
@@ -42,6 +46,8 @@ class ProblemKind(StrEnum):
     """A turn was sampled after other tokens than those that stand before it."""
     MISSING = "missing"
     """Something was said or sampled of which there are no tokens, or there are tokens that no turn accounts for."""
+    STOP = "stop"
+    """A turn is said to have stopped, and does not end with what it was stopped by."""
     MESSAGES = "messages"
     """The conversation is not that of the turns."""
     OUTCOME = "outcome"
@@ -106,8 +112,10 @@ def check_extension(
     )
 
 
-def audit(trajectory: Trajectory, decode: Decode | None = None) -> list[Problem]:
+def audit(trajectory: Trajectory, decode: Decode | None = None, vocab_size: int | None = None) -> list[Problem]:
     """Everything that is wrong; nothing, if it can be trained on.
+
+    `decode` and `vocab_size` are those of the model's tokenizer.
 
     Tokens are looked at only where they are claimed to be exact. A check that makes no sense after another failed is
     left out: spans that lie outside of the response say nothing about its mask.
@@ -115,21 +123,23 @@ def audit(trajectory: Trajectory, decode: Decode | None = None) -> list[Problem]
     problems = list(_outcome(trajectory))
     problems += _messages(trajectory.messages, trajectory.turns)
     if trajectory.token_exact:
-        problems += _tokens(trajectory, decode)
+        problems += _tokens(trajectory, decode, vocab_size)
     return problems
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
-def _tokens(trajectory: Trajectory, decode: Decode | None) -> Iterator[Problem]:
+def _tokens(trajectory: Trajectory, decode: Decode | None, vocab_size: int | None) -> Iterator[Problem]:
     tokens, turns = trajectory.tokens, trajectory.turns
-    shape = [*_lengths(tokens), *_ids("prompt_ids", tokens.prompt_ids), *_ids("response_ids", tokens.response_ids)]
+    ids = (("prompt_ids", tokens.prompt_ids), ("response_ids", tokens.response_ids))
+    shape = [*_lengths(tokens), *(problem for name, some in ids for problem in _ids(name, some, vocab_size))]
     spans = list(_spans(turns, len(tokens.response_ids)))
     yield from (*shape, *spans, *_missing(trajectory))
     if not shape and not spans:
         yield from _mask(tokens, turns)
         yield from _logprobs(tokens, turns)
+        yield from _stops(tokens, turns)
     if not any(problem.kind is ProblemKind.IDS for problem in shape):
         if not spans:
             yield from _prompts(tokens, turns, decode)
@@ -146,11 +156,27 @@ def _lengths(tokens: Tokens) -> Iterator[Problem]:
             yield Problem(ProblemKind.LENGTHS, f"tokens.{name}", message)
 
 
-def _ids(name: str, ids: Sequence[int]) -> Iterator[Problem]:
-    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 63):
+def _ids(name: str, ids: Sequence[int], vocab_size: int | None) -> Iterator[Problem]:
+    most = 1 << 63 if vocab_size is None else vocab_size
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < most):
         return
-    at = next(at for at, one in enumerate(ids) if type(one) is not int or not 0 <= one < 1 << 63)
-    yield Problem(ProblemKind.IDS, f"tokens.{name}[{at}]", f"{ids[at]!r} is no token id")
+    at = next(at for at, one in enumerate(ids) if type(one) is not int or not 0 <= one < most)
+    known = "" if vocab_size is None else f" of a vocabulary of {vocab_size}"
+    yield Problem(ProblemKind.IDS, f"tokens.{name}[{at}]", f"{ids[at]!r} is no token id{known}")
+
+
+def _stops(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
+    for at, turn in enumerate(turns):
+        sampled, where = turn.sampled, f"turns[{at}].sampled.stopped_by"
+        if sampled.finish != "stop" or sampled.stopped_by == "":
+            continue
+        last = tokens.response_ids[sampled.end - 1] if sampled.end > sampled.start else None
+        if sampled.stopped_by is None:
+            yield Problem(ProblemKind.STOP, where, "the turn stopped, and at no stop token or stop text")
+        elif isinstance(sampled.stopped_by, int) and sampled.stopped_by != last:
+            yield Problem(ProblemKind.STOP, where, f"is the token {sampled.stopped_by}, but the turn ends with {last}")
+        elif isinstance(sampled.stopped_by, str) and sampled.stopped_by not in sampled.text:
+            yield Problem(ProblemKind.STOP, where, f"is {sampled.stopped_by!r}, which the turn does not have")
 
 
 def _spans(turns: Sequence[Turn], length: int) -> Iterator[Problem]:
@@ -207,20 +233,23 @@ def _logprobs(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
         return
     for start, end, sampled in _pieces(turns, len(logprobs)):
         piece = logprobs[start:end]
-        good = _are_logprobs(piece) if sampled else piece == [0.0] * len(piece)
+        good = are_logprobs(piece) if sampled else piece == [0.0] * len(piece)
         if good:
             continue
-        at = start + next(at for at, one in enumerate(piece) if not (_are_logprobs([one]) if sampled else one == 0))
+        at = start + next(at for at, one in enumerate(piece) if not (are_logprobs([one]) if sampled else one == 0))
         why = "the logprob of a sampled token is a number up to 0" if sampled else "that token was not sampled"
         yield Problem(ProblemKind.LOGPROBS, f"tokens.response_logprobs[{at}]", f"is {logprobs[at]!r}, but {why}")
         return
 
 
-def _are_logprobs(values: Sequence[float]) -> bool:
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Whether all of them can be logarithms of probabilities."""
     if not set(map(type, values)) <= {float, int}:
         return False
     try:
-        return not values or (all(map(math.isfinite, values)) and max(values) <= _LOGPROB_TOLERANCE)
+        return not values or (
+            all(map(math.isfinite, values)) and max(values) <= _LOGPROB_TOLERANCE and min(values) > _NO_LOGPROB
+        )
     except OverflowError:  # an integer beyond all floats
         return False
 

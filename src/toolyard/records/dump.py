@@ -40,6 +40,8 @@ class Ended:
     finish_reason: str
     batch_data_id: str
     rollout_offset: int
+    task_digest: str = ""
+    """Of what was played; empty in dumps that have none."""
 
 
 class DumpWriter:
@@ -62,6 +64,8 @@ class DumpWriter:
         self._thread: ThreadPoolExecutor | None = None
         self._files: dict[int, LineFile] = {}
         self._untold: BaseException | None = None
+        self._expected: dict[int, int] = {}
+        """How many lines the files of steps should have."""
 
     async def __aenter__(self) -> Self:
         """
@@ -110,9 +114,26 @@ class DumpWriter:
             raise untold
 
     def existing(self, step: int) -> dict[str, Ended]:
-        """The requests that have a line in the step's file, by id. Of several lines of one request the last counts."""
+        """The requests that have a line in the step's file, by id. Of several lines of one request the last counts.
+
+        Raises:
+            RecordError: a line is damaged: nobody can tell whether its request was played.
+        """
         path = self.folder / f"{step}.jsonl"
         return {ended.request_id: ended for ended in _ended_in(path)} if path.exists() else {}
+
+    def count_lines(self, step: int) -> int:
+        """How many lines the step's file has now."""
+        path = self.folder / f"{step}.jsonl"
+        try:
+            with path.open("rb") as file:
+                return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        except FileNotFoundError:
+            return 0
+
+    def expected_lines(self, step: int) -> int:
+        """How many it should have: those that were there, and those that were written."""
+        return self._expected.get(step, self.count_lines(step))
 
     def forget(self, step: int, request_ids: Collection[str]) -> None:
         """Drop the lines of these requests, so that they can be played again. The file is replaced as a whole: killed
@@ -136,6 +157,7 @@ class DumpWriter:
 
     def _append(self, trajectory: Trajectory) -> None:
         self._file(trajectory.step).append(to_line(trajectory))
+        self._expected[trajectory.step] += 1
 
     def _file(self, step: int) -> LineFile:
         if step < 0:
@@ -147,6 +169,7 @@ class DumpWriter:
             file = LineFile(self.folder / f"{step}.jsonl", fsync=self._fsync)
             if file.mended is not None:
                 self.mended.append(file.mended)
+            self._expected.setdefault(step, self.count_lines(step))
         self._files[step] = file  # the last used is the last to be closed
         return file
 
@@ -166,17 +189,34 @@ def _ended_in(path: Path) -> Iterator[Ended]:
     for number, line in lines_of(path):
         try:
             said: Any = decode(line)
+            fields: JSON = cast("JSON", said) if isinstance(said, dict) else {}
+            if isinstance(request_id := fields.get("request_id"), str):
+                if isinstance(fields.get("format_version"), int):
+                    _refuse_damaged(fields)
+                metrics: JSON = fields.get("metrics") or {}
+                yield Ended(
+                    request_id,
+                    str(fields.get("state")),
+                    str(fields.get("finish_reason")),
+                    str(fields.get("batch_data_id")),
+                    cast("int", fields.get("rollout_offset", 0)),
+                    str(metrics.get("task_digest", "")),
+                )
         except RecordError as error:
-            raise RecordError(f"{path}:{number}: {error}") from None
-        fields: JSON = cast("JSON", said) if isinstance(said, dict) else {}
-        if isinstance(request_id := fields.get("request_id"), str):
-            yield Ended(
-                request_id,
-                str(fields.get("state")),
-                str(fields.get("finish_reason")),
-                str(fields.get("batch_data_id")),
-                cast("int", fields.get("rollout_offset", 0)),
-            )
+            raise RecordError(
+                f"{path}:{number}: this line is damaged ({error}); remove it, and its request is played again"
+            ) from None
+
+
+def _refuse_damaged(fields: JSON) -> None:
+    """Cheaply, of a line of ours: `toolyard audit` looks at every token."""
+    if fields.get("state") not in ("COMPLETED", "FAILED"):
+        raise RecordError(f"state is {fields.get('state')!r}")
+    for name, kind in (("tokens", dict), ("turns", list), ("messages", list), ("metrics", dict)):
+        if not isinstance(fields.get(name), kind):
+            raise RecordError(f"{name} is {str(fields.get(name))[:40]!r}")
+    if not all(isinstance(fields["tokens"].get(name), list) for name in ("prompt_ids", "response_ids")):
+        raise RecordError("tokens has no prompt_ids or no response_ids")
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

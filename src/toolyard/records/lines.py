@@ -197,6 +197,7 @@ def _turn(fields: _Fields) -> Turn:
             weight_versions=tuple(map(str, sampled.array("weight_versions"))),
             cached_tokens=sampled.optional("cached_tokens", sampled.integer),
             attempts=sampled.integer("attempts", 1),
+            stopped_by=sampled.said.get("stopped_by", ""),
         ),
         tool_calls=fields.each("tool_calls", _call),
         timings=fields.object("timings").said,
@@ -220,7 +221,13 @@ def _call(fields: _Fields) -> CallRecord:
 
 
 def _failure(fields: _Fields) -> Failure:
-    return Failure(fields.text("whose", UNKNOWN), fields.text("stage", UNKNOWN), fields.text("error", ""))
+    return Failure(
+        whose=fields.text("whose", UNKNOWN),
+        stage=fields.text("stage", UNKNOWN),
+        error=fields.text("error", ""),
+        source=fields.text("source", ""),
+        cause=fields.text("cause", ""),
+    )
 
 
 class _Fields:

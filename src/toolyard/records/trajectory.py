@@ -43,6 +43,8 @@ class Sampled:
     cached_tokens: int | None = None
     attempts: int = 1
     """Times the engine was asked: more than one after its failures, or aborts that were not ours."""
+    stopped_by: int | str | None = ""
+    """If `finish` is stop: the stop token, which is the last, or the stop text; empty where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,14 @@ class Failure:
     """Why a request has no reward."""
 
     whose: str
-    """model, task or ours: see `toolyard.errors`."""
+    """task or ours: see `toolyard.errors`."""
     stage: str
     error: str
     """With the traceback, if there is one."""
+    source: str = ""
+    """What failed: the URL of a server, a tool, a reward."""
+    cause: str = ""
+    """The last cause, in a line."""
 
 
 @dataclass(frozen=True, slots=True)

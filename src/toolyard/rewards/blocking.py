@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
-from toolyard.errors import RewardError
+from toolyard.errors import OURS, RewardError
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ def _thread(*, inside: bool = False) -> _Thread:
             _current = _Thread()
         thread = _current
     if thread.closed:
-        raise RewardError("no reward is computed any more: the process is ending")
+        raise RewardError("no reward is computed any more: the process is ending", whose=OURS)
     if thread.is_current() is not inside:
         raise RewardError(
             "only work that `blocking.run` runs can keep something there"

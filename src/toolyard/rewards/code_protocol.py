@@ -174,8 +174,9 @@ class CodeSettings(BaseModel):
     """Of a case that our failure kept from running, before it counts as INFRASTRUCTURE."""
     cases_per_run: PositiveInt = 16
     """How many cases of one program are run one after the other under one permit, from one prepared parent."""
-    sandbox_fusion_url: str = ""
-    """Of `toolyard sandbox serve` or any SandboxFusion service. Empty: the embedded sandbox."""
+    sandbox_fusion_url: str | tuple[str, ...] = ""
+    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
+    another. Empty: the embedded sandbox."""
     rate_limit: PositiveInt = 10
     """Executions in flight, as in `code_interpreter`, whose limiter it shares."""
     enable_global_rate_limit: bool = True

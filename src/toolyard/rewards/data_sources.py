@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -113,7 +113,7 @@ def default_compute_score(
     solution_str: str,
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
-    sandbox_fusion_url: str | None = None,
+    sandbox_fusion_url: str | Sequence[str] | None = None,
     concurrent_semaphore: AbstractContextManager[Any] | None = None,
     memory_limit_mb: int | None = None,
     *,
@@ -127,7 +127,7 @@ def default_compute_score(
         solution_str: All that the model said.
         ground_truth: The answer; for code, the test cases.
         extra_info: For functions of yours.
-        sandbox_fusion_url: Of a service that runs code. None and empty: the embedded sandbox.
+        sandbox_fusion_url: URL of a service that runs code, or several. None or empty: the embedded sandbox.
         concurrent_semaphore: Held while an answer's code is judged. Executions are limited by `rate_limit`.
         memory_limit_mb: For code.
         deadline_seconds: After which there is no reward, once its turn has come.

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from toolyard.errors import ConfigError, LimiterError, RewardError, ToolyardError
+from toolyard.errors import OURS, ConfigError, LimiterError, RewardError, ToolyardError
 
 from .code import CodeJudge
 from .code_protocol import Aggregation, CodeResult, CodeSettings
@@ -57,7 +57,7 @@ class CodeReward(FinalReward):
                 raise GroundTruthError(told) from error
             raise RewardError(told) from error
         if result.score is None:
-            raise RewardError(f"reward {self.name!r}: {result.why}")
+            raise RewardError(f"reward {self.name!r}: {result.why}", whose=OURS)
         return FinalScore(result.score, _extras(result))
 
     async def close(self) -> None:

@@ -7,13 +7,13 @@ import copy
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, ClassVar, cast
 
 from pydantic_core import to_jsonable_python
 
 from toolyard.errors import ConfigError, RewardError
+from toolyard.supervision import Call
 
 from .final_protocol import FinalReward, FinalScore
 from .threads import Threads
@@ -83,31 +83,46 @@ class FunctionReward(FinalReward):
             return self._read(
                 await self._call(deadline_seconds, data_source, solution_str, ground_truth, dict(extra_info))
             )
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise self._failed(error) from error  # the function's own doing
         except RewardError:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             raise self._failed(error) from error
 
     async def _call(self, seconds: float, *values: Any) -> Any:
         # Copies: what one call does to them must not be seen by the next, or by the trajectory.
         arguments = copy.deepcopy(dict(zip(ARGUMENTS, values, strict=True)) | self._options)
-        async with nullcontext() if self._is_async else self._threads.slot():
+        if self._is_async:
+            return await self._supervised(self._function(**arguments), seconds)
+        async with self._threads.slot():
             late = asyncio.timeout(seconds)
             try:
                 async with late:
-                    if self._is_async:
-                        return await self._function(**arguments)
                     returned = await self._threads.run(lambda: self._function(**arguments))
-                    return await returned if inspect.isawaitable(returned) else returned
             except TimeoutError:
                 if late.expired():
-                    raise RewardError(f"reward {self.name!r}: did not finish within {seconds:g} s") from None
+                    raise self._late(seconds) from None
                 raise  # the function's own
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise self._failed(error) from error  # the function's own doing
+            return await self._supervised(_value_of(returned), seconds) if inspect.isawaitable(returned) else returned
+
+    async def _supervised(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        """What it returns. It runs in a task of its own, and so cannot cancel the trajectory's."""
+        call = Call(work, f"reward {self.name!r}", seconds=seconds)
+        await call.ended()
+        if call.expired:
+            raise self._late(seconds, ", and ignores its cancellation" if call.abandoned else "")
+        if isinstance(call.error, RewardError):
+            raise call.error
+        if call.error is not None:
+            raise self._failed(call.error) from call.error
+        return call.value
+
+    def _late(self, seconds: float, more: str = "") -> RewardError:
+        return RewardError(f"reward {self.name!r}: did not finish within {seconds:g} s{more}")
 
     def _failed(self, error: BaseException) -> RewardError:
         trace = "".join(traceback.format_exception(error))
@@ -123,6 +138,10 @@ class FunctionReward(FinalReward):
         except ValueError as error:  # it contains itself, say
             raise RewardError(f"{who}: what it returned with the score is no JSON: {error}") from None
         return FinalScore(score, extras)
+
+
+async def _value_of(work: Awaitable[Any]) -> Any:
+    return await work
 
 
 def read_returned(returned: Any, who: str) -> tuple[float, dict[Any, Any]]:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from toolyard.errors import RewardError
+from toolyard.errors import OURS, RewardError
 
 from . import math_verify
 from .math_verify import LENGTH
@@ -88,7 +88,7 @@ class Child:
                 with theirs:
                     self._process = _start(theirs.fileno(), memory_bytes)
             except OSError as error:
-                raise RewardError(f"a process that checks answers cannot be started: {error}") from error
+                raise RewardError(f"a process that checks answers cannot be started: {error}", whose=OURS) from error
             undo.pop_all()
         self.pid = self._process.pid
 
@@ -97,9 +97,9 @@ class Child:
         until = time.monotonic() + _START_SECONDS
         hello = self._receive(lambda: until - time.monotonic())
         if hello is None:
-            raise RewardError(f"a process that checks answers was not ready within {_START_SECONDS:g} s")
+            raise RewardError(f"a process that checks answers was not ready within {_START_SECONDS:g} s", whose=OURS)
         if "failed" in hello:
-            raise RewardError(f"math-verify cannot be used here: {hello['failed']}")
+            raise RewardError(f"math-verify cannot be used here: {hello['failed']}", whose=OURS)
 
     def check(self, request: Request, seconds: float) -> Reply:
         """Compare. Nothing more is to be asked of it after a reply that `timed_out`: it is still at it.

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from weakref import WeakSet
 
-from toolyard.errors import RewardError
+from toolyard.errors import OURS, RewardError
 
 from .math_child import Child, LostError, Reply, Request
 
@@ -67,7 +67,7 @@ class Pool:
         except RuntimeError as error:  # there can be no more threads, or the interpreter is ending
             if not self._workers:
                 self.waiting.clear()
-                raise RewardError(f"an answer cannot be checked: {error}") from error
+                raise RewardError(f"an answer cannot be checked: {error}", whose=OURS) from error
         else:
             self._workers.append(worker)
 
@@ -153,7 +153,7 @@ class _Worker:
         if crashes == _TRIES:
             with contextlib.suppress(LostError):
                 return replace(self._ask_beside_one(job), right=False, extracted=None)
-        raise RewardError(f"an answer could not be checked, in {_TRIES} tries: {complaint}")
+        raise RewardError(f"an answer could not be checked, in {_TRIES} tries: {complaint}", whose=OURS)
 
     def _judge(self, job: Job) -> Reply:
         reply = self._ask(job, job.request)
@@ -198,7 +198,7 @@ class _Worker:
         if self.stopped:
             raise _closed()
         if job.given_up:
-            raise RewardError("nobody waits for this check any more")
+            raise RewardError("nobody waits for this check any more", whose=OURS)
 
     def _live_child(self) -> Child:
         if self.child is not None and not self.child.alive:  # it died while it was idle
@@ -218,7 +218,7 @@ class _Worker:
 
 
 def _closed() -> RewardError:
-    return RewardError("an answer could not be checked: the checker was closed")
+    return RewardError("an answer could not be checked: the checker was closed", whose=OURS)
 
 
 _pools: WeakSet[Pool] = WeakSet()

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
-from toolyard.errors import RewardError, SandboxError, ToolyardError
+from toolyard.errors import OURS, RewardError, SandboxError, ToolyardError
 
 from .code_verdicts import may_be_cut
 from .final_protocol import GroundTruthError
@@ -95,7 +95,8 @@ def compute_score(
         why = metadata[lost]["api_request_error"] or json.dumps(metadata[lost]["api_response"], default=str)
         raise RewardError(
             f"{counted.count(SERVICE)} of {len(counted)} test cases could not be run, so there is no score; "
-            f"case {lost} ({metadata[lost]['status']}): {_short(why)}"
+            f"case {lost} ({metadata[lost]['status']}): {_short(why)}",
+            whose=OURS,
         )
     return sum(result is True for result in counted) / len(counted), metadata
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 
 from toolyard.errors import (
+    OURS,
+    TASK,
     ChatError,
     ConfigError,
     DivergenceError,
@@ -14,13 +17,15 @@ from toolyard.errors import (
     RewardError,
     ToolError,
     ToolyardError,
+    bare,
+    blame,
+    in_short,
 )
 from toolyard.records.trajectory import Failure
-from toolyard.tools.calls import bare, in_short, trace
 
 from .finish import FinishReason, RolloutState
 
-OURS, TASK = "ours", "task"
+__all__ = ["OURS", "TASK", "Broken", "broken", "late"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +38,33 @@ class Broken:
 
 def broken(raised: BaseException, stage: RolloutState) -> Broken:
     error = bare(raised)
+    found = blame(error)
     reason, whose = _judged(error, stage)
     # Errors of our own tree say all there is to say; of anything else, where it happened is what helps.
-    told = in_short(error) if isinstance(error, ToolyardError) else trace(raised)
-    return Broken(reason, Failure(whose, stage.value, told))
+    told = in_short(error) if isinstance(error, ToolyardError) else "".join(traceback.format_exception(raised))
+    return Broken(reason, Failure(whose or found.whose, stage.value, told, found.source, found.cause))
 
 
-def late(reason: FinishReason, stage: RolloutState, what: str) -> Broken:
-    return Broken(reason, Failure(OURS, stage.value, what))
+def late(reason: FinishReason, stage: RolloutState, what: str, source: str = "", cause: str = "") -> Broken:
+    return Broken(reason, Failure(OURS, stage.value, what, source, cause))
 
 
-def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, str]:
+def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, str | None]:
+    """The reason, and whose failure it is where that does not go by the error alone."""
     match error:
         case EngineError() | DivergenceError():  # the latter of a replay engine, whose tape does not go on
             return FinishReason.ENGINE_FAILURE, OURS
         case ToolError():
-            return FinishReason.TOOL_FAILURE, TASK if _is_the_tasks(error.__cause__) else OURS
+            return FinishReason.TOOL_FAILURE, None
         case ChatError() if stage is not RolloutState.PENDING:
             return FinishReason.CANNOT_CONTINUE, OURS
         case ChatError() | ConfigError() | ProgramError():
             return FinishReason.BAD_TASK, TASK
         case RewardError():
-            return FinishReason.REWARD_FAILURE, TASK
+            return FinishReason.REWARD_FAILURE, None
         case InteractionError():
-            return FinishReason.INTERACTION_FAILURE, TASK
+            return FinishReason.INTERACTION_FAILURE, None
         case _ if stage is RolloutState.INTERACTING:
             return FinishReason.INTERACTION_FAILURE, TASK
         case _:
             return FinishReason.INTERNAL_ERROR, OURS
-
-
-def _is_the_tasks(cause: BaseException | None) -> bool:
-    """What a tool raised of itself, given the task's arguments."""
-    return cause is not None and (not isinstance(cause, ToolyardError) or isinstance(cause, ConfigError | ProgramError))

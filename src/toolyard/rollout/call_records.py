@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from toolyard.chat.protocol import ParsedTurn
-from toolyard.errors import RecordError
+from toolyard.errors import RecordError, in_short
 from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord
-from toolyard.tools.calls import in_short
 from toolyard.tools.instance import ToolResult
 from toolyard.tools.policy import truncate
 

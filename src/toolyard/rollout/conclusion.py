@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from toolyard.errors import RewardError
+from toolyard.errors import RewardError, ToolyardError, blame, in_short
 from toolyard.messages import JSON, Message
 from toolyard.records.audit import audit
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, combine
 from toolyard.rewards.final import FinalScore
 from toolyard.tools.answers import as_reward
-from toolyard.tools.calls import in_short, trace
+from toolyard.tools.calls import trace
 from toolyard.tools.instance import ToolInstance, ToolInstances
 
 from .blame import OURS, TASK
@@ -39,6 +39,10 @@ class Released:
     """By part of the reward: `tool/<name>`, or `interaction`."""
     interaction: float | None = None
     interaction_failed: bool = False
+    ours: list[str] = field(default_factory=list[str])
+    """Parts that are missing because of a failure of ours."""
+    abandoned: list[str] = field(default_factory=list[str])
+    """Calls that ignored their cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class Unscored:
     """Why there is no final reward."""
 
     error: str
+    whose: str = TASK
+    source: str = ""
+    cause: str = ""
 
 
 _RELEASED = TypeAdapter(Released)
@@ -61,10 +68,11 @@ async def conclude(play: Play, stack: AsyncExitStack, instances: ToolInstances |
         request.metrics["problems"] = released.problems
     combined = Combined(None, {}, None)
     if request.state is RolloutState.COMPLETED:
-        combined = await _rewarded(play, released)
+        combined, unscored = await _rewarded(play, released)
         if combined.failed:
-            failure = Failure(TASK, RolloutState.COMPLETED.value, combined.why_missing or "")
-            _fail(play, FinishReason.REWARD_FAILURE, failure)
+            _fail(play, FinishReason.REWARD_FAILURE, _reward_failure(combined, unscored, released))
+    if released.abandoned:
+        request.metrics["abandoned"] = released.abandoned
     request.reward_scores = dict(combined.parts)
     play.stages["reward"] = play.chance.now() - began
     stuck = await play.chance.got("stuck", dict[str, Any], _STUCK, partial(_stuck, play))
@@ -87,6 +95,16 @@ async def conclude(play: Play, stack: AsyncExitStack, instances: ToolInstances |
         )
     play.chance.ended()
     return trajectory
+
+
+def _reward_failure(combined: Combined, unscored: Unscored | None, released: Released) -> Failure:
+    """Ours, if one part is missing because of us: it would have been there otherwise."""
+    told, parts = combined.why_missing or "", [part for part in combined.failed if part in released.ours]
+    if unscored is not None and (unscored.whose == OURS or not parts):
+        return Failure(unscored.whose, RolloutState.COMPLETED.value, told, unscored.source, unscored.cause)
+    source = next(iter(parts or combined.failed))
+    cause = (told.strip().splitlines() or [""])[-1]
+    return Failure(OURS if parts else TASK, RolloutState.COMPLETED.value, told, source, cause)
 
 
 def _fail(play: Play, reason: FinishReason, failure: Failure) -> None:
@@ -131,16 +149,17 @@ async def _release(play: Play, stack: AsyncExitStack, instances: ToolInstances |
     score, failed = None, False
     if interaction is not None and play.simulating and request.state is RolloutState.COMPLETED:
         try:
-            async with asyncio.timeout(play.setting.limits.interaction_seconds):
-                score = await interaction.score(request.request_id, **(request.task.interaction_kwargs or {}))
+            work = interaction.score(request.request_id, **(request.task.interaction_kwargs or {}))
+            score = await play.supervised(work, "simulator: score", play.setting.limits.interaction_seconds)
             score = None if score is None else as_reward(score)
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
             _unless_cancelled(error)
             score, failed = None, True
             problems.append(trace(error))
     try:
         await stack.aclose()
-    except (Exception, asyncio.CancelledError) as error:  # of the simulator's finalize: tools note their own
+    except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
+        # Of the simulator's finalize: tools note their own.
         _unless_cancelled(error)
         problems.append(trace(error))
     there: Mapping[str, ToolInstance] = instances or {}
@@ -150,6 +169,8 @@ async def _release(play: Play, stack: AsyncExitStack, instances: ToolInstances |
         noted | ({"interaction": problems} if problems else {}),
         score,
         failed,
+        [f"tool/{name}" for name, instance in there.items() if instance.ours],
+        [*play.abandoned, *(line for instance in there.values() for line in instance.abandoned)],
     )
 
 
@@ -160,10 +181,12 @@ def _unless_cancelled(error: BaseException) -> None:
         raise error
 
 
-async def _rewarded(play: Play, released: Released) -> Combined:
+async def _rewarded(play: Play, released: Released) -> tuple[Combined, Unscored | None]:
+    """The score, and why the final reward is not in it."""
     request, setting = play.request, play.setting
     final: float | Missing | None = MISSING
     reasons: dict[str, str] = {}
+    unscored: Unscored | None = None
     if setting.final_reward is not None:
         # Only what the model said: what tools answered is not its solution.
         solution = "\n".join(message.content for message in _sampled_messages(play))
@@ -171,7 +194,7 @@ async def _rewarded(play: Play, released: Released) -> Combined:
         request.waits_for, request.stage_since = "the final reward", time.monotonic()
         scored = await play.chance.got("final", lambda: asked, _FINAL, lambda: _scored(play, solution))
         if isinstance(scored, Unscored):
-            final, reasons["final"] = None, scored.error
+            final, reasons["final"], unscored = None, scored.error, scored
         else:
             final = scored.value
             if scored.extras:
@@ -182,7 +205,7 @@ async def _rewarded(play: Play, released: Released) -> Combined:
             if call.reward is not None:
                 steps.setdefault(call.name, []).append(call.reward)
     spoken = [*play.interaction_rewards, *([] if released.interaction is None else [released.interaction])]
-    return combine(
+    combined = combine(
         setting.weights,
         final=final,
         steps=steps,
@@ -190,23 +213,28 @@ async def _rewarded(play: Play, released: Released) -> Combined:
         interaction=None if released.interaction_failed else sum(spoken) if spoken else MISSING,
         reasons=reasons | {part: problems[0] for part, problems in released.problems.items()},
     )
+    return combined, unscored
 
 
 async def _scored(play: Play, solution: str) -> FinalScore | Unscored:
     task, reward = play.request.task, play.setting.final_reward
     assert reward is not None
+    what = f"reward {reward.name!r}"
+    work = reward.score(
+        task.data_source,
+        solution,
+        task.ground_truth,
+        dict(task.extra_info),
+        deadline_seconds=play.setting.limits.reward_seconds,
+    )
     try:
-        return await reward.score(
-            task.data_source,
-            solution,
-            task.ground_truth,
-            dict(task.extra_info),
-            deadline_seconds=play.setting.limits.reward_seconds,
-        )
-    except RewardError as error:
-        return Unscored(str(error))
-    except Exception as error:
-        return Unscored(in_short(error))
+        return await play.supervised(work, what)
+    except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
+        _unless_cancelled(error)
+        found = blame(error)
+        told = str(error) if isinstance(error, RewardError) else in_short(error)
+        whose = found.whose if isinstance(error, ToolyardError) else TASK
+        return Unscored(told, whose, found.source or what, found.cause)
 
 
 def _sampled_messages(play: Play) -> list[Message]:

@@ -29,6 +29,8 @@ from .limits import RolloutLimits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""
+_SHOWN = 80
+"""Characters of a wrong value or override that its message shows."""
 SETTINGS_BESIDE_DUMP = "rollout.json"
 """Lies in a dump's folder: the settings it was made with."""
 
@@ -50,7 +52,10 @@ class EngineConfig(_Part):
     api_key: SecretStr | None = None
     """`${NAME}` takes it from the environment."""
     request_timeout_seconds: PositiveFloat = 600.0
-    """Of one request to a server."""
+    """Of one request, all tries at all servers included."""
+    silence_seconds: PositiveFloat = 30.0
+    """Several servers: requests leave one that has answered nothing for so long while others answer. One that does not
+    answer its health check either is left sooner."""
     script: str | None = None
     """scripted: a JSON file: a list of what the assistant says turn by turn, or an object of such lists by task id."""
     tape: str | None = None
@@ -133,6 +138,8 @@ class RolloutConfig(_Part):
     """Where trajectories are dumped, as `<step>.jsonl`. None: nowhere."""
     retry_failed: bool = False
     """Play those again that the dump has as failed; their lines are replaced."""
+    accept_changes: bool = False
+    """Go on with a dump that was begun with other settings or tasks. Every line from then on names the changes."""
     record: str | None = None
     """A tape to write."""
     replay: str | None = None
@@ -153,27 +160,57 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | S
     the value is read as YAML.
 
     Raises:
-        ConfigError: the file or a key is wrong; the message names it.
+        ConfigError: the file, an override or a key is wrong; the message names it.
     """
     place = "settings" if path is None else str(path)
     given = {} if path is None else read_settings(Path(path))
     given = merged(given, overrides) if isinstance(overrides, Mapping) else overridden(given, overrides)
-    return validated(RolloutConfig, given, place)
+    return validated(RolloutConfig, given, place, overrides)
 
 
-def validated(model: type[Settings], given: JSON, place: str) -> Settings:
-    """
+def validated(
+    model: type[Settings], given: JSON, place: str, overrides: Mapping[str, Any] | Sequence[str] = ()
+) -> Settings:
+    """`given` as a `model`. It is from `place`, and from `overrides`, which are in it already.
+
     Raises:
-        ConfigError: with the first thing that is wrong: `place`, the key, the value, and what is known there.
+        ConfigError: with the first thing that is wrong: who said it, the key, the value, and what is known there.
     """
     try:
         return model.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        known = _keys_beside(model, first["loc"]) if first["type"] == "extra_forbidden" else ""
-        shown = "" if first["type"] == "missing" else f"; given: {str(first['input'])[:80]!r}"
-        raise ConfigError(f"{place}: {where}: {first['msg']}{shown}{known}") from None
+        key = ".".join(map(str, first["loc"])) or "the file"
+        unknown, missing = first["type"] == "extra_forbidden", first["type"] == "missing"
+        problem = "unknown key" if unknown else first["msg"]
+        known = _keys_beside(model, first["loc"]) if unknown else ""
+        blamed = _override_of(first["loc"][:-1] if missing else first["loc"], overrides)
+        if blamed is not None:
+            place = "overrides" if isinstance(overrides, Mapping) else f"override {blamed[:_SHOWN]!r}"
+            shown = "" if blamed.partition("=")[0] == key else f"{key}: "
+            raise ConfigError(f"{place}: {shown}{problem}{known}") from None
+        value = "" if missing else f"; given: {str(first['input'])[:_SHOWN]!r}"
+        raise ConfigError(f"{place}: {key}: {problem}{value}{known}") from None
+
+
+def _override_of(key: tuple[int | str, ...], overrides: Mapping[str, Any] | Sequence[str]) -> str | None:
+    """The last one that says something about `key`. A mapping has no text of its own: an empty one."""
+    if not key:
+        return None
+    if isinstance(overrides, Mapping):
+        return "" if _sets(overrides, key) else None
+    return next((text for text in reversed(overrides) if _sets(_parsed(text), key)), None)
+
+
+def _sets(said: Any, key: tuple[int | str, ...]) -> bool:
+    """Whether there is a value at `key`, or in place of all that could be there."""
+    for part in key:
+        if not isinstance(said, Mapping):
+            break
+        if part not in said:
+            return False
+        said = cast("Mapping[Any, Any]", said)[part]
+    return True
 
 
 def overridden(given: JSON, overrides: Iterable[str]) -> JSON:

@@ -45,5 +45,8 @@ class RolloutLimits(BaseModel):
     interaction_seconds: PositiveFloat = 120.0
     reward_seconds: PositiveFloat = 60.0
     """The final reward."""
+    grace_seconds: PositiveFloat = 5.0
+    """How long an engine, a simulator or a reward that is cancelled may take to end. Then it is abandoned, named and
+    counted. Tools have their own (`call.grace_seconds`)."""
     stuck_after_seconds: PositiveFloat = 60.0
     """A request longer than this in one stage is named by the watchdog; nothing happens to it."""

@@ -13,8 +13,8 @@ its place at any time. Events that come too late, after the end, change nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from toolyard.engines.protocol import Finish
 
@@ -109,8 +109,7 @@ BEGIN: tuple[Effect, ...] = (Prepare(),)
 # The machine ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     state: RolloutState = RolloutState.PENDING
     prompt_tokens: int = 0
     response_tokens: int = 0
@@ -146,13 +145,13 @@ class Machine:
             case _, Broke(reason):
                 return _ended(now, reason)
             case RolloutState.PENDING, Prepared(tokens):
-                return self._prepared(replace(now, prompt_tokens=tokens))
+                return self._prepared(now._replace(prompt_tokens=tokens))
             case RolloutState.GENERATING, Sampled():
                 return self._sampled(now, event)
             case RolloutState.TOOL_CALLING, ToolsAnswered(tokens):
                 return self._answered(now, tokens, FinishReason.TOOL_RESPONSE_TOO_LONG)
             case RolloutState.INTERACTING, UserSaid(tokens, done):
-                after = replace(now, user_turns=now.user_turns + 1)
+                after = now._replace(user_turns=now.user_turns + 1)
                 if done:
                     return _ended(after, FinishReason.INTERACTION_ENDED)
                 return self._answered(after, tokens, FinishReason.LENGTH_BEFORE_GENERATION)
@@ -163,18 +162,17 @@ class Machine:
         room = now.room(self.limits)
         if now.prompt_tokens > self.limits.prompt_length or room <= 0:
             return _ended(now, FinishReason.PROMPT_TOO_LONG)
-        return replace(now, state=RolloutState.GENERATING), (Sample(room),)
+        return now._replace(state=RolloutState.GENERATING), (Sample(room),)
 
     def _sampled(self, now: Progress, event: Sampled) -> tuple[Progress, tuple[Effect, ...]]:
         unreadable = event.malformed > 0 and event.calls == 0
-        now = replace(
-            now,
+        now = now._replace(
             response_tokens=now.response_tokens + event.tokens,
             assistant_turns=now.assistant_turns + 1,
             malformed_turns=now.malformed_turns + unreadable,
         )
-        if event.finish is Finish.ABORT:
-            return _ended(now, FinishReason.ABORTED)
+        if event.finish is Finish.ABORT:  # not by us: that would have come as `Broke`
+            return _ended(now, FinishReason.ENGINE_FAILURE)
         if event.finish is Finish.LENGTH:
             return _ended(now, FinishReason.LENGTH)
         if event.calls or event.malformed:
@@ -182,25 +180,25 @@ class Machine:
                 return _ended(now, FinishReason.MALFORMED_CALLS)
             if now.assistant_turns >= self.limits.max_assistant_turns:
                 return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
-            return replace(now, state=RolloutState.TOOL_CALLING), (CallTools(),)
+            return now._replace(state=RolloutState.TOOL_CALLING), (CallTools(),)
         if not self.interactive:
             return _ended(now, FinishReason.STOP)
         if now.assistant_turns >= self.limits.max_assistant_turns:
             return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
         if now.user_turns >= self.limits.max_user_turns:
             return _ended(now, FinishReason.MAX_USER_TURNS)
-        return replace(now, state=RolloutState.INTERACTING), (Interact(),)
+        return now._replace(state=RolloutState.INTERACTING), (Interact(),)
 
     def _answered(self, now: Progress, tokens: int, too_long: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:
         room = now.room(self.limits) - tokens
         if room < 0:
             return _ended(now, too_long)
-        now = replace(now, response_tokens=now.response_tokens + tokens)
+        now = now._replace(response_tokens=now.response_tokens + tokens)
         if room == 0:
             now, effects = _ended(now, FinishReason.LENGTH_BEFORE_GENERATION)
             return now, (Append(), *effects)
-        return replace(now, state=RolloutState.GENERATING), (Append(), Sample(room))
+        return now._replace(state=RolloutState.GENERATING), (Append(), Sample(room))
 
 
 def _ended(now: Progress, reason: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:
-    return replace(now, state=reason.state, finish_reason=reason), (Conclude(),)
+    return now._replace(state=reason.state, finish_reason=reason), (Conclude(),)

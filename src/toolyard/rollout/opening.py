@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizer import load_tokenizer
-from toolyard.engines.models import resolve_model
+from toolyard.engines.models import need_packages, resolve_model
 from toolyard.engines.protocol import ChatEngine, Engine
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
@@ -28,10 +28,14 @@ from toolyard.tools.code_interpreter import SandboxFusionTool
 from toolyard.tools.registry import initialize_tools_from_config
 
 from .config import RolloutConfig
+from .fingerprint import task_digest
 from .interaction import load_interaction
 from .request import AsyncRolloutRequest, create_request, request_id_of
 from .run_one import ANSWER, Setting
 from .speaking import Answer, MessageSpeaker, Speaker, TokenSpeaker
+
+if TYPE_CHECKING:
+    from toolyard.engines.http import HttpOptions
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
@@ -75,14 +79,18 @@ async def open_rollout(
         yield OpenedRollout(setting, schemas)
 
 
-def planned(config: RolloutConfig, note: Note = lambda _: None) -> set[str]:
-    """The ids of all requests. Reads all tasks: what is wrong with the last is better known before the first runs.
+def planned(config: RolloutConfig, note: Note = lambda _: None) -> dict[str, str]:
+    """The ids of all requests, with digests of their tasks. Reads all tasks: what is wrong with the last is better
+    known before the first runs.
 
     Raises:
         ConfigError, TaskError: there are none, or one is wrong.
     """
     tasks = tasks_of(config, lambda bad: note(f"skipped: {bad}"))
-    ids = {request_id_of(task.id, offset, config.step) for task in tasks for offset in range(config.n)}
+    ids: dict[str, str] = {}
+    for task in tasks:
+        digest = task_digest(task)
+        ids |= {request_id_of(task.id, offset, config.step): digest for offset in range(config.n)}
     if not ids:
         raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
     return ids
@@ -162,10 +170,10 @@ async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape
             return MessageSpeaker(None, config.sampling, config.limits)
         from toolyard.engines.openai import OpenaiEngine
 
-        opened: ChatEngine = OpenaiEngine(
-            _urls(config), model=engine.model, api_key=_key(config), request_timeout=engine.request_timeout_seconds
-        )
+        opened: ChatEngine = OpenaiEngine(_urls(config), model=engine.model, **_http(config))
         return MessageSpeaker(await stack.enter_async_context(opened), config.sampling, config.limits)
+    if engine.kind == "transformers" and tape is None:
+        need_packages()
     model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
     tokenizer = load_tokenizer(model)
     chat = open_format(
@@ -199,11 +207,11 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
         case "sglang":
             from toolyard.engines.sglang import SglangEngine
 
-            return SglangEngine(_urls(config), api_key=_key(config), request_timeout=engine.request_timeout_seconds)
+            return SglangEngine(_urls(config), **_http(config))
         case "vllm":
             from toolyard.engines.vllm import VllmEngine
 
-            return VllmEngine(_urls(config), api_key=_key(config), request_timeout=engine.request_timeout_seconds)
+            return VllmEngine(_urls(config), **_http(config))
         case "scripted":
             return _scripted(config, tokenizer, chat)
         case "replay":
@@ -212,8 +220,13 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
             raise AssertionError(engine.kind)
 
 
-def _key(config: RolloutConfig) -> str | None:
-    return None if config.engine.api_key is None else config.engine.api_key.get_secret_value()
+def _http(config: RolloutConfig) -> HttpOptions:
+    engine = config.engine
+    return {
+        "api_key": None if engine.api_key is None else engine.api_key.get_secret_value(),
+        "request_timeout": engine.request_timeout_seconds,
+        "silence_seconds": engine.silence_seconds,
+    }
 
 
 def _urls(config: RolloutConfig) -> tuple[str, ...]:

@@ -23,14 +23,13 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from toolyard.errors import RecordError, RewardError
+from toolyard.errors import RecordError, RewardError, in_short
 from toolyard.messages import JSON
 from toolyard.records.dump import DumpLine, dump_files, lines_of, read_line
 from toolyard.records.lines import UNKNOWN
 from toolyard.records.trajectory import Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, Weights, combine
 from toolyard.rewards.final import FinalReward, FinalScore
-from toolyard.tools.calls import in_short
 
 from .config import SETTINGS_BESIDE_DUMP
 from .finish import FinishReason, RolloutState

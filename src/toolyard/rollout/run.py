@@ -6,10 +6,9 @@ summary = await run_rollouts(load_config("rollout.yaml"))
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolyard.errors import ConfigError, DivergenceError
@@ -17,16 +16,17 @@ from toolyard.messages import JSON
 from toolyard.records.dump import DumpWriter
 from toolyard.records.tape import Tape, TapeWriter
 from toolyard.records.trajectory import Trajectory
+from toolyard.supervision import Stall
 
+from .accounting import Accounting
 from .chance import Chance, RecordingChance, ReplayedChance
-from .config import SETTINGS_BESIDE_DUMP, RolloutConfig
+from .config import RolloutConfig
+from .fingerprint import check_resumed
 from .finish import FinishReason, RolloutState
 from .opening import OpenedRollout, open_rollout, planned, requests_of
 from .request import AsyncRolloutRequest
 from .run_many import RolloutRun, Stuck
 from .summary import Summary
-
-"""Beside the dump: the settings it was made with."""
 
 
 class Observer:
@@ -47,68 +47,113 @@ class Observer:
     def stuck(self, stuck: Stuck) -> None:
         """A request has been in one stage for long."""
 
+    def stalled(self, stall: Stall) -> None:
+        """The event loop stands still. Called in another thread: nothing else could be called then."""
+
 
 @dataclass(slots=True)
 class RolloutResult:
     summary: Summary = field(default_factory=Summary)
+    accounting: Accounting = field(default_factory=Accounting)
     dump: Path | None = None
-    done_before: int = 0
-    """Found in the dump, and not played again."""
-    missing: int = 0
-    """Not played, because the run was stopped."""
+    stalls: list[Stall] = field(default_factory=list[Stall])
+    """Times when the event loop stood still."""
+
+    @property
+    def done_before(self) -> int:
+        """Found in the dump, and not played again."""
+        return self.accounting.before
+
+    @property
+    def missing(self) -> int:
+        """Not played, because the run was stopped."""
+        return len(self.accounting.missing)
 
     def as_json(self) -> JSON:
         return {
             "dump": None if self.dump is None else str(self.dump),
             "done_before": self.done_before,
             "missing": self.missing,
+            "accounting": self.accounting.as_json(),
+            "stalls": [{"seconds": round(one.seconds, 3), "what": one.what, "line": one.line} for one in self.stalls],
             **self.summary.as_json(),
         }
 
 
 async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) -> RolloutResult:
-    """Play what `config` asks for. Requests that the dump has already are not played again; aborted ones are not
-    dumped, so that they are played by the next run.
+    """Play what `config` asks for. Requests that the dump has already are not played again; those that ran when the
+    run was stopped are not dumped, so that they are played by the next run.
+
+    At its end the run accounts for every request: `RolloutResult.accounting`; call its `check` to have it raise.
 
     Raises:
         ToolyardError: the run could not begin, the dump not be written, or a replay differs from its tape.
     """
     observer = observer or Observer()
     _check_tapes(config)
-    wanted = await asyncio.to_thread(planned, config, observer.note)
+    tasks = await asyncio.to_thread(planned, config, observer.note)
+    wanted = set(tasks)
     result = RolloutResult()
+    books = result.accounting
+    books.planned = len(wanted)
     async with AsyncExitStack() as stack:
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
         if tape is not None:
-            wanted = _on_tape(tape, wanted, observer.note)
+            found = _on_tape(tape, wanted, observer.note)
+            books.missing = dict.fromkeys(wanted - found, "not on the tape")
+            wanted = found
         dump = None
+        marks: JSON = {}
         if config.rollout_data_dir is not None:
             dump = await stack.enter_async_context(DumpWriter(config.rollout_data_dir))
             result.dump = dump.folder / f"{config.step}.jsonl"
-            result.done_before = await asyncio.to_thread(_done, config, dump, wanted)
-            _remember(config, dump.folder, observer.note)
+            books.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
+            marks = {"accepted_changes": accepted} if accepted else {}
         opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
-        observer.opened(len(wanted) + result.done_before, result.done_before)
+        observer.opened(books.planned, books.before)
         run = RolloutRun(
             opened.setting,
             requests_of(config, opened.tool_schemas, wanted),
             concurrency=config.in_flight,
             chance_of=_chance_of(config, opened, tape, stack),
             on_stuck=observer.stuck,
+            on_stall=observer.stalled,
         )
         async with run:
             observer.began(run)
             async for trajectory in _in_order(run, tape, wanted):
-                if trajectory.finish_reason == FinishReason.ABORTED:
+                if run.stopping and trajectory.finish_reason == FinishReason.ABORTED:
+                    books.missing[trajectory.request_id] = "stopped while it ran"
                     continue
                 if dump is not None:
-                    await dump.write(trajectory)
+                    kept = {**trajectory.metrics, "task_digest": tasks[trajectory.request_id], **marks}
+                    await dump.write(replace(trajectory, metrics=kept))
+                books.dumped.add(trajectory.request_id)
                 result.summary.add(trajectory)
                 observer.ended(trajectory, result.summary)
+        _close(result, run, wanted)
+        if dump is not None:
+            await asyncio.to_thread(_recount, dump, config.step, books)
         for mended in () if dump is None else dump.mended:
             observer.note(str(mended))
-    result.missing = len(wanted) - result.summary.trajectories
     return result
+
+
+def _close(result: RolloutResult, run: RolloutRun, wanted: set[str]) -> None:
+    books, result.stalls = result.accounting, run.stalls
+    if run.stopping:
+        for request_id in wanted - run.begun:
+            books.missing[request_id] = "stopped before it began"
+    if run.deaths:
+        books.problems.append(f"workers ended without a trajectory: {', '.join(run.deaths)}")
+    books.close(wanted)
+
+
+def _recount(dump: DumpWriter, step: int, books: Accounting) -> None:
+    """Look at the file itself: what was written may have been taken away by somebody else."""
+    expected, there = dump.expected_lines(step), dump.count_lines(step)
+    if there != expected:
+        books.problems.append(f"{dump.folder}/{step}.jsonl has {there} lines, and {expected} were written")
 
 
 def _check_tapes(config: RolloutConfig) -> None:
@@ -130,16 +175,27 @@ def _on_tape(tape: Tape, wanted: set[str], note: Callable[[str], None]) -> set[s
     return found
 
 
-def _done(config: RolloutConfig, dump: DumpWriter, wanted: set[str]) -> int:
-    """Take those that the dump has already out of `wanted`; how many they are."""
+def _resumed(
+    config: RolloutConfig, dump: DumpWriter, wanted: set[str], tasks: Mapping[str, str]
+) -> tuple[int, list[str]]:
+    """Take those that the dump has already out of `wanted`. How many they are, and which changes were accepted.
+
+    Raises:
+        ConfigError: the dump was begun with something else.
+        RecordError: a line of it is damaged.
+    """
     existing = {request_id: ended for request_id, ended in dump.existing(config.step).items() if request_id in wanted}
-    if config.retry_failed:
-        again = {request_id for request_id, ended in existing.items() if ended.state == RolloutState.FAILED}
+    again = {
+        request_id
+        for request_id, ended in existing.items()
+        if config.retry_failed and ended.state == RolloutState.FAILED
+    }
+    kept = {request_id: ended for request_id, ended in existing.items() if request_id not in again}
+    accepted = check_resumed(config, dump.folder, kept, tasks)
+    if again:
         dump.forget(config.step, again)
-        for request_id in again:
-            del existing[request_id]
-    wanted.difference_update(existing)
-    return len(existing)
+    wanted.difference_update(kept)
+    return len(kept), accepted
 
 
 def _chance_of(
@@ -173,21 +229,3 @@ async def _in_order(run: RolloutRun, tape: Tape | None, wanted: set[str]) -> Asy
             turn = next(order, None)
     for trajectory in early.values():
         yield trajectory
-
-
-def _remember(config: RolloutConfig, folder: Path, note: Callable[[str], None]) -> None:
-    """Keep the settings beside the dump; tell if those that matter to its contents were others before."""
-    unimportant = {"rollout_data_dir", "concurrency", "record", "replay", "retry_failed", "step", "n"}
-    kept = config.model_dump(mode="json", exclude=unimportant)
-    del kept["engine"]["api_key"], kept["engine"]["urls"]
-    file = folder / SETTINGS_BESIDE_DUMP
-    try:
-        before: JSON = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none, or half of one
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        new.replace(file)
-        return
-    changed = sorted(key for key in kept.keys() | before.keys() if kept.get(key) != before.get(key))
-    if changed:
-        note(f"{folder} was begun with other settings of {', '.join(changed)}: its dumps will hold both")

@@ -6,6 +6,9 @@
 
 A slow reader slows the run down: no more than twice `concurrency` requests run or wait to be read. Leaving the block
 early cancels what still runs, and releases its tools.
+
+Every request that begins ends as exactly one trajectory, unless the block is left early: a worker that dies without one
+delivers a record of its death, and goes on.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
 from toolyard.errors import ConfigError
 from toolyard.records.trajectory import Trajectory
+from toolyard.supervision import LoopWatch, Stall
 
 from .chance import Chance
+from .conclusion import lost
 from .finish import RolloutState
 from .request import AsyncRolloutRequest
 from .run_one import Play, Setting
@@ -61,7 +67,9 @@ class RolloutRun:
         concurrency: int = 256,
         chance_of: Callable[[AsyncRolloutRequest], Chance] | None = None,
         on_stuck: Callable[[Stuck], None] | None = None,
+        on_stall: Callable[[Stall], None] | None = None,
     ) -> None:
+        """`on_stall` is called in another thread: the run's own stands still then."""
         if concurrency < 1:
             raise ConfigError(f"concurrency: expected at least 1, not {concurrency}")
         self._setting = setting
@@ -69,6 +77,12 @@ class RolloutRun:
         self._concurrency = concurrency
         self._chance_of = chance_of
         self._on_stuck = on_stuck
+        self._watch = LoopWatch(self._note_stall)
+        self._on_stall = on_stall
+        self.stalls: list[Stall] = []
+        """Times when the event loop stood still, each as it was last seen."""
+        self.deaths: list[str] = []
+        """Requests whose worker ended without a trajectory: a defect, though their records are there."""
         self._plays: dict[str, Play] = {}
         self._begun: set[str] = set()
         self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue()
@@ -76,6 +90,8 @@ class RolloutRun:
         """For requests that run or wait to be read. Not a bounded queue: at its end they could overtake each other."""
         self._owner: asyncio.Task[None] | None = None
         self._stopping = False
+        self._closing = False
+        """The workers are cancelled on purpose."""
         self._told = False
 
     # ------------------------------------------------------------------------------------------------------- outside
@@ -85,8 +101,23 @@ class RolloutRun:
         return Counter(play.request.state for play in self._plays.values())
 
     @property
+    def begun(self) -> AbstractSet[str]:
+        """The ids of all requests that began."""
+        return self._begun
+
+    @property
+    def stopping(self) -> bool:
+        """`stop` was called."""
+        return self._stopping
+
+    @property
     def running(self) -> list[AsyncRolloutRequest]:
         return [play.request for play in self._plays.values()]
+
+    @property
+    def standing_still(self) -> bool:
+        """The event loop is blocked. From any thread."""
+        return self._watch.standing_still
 
     def abort(self, request_id: str) -> None:
         """End one request soon, as ABORTED. Of one that does not run, nothing happens."""
@@ -108,6 +139,7 @@ class RolloutRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._owner is not None
+        self._closing = True
         self._owner.cancel()
         cancelled: asyncio.CancelledError | None = None
         while not self._owner.done():
@@ -144,12 +176,14 @@ class RolloutRun:
 
     # -------------------------------------------------------------------------------------------------------- inside
     async def _run(self) -> None:
-        watchdog = asyncio.create_task(self._watch())
+        watchdog = asyncio.create_task(self._watch_requests())
+        self._watch.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
                     group.create_task(self._work())
         finally:
+            self._watch.stop()
             self._ended.put_nowait(None)
             watchdog.cancel()
             await asyncio.wait([watchdog])
@@ -157,7 +191,11 @@ class RolloutRun:
     async def _work(self) -> None:
         while True:
             await self._room.acquire()
-            request = self._next()
+            try:
+                request = self._next()
+            except Exception:
+                self._closing = True
+                raise
             if request is None:
                 self._room.release()  # for the others, who have to learn it too
                 return
@@ -165,9 +203,26 @@ class RolloutRun:
             self._plays[request.request_id] = play
             try:
                 trajectory = await play.run()
+            except asyncio.CancelledError as error:
+                if self._closing:
+                    raise
+                trajectory = self._died(play, error)
+            except BaseException:  # of a tape, or Ctrl-C: it ends the run, and with it the other workers
+                self._closing = True
+                raise
             finally:
                 del self._plays[request.request_id]
             self._ended.put_nowait(trajectory)
+
+    def _died(self, play: Play, error: asyncio.CancelledError) -> Trajectory:
+        """Somebody cancelled the worker who had no right to. Left at that, its requests would be lost unseen."""
+        task = asyncio.current_task()
+        assert task is not None
+        while task.uncancel():
+            pass
+        self.deaths.append(play.request.request_id)
+        _log.error("request %s: its worker was cancelled by somebody else", play.request.request_id)
+        return lost(play, error)
 
     def _next(self) -> AsyncRolloutRequest | None:
         """The next that may begin."""
@@ -180,7 +235,7 @@ class RolloutRun:
             self._begun.add(request.request_id)
         return request
 
-    async def _watch(self) -> None:
+    async def _watch_requests(self) -> None:
         """Name those that are stuck, once for each stage they are stuck in."""
         named: dict[str, float] = {}
         limit = self._setting.limits.stuck_after_seconds
@@ -199,7 +254,7 @@ class RolloutRun:
                     request.rollout_offset,
                     request.state,
                     seconds,
-                    request.waits_for,
+                    self._setting.speaker.waits_for(request) or request.waits_for,
                 )
                 request.stuck.append(f"{stuck.state}: {stuck.waits_for}" if stuck.waits_for else stuck.state.value)
                 self._tell_stuck(stuck)
@@ -208,5 +263,13 @@ class RolloutRun:
         try:
             if self._on_stuck is not None:
                 self._on_stuck(stuck)
-        except Exception:  # whoever is told must not end who tells
+        except Exception:  # an observer's exception must not end the watch
             _log.exception("%s; and telling it failed", stuck)
+
+    def _note_stall(self, stall: Stall) -> None:
+        if self.stalls and stall.seconds > self.stalls[-1].seconds and stall.line == self.stalls[-1].line:
+            self.stalls[-1] = stall  # the same one, which lasts
+        else:
+            self.stalls.append(stall)
+        if self._on_stall is not None:
+            self._on_stall(stall)

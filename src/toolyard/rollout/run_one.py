@@ -1,7 +1,8 @@
 """One request, from PENDING to its trajectory.
 
 The machine decides, this performs. One boundary, one capture point: whatever goes wrong in a stage becomes a `Broke`
-with its `Failure`, never an exception of the run. Tool instances are released whatever happens.
+with its `Failure`, never an exception of the run. Tool instances are released whatever happens. Nothing but our own
+code runs in the request's task: engines, tools, simulators and rewards have their own (`toolyard.supervision`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,15 +18,15 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from toolyard.chat.protocol import ParsedCall
-from toolyard.errors import DivergenceError, InteractionError, RecordError
+from toolyard.errors import DivergenceError, InteractionError, RecordError, in_short
 from toolyard.messages import JSON, Message, ToolCall
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.final import FinalReward
+from toolyard.supervision import Call, LoopClock, Scope, loop_clock, uninterrupted
 from toolyard.tools.answers import as_reward
 from toolyard.tools.base import BaseTool
-from toolyard.tools.calls import in_short
-from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances, to_the_end
+from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
 
 from .blame import OURS, TASK, Broken, broken, late
 from .call_records import call_id_of, call_records, plain, plain_metrics
@@ -113,8 +114,12 @@ class Play:
         self._calls: list[CallRecord] = []
         self._timings: dict[str, float] = {}
         self._proposed: tuple[list[Message], list[int]] = ([], [])
+        self.abandoned: list[str] = []
+        """Calls that ignored their cancellation, other than those of tools."""
         self._deadline = 0.0
-        self._scope: asyncio.Timeout | None = None
+        self._clock: LoopClock
+        self._task: asyncio.Task[Any]
+        self._scope: Scope | None = None
 
     async def run(self) -> Trajectory:
         """To the end, whatever it is. Cancelled, it releases what it holds, and is no trajectory.
@@ -125,20 +130,20 @@ class Play:
         """
         task = asyncio.current_task()
         assert task is not None
+        self._task, self._clock = task, loop_clock()
         cancellations = task.cancelling()
         try:
-            return await self._to_the_end()
-        except (DivergenceError, RecordError):
+            return await self._run_to_completion()
+        except (DivergenceError, RecordError, KeyboardInterrupt, GeneratorExit):
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
             if task.cancelling() > cancellations:
                 raise
-            # A defect, or a cancellation that nobody sent to us. Let out, it would end the run, or a worker unseen.
-            return lost(self, error)
+            return lost(self, error)  # a defect: let out, it would end the run, or a worker unseen
 
-    async def _to_the_end(self) -> Trajectory:
+    async def _run_to_completion(self) -> Trajectory:
         self.request.stage_since = time.monotonic()
-        self._deadline = asyncio.get_running_loop().time() + self.setting.limits.request_seconds
+        self._deadline = self._clock.now() + self.setting.limits.request_seconds
         async with self._stack:
             effects: deque[Effect] = deque(BEGIN)
             while not isinstance(effect := effects.popleft(), Conclude):
@@ -152,8 +157,27 @@ class Play:
     def abort(self) -> None:
         """End it soon, as ABORTED."""
         self.request.abort_requested = True
-        if self._scope is not None and not self._scope.expired():
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        if self._scope is not None:
+            self._scope.expire()
+
+    async def supervised(self, work: Coroutine[Any, Any, T], what: str, seconds: float | None = None) -> T:
+        """What `work`, which is not ours, returns.
+
+        Raises:
+            TimeoutError: it took more than `seconds`.
+            BaseException: what it raised.
+        """
+        call = Call(work, what, self.request.request_id, seconds=seconds, grace=self.setting.limits.grace_seconds)
+        try:
+            await call.ended()
+        finally:
+            if call.abandoned:
+                self.abandoned.append(f"{call.what}, at {call.place}")
+        if call.expired:
+            raise TimeoutError(f"{what} took more than {seconds:g} s")
+        if call.error is not None:
+            raise call.error
+        return call.value
 
     # ---------------------------------------------------------------------------------------------------- the stages
     def _advance(self, event: Event) -> Sequence[Effect]:
@@ -175,7 +199,9 @@ class Play:
             return Failure(
                 TASK, RolloutState.PENDING.value, f"the prompt has {self._progress.prompt_tokens} tokens; {room}"
             )
-        return Failure(OURS, RolloutState.GENERATING.value, "the engine aborted the answer again and again")
+        source = self.setting.speaker.engine_name
+        told = "the engine aborted the answer again and again"
+        return Failure(OURS, RolloutState.GENERATING.value, told, source, told)
 
     async def _performed(self, effect: Effect) -> Event:
         """Perform it, and tell what became of it. Raises nothing but cancellation and divergence."""
@@ -221,7 +247,8 @@ class Play:
             if setting.interaction is not None:
                 self._stack.push_async_callback(self._finalize, setting.interaction)
                 try:
-                    await setting.interaction.start(request.request_id, **(request.task.interaction_kwargs or {}))
+                    work = setting.interaction.start(request.request_id, **(request.task.interaction_kwargs or {}))
+                    await self.supervised(work, "simulator: start")
                 except Exception as error:
                     raise InteractionError(f"start failed: {in_short(error)}") from error
                 self.simulating = True
@@ -244,7 +271,7 @@ class Play:
             "sampled",
             asked,
             ANSWER,
-            lambda: speaker.ask(request, max_tokens),
+            lambda: self.supervised(speaker.ask(request, max_tokens), "engine"),
             self.setting.limits.generate_seconds,
         )
         if isinstance(answer, Broken):
@@ -271,7 +298,8 @@ class Play:
         self._calls = records
         failed = next((result for result in results if result.outcome is ToolOutcome.FAILED), None)
         if failed is not None:
-            failure = Failure(OURS, RolloutState.TOOL_CALLING.value, f"tool {failed.tool!r}: {failed.error}")
+            told, source = f"tool {failed.tool!r}: {failed.error}", failed.source or f"tool {failed.tool!r}"
+            failure = Failure(OURS, RolloutState.TOOL_CALLING.value, told, source, failed.cause)
             return Broken(FinishReason.TOOL_FAILURE, failure)
         messages = [
             Message("tool", record.response, tool_call_id=record.id, name=record.name or None) for record in records
@@ -293,7 +321,8 @@ class Play:
         async def respond() -> UserAnswer:
             said = [message.as_openai() for message in request.messages]
             kwargs = request.task.interaction_kwargs or {}
-            done, text, reward, metrics = await interaction.generate_response(request.request_id, said, **kwargs)
+            work = interaction.generate_response(request.request_id, said, **kwargs)
+            done, text, reward, metrics = await self.supervised(work, "simulator: generate_response")
             return UserAnswer(
                 bool(done), str(text), None if reward is None else as_reward(reward), plain_metrics(metrics)
             )
@@ -338,45 +367,56 @@ class Play:
         return await self.chance.got(kind, lambda: asked, made_of, lambda: self._bounded(ask, seconds))
 
     async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | Broken:
-        stage, task = self.request.state, asyncio.current_task()
-        assert task is not None
-        cancellations = task.cancelling()
-        left = self._deadline - asyncio.get_running_loop().time()
-        if self.request.abort_requested:
+        request, stage = self.request, self.request.state
+        cancellations = self._task.cancelling()
+        left = self._deadline - self._clock.now()
+        if request.abort_requested:
             return late(FinishReason.ABORTED, stage, "aborted")
         if left <= 0:  # also if nothing ever had to wait
             return self._overdue(stage)
-        self._scope = scope = asyncio.timeout(min(seconds, left))
+        self._scope = scope = Scope(self._task, self._clock, min(seconds, left), self._note_wait)
         try:
-            async with scope:
-                answer = await ask()
-            if task.cancelling() == cancellations:
-                return answer
-            raise asyncio.CancelledError  # it was swallowed by what we asked
-        except (Exception, asyncio.CancelledError) as error:
-            if task.cancelling() > cancellations:
+            with scope:
+                return await ask()
+        except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
+            if self._task.cancelling() > cancellations:
                 raise asyncio.CancelledError from error
-            if not scope.expired():
+            if not scope.expired:
                 # A cancellation that nobody sent to this request comes out of what it waited for.
                 return broken(error, stage)
         finally:
             self._scope = None
-        where = f"in {stage}" + (f", waiting for {self.request.waits_for}" if self.request.waits_for else "")
-        if self.request.abort_requested:
+        where = f"in {stage}" + (f", waiting for {request.waits_for}" if request.waits_for else "")
+        if request.abort_requested:
             return late(FinishReason.ABORTED, stage, f"aborted {where}")
         if left <= seconds:
             return self._overdue(stage)
-        return late(FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}")
+        return late(FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}", cause=request.waits_for)
+
+    def _note_wait(self) -> None:
+        """While it still waits: afterwards nobody knows what for."""
+        self.request.waits_for = self.setting.speaker.waits_for(self.request) or self.request.waits_for
 
     def _overdue(self, stage: RolloutState) -> Broken:
-        whole = self.setting.limits.request_seconds
-        return late(FinishReason.REQUEST_DEADLINE, stage, f"the request took more than {whole:g} s; it was in {stage}")
+        whole, waits = self.setting.limits.request_seconds, self.request.waits_for
+        where = f"in {stage}" + (f", waiting for {waits}" if waits else "")
+        told = f"the request took more than {whole:g} s; it was {where}"
+        return late(FinishReason.REQUEST_DEADLINE, stage, told, cause=waits)
 
     async def _finalize(self, interaction: BaseInteraction) -> None:
         """To its end, whatever cancellations come, but not for ever."""
-
-        async def finalize() -> None:
-            async with asyncio.timeout(self.setting.limits.interaction_seconds):
-                await interaction.finalize(self.request.request_id, **(self.request.task.interaction_kwargs or {}))
-
-        await to_the_end([finalize()])
+        limits, kwargs = self.setting.limits, self.request.task.interaction_kwargs or {}
+        call = Call(
+            interaction.finalize(self.request.request_id, **kwargs),
+            "simulator: finalize",
+            self.request.request_id,
+            seconds=limits.interaction_seconds,
+            grace=limits.grace_seconds,
+        )
+        await uninterrupted(call)
+        if call.abandoned:
+            self.abandoned.append(f"{call.what}, at {call.place}")
+        if call.expired:
+            raise TimeoutError(f"finalize took more than {limits.interaction_seconds:g} s")
+        if call.error is not None:
+            raise call.error

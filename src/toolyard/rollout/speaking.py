@@ -15,10 +15,10 @@ from functools import partial
 from typing import TypeVar
 
 from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
-from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling
+from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling, Telling
 from toolyard.errors import EngineError
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
-from toolyard.records.audit import check_extension
+from toolyard.records.audit import are_logprobs, check_extension
 from toolyard.records.trajectory import Sampled
 
 from .limits import RolloutLimits
@@ -55,9 +55,11 @@ class Spoken:
 class Speaker(ABC):
     """What an engine and its way of speaking are to a request."""
 
-    def __init__(self, sampling: Sampling, limits: RolloutLimits) -> None:
+    def __init__(self, sampling: Sampling, limits: RolloutLimits, engine: object = None) -> None:
         self._sampling = sampling
         self._limits = limits
+        self._talking = engine if isinstance(engine, Telling) else None
+        self.engine_name = "" if engine is None else repr(engine)
 
     @abstractmethod
     def begin(self, request: AsyncRolloutRequest) -> int:
@@ -86,6 +88,14 @@ class Speaker(ABC):
     @abstractmethod
     def count(self, text: str) -> int:
         """Tokens of a text, or its characters where nobody knows."""
+
+    engine_name: str = ""
+    """For people: its servers, or what it is."""
+
+    def waits_for(self, request: AsyncRolloutRequest) -> str:
+        """What the engine does for the request just now."""
+        engine = self._talking
+        return "" if engine is None else engine.doing(request.request_id)
 
     def _sampling_of(self, request: AsyncRolloutRequest, max_tokens: int) -> Sampling:
         return self._sampling.model_copy(
@@ -116,9 +126,10 @@ class TokenSpeaker(Speaker):
     def __init__(self, engine: Engine | None, chat: ChatFormat, sampling: Sampling, limits: RolloutLimits) -> None:
         stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
         texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
-        super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits)
+        super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits, engine)
         self._engine = engine
         self._chat = chat
+        self._ends = frozenset(stops) | chat.special_ids
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Prompts of late: the samples of a task have the same one, and begin one after the other."""
 
@@ -190,12 +201,41 @@ class TokenSpeaker(Speaker):
         """The engine's answer, if it is one."""
         assert self._engine is not None, "a replay asks nobody"
         got = await self._engine.generate(prompt, sampling, request_id=request_id)
-        tokens = len(got.token_ids)
-        if tokens > sampling.max_tokens:
-            raise EngineError(f"the engine returned {tokens} tokens, and was asked for {sampling.max_tokens} at most")
-        if got.logprobs is not None and len(got.logprobs) != tokens:
-            raise EngineError(f"the engine returned {tokens} tokens and {len(got.logprobs)} logprobs")
+        problem = self._problem(got, sampling)
+        if problem:
+            error = EngineError(f"{self.engine_name} answered what cannot be: {problem}")
+            error.source = self.engine_name
+            raise error
         return got
+
+    def _problem(self, got: Generation, sampling: Sampling) -> str:
+        """What is wrong with an answer. Engines are not trusted: what they say is what a model is trained on."""
+        ids, logprobs = got.token_ids, got.logprobs
+        if len(ids) > sampling.max_tokens:
+            return f"{len(ids)} tokens, and was asked for {sampling.max_tokens} at most"
+        size = self._chat.vocab_size
+        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and (size is None or max(ids) < size)):
+            bad = next(one for one in ids if type(one) is not int or one < 0 or (size is not None and one >= size))
+            return f"the token id {bad!r}, and the vocabulary has the ids 0 to {'?' if size is None else size - 1}"
+        if logprobs is not None:
+            if len(logprobs) != len(ids):
+                return f"{len(ids)} tokens and {len(logprobs)} logprobs"
+            if not are_logprobs(logprobs):
+                return f"logprobs that are none: {str(logprobs)[:120]}"
+        if got.finish is Finish.STOP and self._stopped_by(got, sampling) is None:
+            return "it stopped, and the last token is no stop token, nor is there a stop text at the end"
+        return ""
+
+    def _stopped_by(self, got: Generation, sampling: Sampling) -> int | str | None:
+        if got.finish is not Finish.STOP:
+            return ""
+        if got.token_ids and got.token_ids[-1] in self._ends:
+            return got.token_ids[-1]
+        if not sampling.stop:
+            return None
+        # The token that completes a stop text may go on beyond it.
+        end = self._chat.decode(got.token_ids)
+        return next((text for text in sampling.stop if text in end), None)
 
     def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
         generation = answer.generation
@@ -205,7 +245,7 @@ class TokenSpeaker(Speaker):
         text = self._chat.decode(generation.token_ids)
         return Spoken(
             self._chat.parse(generation.token_ids, request.tool_schemas),
-            _sampled(answer, start, request.response_tokens, text, crc),
+            _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
             len(generation.token_ids),
         )
 
@@ -226,7 +266,7 @@ class MessageSpeaker(Speaker):
     """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
 
     def __init__(self, engine: ChatEngine | None, sampling: Sampling, limits: RolloutLimits) -> None:
-        super().__init__(sampling, limits)
+        super().__init__(sampling, limits, engine)
         self._engine = engine
 
     def begin(self, request: AsyncRolloutRequest) -> int:
@@ -307,7 +347,7 @@ def _prompt_of(got: ChatGeneration) -> list[int] | None:
     return None if got.prompt_ids is None or got.token_ids is None else got.prompt_ids
 
 
-def _sampled(answer: Answer, start: int, end: int, text: str, crc: int) -> Sampled:
+def _sampled(answer: Answer, start: int, end: int, text: str, crc: int, stopped_by: int | str | None = "") -> Sampled:
     return Sampled(
         start=start,
         end=end,
@@ -317,6 +357,7 @@ def _sampled(answer: Answer, start: int, end: int, text: str, crc: int) -> Sampl
         weight_versions=answer.weight_versions,
         cached_tokens=answer.generation.cached_tokens,
         attempts=answer.attempts,
+        stopped_by=stopped_by,
     )
 
 

@@ -1,32 +1,40 @@
 """One call of a tool: its turn, its time, its retries, and what became of it.
 
-Nothing here raises for what a model did or a tool raised. Cancellation is not the tool's to refuse: one that catches it
-only delays it.
+Nothing here raises for what a model did or a tool raised. Tools run in tasks of their own (`toolyard.supervision`),
+plain functions in threads. A tool that ignores its cancellation is abandoned, and cannot hold up the trajectory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
-from toolyard.errors import ConfigError, LimiterError, SandboxBusyError, SandboxError, ToolyardError
+from toolyard.errors import (
+    ConfigError,
+    LimiterError,
+    SandboxBusyError,
+    SandboxError,
+    ToolyardError,
+    bare,
+    blame,
+    in_short,
+)
 from toolyard.limits.local import LocalLimiter
 from toolyard.messages import JSON
+from toolyard.supervision import Call, loop_clock, run_in_thread
 
 from .answers import normalise, shortened
 from .arguments import ArgumentError, Arguments
 from .base import BaseTool, ToolResponse
 from .policy import CallPolicy, Measure
-
-_ERROR_CHARS = 500
 
 
 class ToolOutcome(StrEnum):
@@ -59,11 +67,16 @@ class ToolResult:
     truncated: bool = False
     error: str | None = None
     """A traceback, or what went wrong; for the record, not for the model."""
+    source: str = ""
+    """What failed, where it is known better than by the tool's name: the URL of a server."""
+    cause: str = ""
+    """The last cause of a failure, in a line."""
 
 
 @dataclass(slots=True)
 class _Tries:
     start: float
+    abandoned: list[str]
     count: int = 0
     failure: BaseException | None = None
     """Of the last that was our failure, and was followed by another try."""
@@ -85,59 +98,82 @@ class ToolHandle:
             where = ".".join(map(str, ("config", "call", *first["loc"])))
             raise ConfigError(f"tool {tool.name!r}: {where}: {first['msg']}; given: {first['input']!r}") from None
         self._limiter = LocalLimiter(self.policy.concurrency) if self.policy.concurrency else None
+        self._what = f"tool {tool.name!r}: execute"
+
+    def run(self, method: Callable[..., Any], *args: Any, what: str, of: str, **kwargs: Any) -> Call:
+        """Begin `create`, `calc_reward` or `release`, within `finish_seconds`."""
+        policy = self.policy
+        return Call(
+            run_method(method, *args, **kwargs), what, of, seconds=policy.finish_seconds, grace=policy.grace_seconds
+        )
 
     async def call(
-        self, instance_id: str, arguments: str | Mapping[str, Any], kwargs: JSON, measure: Measure | None = None
+        self,
+        instance_id: str,
+        arguments: str | Mapping[str, Any],
+        kwargs: JSON,
+        measure: Measure | None = None,
+        abandoned: list[str] | None = None,
     ) -> ToolResult:
-        """Check the arguments, and `execute` with them and `kwargs`."""
-        tries = _Tries(time.monotonic())
+        """Check the arguments, and `execute` with them and `kwargs`.
+
+        What had to be abandoned is named in `abandoned`, also if this is cancelled.
+        """
+        tries = _Tries(time.monotonic(), [] if abandoned is None else abandoned)
         try:
             parameters = self._arguments.check(arguments)
         except ArgumentError as error:
             return self._told(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), tries)
-        task = asyncio.current_task()
-        assert task is not None
-        cancellations = task.cancelling()
-        answer = problem = deadline = None
+        if self._limiter is None:
+            return await self._called(instance_id, parameters, kwargs, measure, tries)
         try:
-            async with self._turn(instance_id):
-                deadline = asyncio.timeout(self.policy.timeout_seconds)  # from now on
-                async with deadline:
-                    returned = await self._tried(instance_id, parameters, kwargs, tries)
-            answer = normalise(returned)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            problem = error
-        if task.cancelling() > cancellations:
-            if isinstance(problem, asyncio.CancelledError):
-                raise problem
-            raise asyncio.CancelledError from problem
-        if deadline is not None and deadline.expired():
-            return self._overdue(problem, tries)
-        if answer is None:
-            assert problem is not None
-            return self._raised(problem, tries)
-        response, cut = shortened(answer[0], self.policy, measure)
-        seconds = time.monotonic() - tries.start
-        return ToolResult(self.tool.name, ToolOutcome.OK, response, answer[1], answer[2], seconds, tries.count, cut)
+            async with self._limiter.permit(instance_id):
+                return await self._called(instance_id, parameters, kwargs, measure, tries)
+        except LimiterError as error:
+            return self._raised(error, tries)
 
-    def _turn(self, instance_id: str) -> AbstractAsyncContextManager[Any]:
-        return nullcontext() if self._limiter is None else self._limiter.permit(instance_id)
-
-    async def _tried(self, instance_id: str, parameters: JSON, kwargs: JSON, tries: _Tries) -> Any:
-        pause = self.policy.retry_pause_seconds
+    async def _called(
+        self, instance_id: str, parameters: JSON, kwargs: JSON, measure: Measure | None, tries: _Tries
+    ) -> ToolResult:
+        policy, pause = self.policy, self.policy.retry_pause_seconds
+        clock = loop_clock()
+        end = None if policy.timeout_seconds is None else clock.now() + policy.timeout_seconds
         while True:
             tries.count += 1
+            call = Call(
+                run_method(self.tool.execute, instance_id, dict(parameters), **kwargs),
+                self._what,
+                instance_id,
+                seconds=None if end is None else end - clock.now(),
+                grace=policy.grace_seconds,
+            )
             try:
-                return await self.tool.execute(instance_id, dict(parameters), **kwargs)
-            except Exception as raised:
-                error = bare(raised)
-                again = isinstance(error, ToolyardError) and error.retryable and tries.count <= self.policy.retries
-                if not again:
-                    raise
-                tries.failure = error
-            asked = error.retry_after if isinstance(error, SandboxBusyError) else None
-            await asyncio.sleep(max(pause, asked or 0.0))
+                await call.ended()
+            finally:
+                if call.abandoned:
+                    tries.abandoned.append(f"{call.what}, at {call.place}")
+            if call.expired:
+                return self._overdue(call.error, tries)
+            if call.error is None:
+                return self._answered(call.value, measure, tries)
+            error = bare(call.error)
+            if not (isinstance(error, ToolyardError) and error.retryable and tries.count <= policy.retries):
+                return self._raised(call.error, tries)
+            tries.failure = call.error
+            wait = max(pause, error.retry_after or 0.0) if isinstance(error, SandboxBusyError) else pause
+            if end is not None and clock.now() + wait >= end:
+                return self._raised(call.error, tries)
+            await asyncio.sleep(wait)
             pause *= 2
+
+    def _answered(self, returned: Any, measure: Measure | None, tries: _Tries) -> ToolResult:
+        try:
+            said, reward, metrics = normalise(returned)
+        except Exception as error:
+            return self._raised(error, tries)
+        response, cut = shortened(said, self.policy, measure)
+        seconds = time.monotonic() - tries.start
+        return ToolResult(self.tool.name, ToolOutcome.OK, response, reward, metrics, seconds, tries.count, cut)
 
     def _overdue(self, problem: BaseException | None, tries: _Tries) -> ToolResult:
         if tries.failure is not None:  # it was our failure that took the time
@@ -150,8 +186,9 @@ class ToolHandle:
         if isinstance(error, ArgumentError):  # a tool may check more than its schema says
             return self._told(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), tries)
         if _is_ours(error):
-            said = f"Error: {self.tool.name} is not available at the moment"
-            return self._told(ToolOutcome.FAILED, said, trace(raised), tries)
+            said, found = f"Error: {self.tool.name} is not available at the moment", blame(error)
+            result = self._told(ToolOutcome.FAILED, said, trace(raised), tries)
+            return replace(result, source=found.source, cause=found.cause)
         said = f"Error: {self.tool.name} failed: {in_short(error)}"
         return self._told(ToolOutcome.RAISED, said, trace(raised), tries)
 
@@ -160,6 +197,14 @@ class ToolHandle:
         return ToolResult(
             self.tool.name, outcome, ToolResponse(text=said), seconds=seconds, attempts=tries.count, error=error
         )
+
+
+async def run_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a tool's method returns. A plain function runs in a thread: in the loop it would hold up everybody."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args, **kwargs)
+    returned = await run_in_thread(lambda: method(*args, **kwargs), "toolyard tool")
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def handle_of(tool: BaseTool) -> ToolHandle:
@@ -176,23 +221,6 @@ def _is_ours(error: BaseException) -> bool:
     return isinstance(error, SandboxError | LimiterError | ConfigError) or (
         isinstance(error, ToolyardError) and error.retryable
     )
-
-
-def bare(error: BaseException) -> BaseException:
-    """Out of the groups that task groups put around a single error."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-        error = error.exceptions[0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return error  # pyright: ignore[reportUnknownVariableType]
-
-
-def in_short(error: BaseException) -> str:
-    kind = type(error).__name__
-    try:
-        said = str(error).strip()
-    except Exception:
-        said = ""
-    said = said if len(said) <= _ERROR_CHARS else said[:_ERROR_CHARS] + "…"
-    return f"{kind}: {said}" if said else kind
 
 
 def trace(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from toolyard.sandbox.remote import RemoteSandbox
 from .arguments import ArgumentError
 from .base import BaseTool, ToolResponse
 from .code_interpreter_session import TrajectorySession
-from .code_interpreter_text import LOST, cell_text, execution_text
+from .code_interpreter_text import LOST, cell_text, execution_text, with_timeout_cut
 from .trajectories import Trajectories
 
 _log = logging.getLogger(__name__)
@@ -79,8 +80,9 @@ class CodeInterpreterConfig(BaseModel):
     default_language: str = "python"
     enable_global_rate_limit: bool = True
     """False: only `num_workers` counts."""
-    sandbox_fusion_url: str = ""
-    """Of `toolyard sandbox serve` or any SandboxFusion service. Empty: the embedded sandbox."""
+    sandbox_fusion_url: str | tuple[str, ...] = ""
+    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
+    another. Empty: the embedded sandbox."""
     memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
     stateful: bool = False
     """One Python interpreter for the whole trajectory: variables, imports and files are kept between calls."""
@@ -145,11 +147,15 @@ class SandboxFusionTool(BaseTool):
         named = str(asked or self.settings.default_language)
         language = own_name(named) or named
         try:
-            seconds = _seconds(parameters.get("timeout"), self.settings.default_timeout)
+            seconds, cut = _seconds(parameters.get("timeout"), self.settings.default_timeout)
             limits = self._limits if seconds == self._limits.run_seconds else self._limits_for(seconds)
             session = self._trajectories.of(instance_id, kwargs)
             tenant = self._trajectories.key(instance_id, kwargs)
-            return await self._run(session, tenant, _source(parameters.get("code", "")), language, limits)
+            source = _source(parameters.get("code", ""))
+            text, metrics = await self._run(session, tenant, source, language, limits)
+            if cut:
+                text, metrics["timeout_cut_to"] = with_timeout_cut(text, seconds), seconds
+            return ToolResponse(text=text), None, metrics
         except ToolchainMissingError as error:  # how to install it is not for the model
             if not asked:
                 raise ConfigError(f"config.default_language: {error}") from error
@@ -183,7 +189,10 @@ class SandboxFusionTool(BaseTool):
                     await place.sandbox.__aexit__(None, None, None)
 
     # ------------------------------------------------------------------------------------------------- running
-    async def _run(self, session: TrajectorySession, tenant: str, code: str, language: str, limits: Limits) -> Answer:
+    async def _run(
+        self, session: TrajectorySession, tenant: str, code: str, language: str, limits: Limits
+    ) -> tuple[str, dict[str, Any]]:
+        """What the model reads, and the metrics."""
         asked = time.monotonic()
         most = self.settings.max_output_chars
         python = language == "python"
@@ -194,17 +203,15 @@ class SandboxFusionTool(BaseTool):
                 waited = time.monotonic() - asked
                 cell, anew = await session.run(sandbox, self._limits, code, limits.run_seconds)
             text = (f"{LOST}\n" if anew else "") + cell_text(cell, limits, most, stateful=True)
-            return ToolResponse(text=text), None, _cell_metrics(cell, waited)
+            return text, _cell_metrics(cell, waited)
         async with self._permits(tenant):
             waited = time.monotonic() - asked
             if python and self.settings.display_last:
                 async with sandbox.session(limits) as interpreter:
                     cell = await interpreter.run(code, seconds=limits.run_seconds)
-                text = cell_text(cell, limits, most, stateful=False)
-                return ToolResponse(text=text), None, _cell_metrics(cell, waited)
+                return cell_text(cell, limits, most, stateful=False), _cell_metrics(cell, waited)
             execution = await sandbox.run(Program(code, language), limits)
-        text = execution_text(execution, limits, most, python=python)
-        return ToolResponse(text=text), None, _metrics(execution, waited)
+        return execution_text(execution, limits, most, python=python), _metrics(execution, waited)
 
     @asynccontextmanager
     async def _permits(self, tenant: str) -> AsyncGenerator[None]:
@@ -276,22 +283,24 @@ def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
     return settings
 
 
-def _seconds(asked: Any, default: float) -> float:
-    """Also of a text: many models write numbers so.
+def _seconds(asked: Any, default: float) -> tuple[float, bool]:
+    """The time limit, and whether it is less than what was asked for. Models also write numbers as text.
 
     Raises:
         ProgramError: it is no time.
     """
     if asked is None or asked == "":
-        return default
+        return default, False
     try:
         seconds = 0.0 if isinstance(asked, bool) else float(asked)
+    except OverflowError:  # an integer of hundreds of digits
+        seconds = math.inf
     except (TypeError, ValueError):
         seconds = 0.0
     most = max(default, _LONGEST)
     if not seconds > 0:
         raise ProgramError(f"timeout: {str(asked)[:50]!r} is not a number of seconds above 0, and at most {most:g}")
-    return min(seconds, most)
+    return min(seconds, most), seconds > most
 
 
 def _source(code: Any) -> str:

@@ -53,6 +53,11 @@ def cell_text(cell: CellResult, limits: Limits, most_chars: int, *, stateful: bo
     )
 
 
+def with_timeout_cut(text: str, seconds: float) -> str:
+    """The same for a model that asked for more time than there is."""
+    return _lines(text, f"[timeout cut to {seconds:g} s: that is the maximum]")
+
+
 def _compiler_text(stage: StageResult | None, limits: Limits, most_chars: int) -> str:
     """What it complained of; some compilers do that on stdout."""
     output = _lines(stage.stdout, stage.stderr) if stage else ""

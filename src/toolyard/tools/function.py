@@ -19,15 +19,11 @@ without its answer, but the function runs to its end. An `async` one is cancelle
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import functools
 import inspect
 import re
-import threading
 import typing
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar, overload
@@ -43,11 +39,11 @@ from toolyard.messages import JSON, OpenAIFunctionToolSchema
 from .answers import normalise
 from .arguments import ArgumentError
 from .base import BaseTool, ToolResponse
+from .calls import run_method
 from .docstring import read_docstring
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 _INSTANCE_ID = "instance_id"
 _NAME = re.compile(r"[\w.-]{1,64}")
@@ -124,11 +120,8 @@ class FunctionTool(BaseTool, Generic[P, R]):
         arguments = self._converted(parameters)
         if self._told_instance:
             arguments[_INSTANCE_ID] = _trajectory_of(instance_id, kwargs)
-        call: Callable[[], Any] = functools.partial(self.function, **arguments)  # pyright: ignore[reportCallIssue]
         try:
-            returned = call() if inspect.iscoroutinefunction(self.function) else await _in_a_thread(call)
-            if inspect.isawaitable(returned):
-                returned = await returned
+            returned = await run_method(self.function, **arguments)
         except SystemExit as error:  # it would end the whole run
             raise RuntimeError(f"it asked to exit: {error!r}") from error
         return normalise(returned if _is_full_answer(returned) else _in_json_terms(returned))
@@ -290,30 +283,6 @@ def _schema_of(
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
-
-
-async def _in_a_thread(call: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, in a daemon thread of its own.
-
-    The loop has few threads, for everybody: calls that hang would use them up. And the interpreter waits for those at
-    its end, so that Ctrl-C would not end a run whose tool hangs.
-    """
-    finished: Future[T] = Future()
-    finished.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            finished.set_result(call())
-        except StopIteration as error:  # asyncio cannot carry it, and would never wake up
-            problem = RuntimeError("the function raised StopIteration")
-            problem.__cause__ = error
-            finished.set_exception(problem)
-        except BaseException as error:
-            finished.set_exception(error)
-
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="toolyard function tool", daemon=True).start()
-    return await asyncio.wrap_future(finished)
 
 
 def _trajectory_of(instance_id: str, kwargs: Mapping[str, Any]) -> str:

@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from toolyard.errors import ConfigError, ToolError, ToolyardError
+from toolyard.errors import OURS, TASK, ConfigError, ToolError, ToolyardError, bare, blame, in_short
 from toolyard.messages import JSON
+from toolyard.supervision import Call, uninterrupted
 
 from .answers import as_reward, created_id, created_response
 from .base import BaseTool, ToolResponse
-from .calls import ToolHandle, ToolOutcome, ToolResult, bare, handle_of, in_short, trace
+from .calls import ToolHandle, ToolOutcome, ToolResult, handle_of, trace
 from .policy import Measure
 
 __all__ = [
@@ -37,7 +38,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 
 
@@ -57,6 +57,10 @@ class ToolInstance:
         self.outcomes: Counter[ToolOutcome] = Counter()
         self.problems: list[str] = []
         """Tracebacks of `calc_reward` and `release`."""
+        self.ours = False
+        """There is no reward because of a failure of ours."""
+        self.abandoned: list[str] = []
+        """Calls that ignored their cancellation, with the line they hang at."""
         self.begun = False
         """`create` has returned: there is something to end."""
         self._handle = handle
@@ -72,7 +76,9 @@ class ToolInstance:
             raise RuntimeError(f"tool {self.tool.name!r}: this trajectory's instance is not open")
         self._calls += 1
         try:
-            result = await self._handle.call(self.instance_id, arguments, self._kwargs["execute_kwargs"], measure)
+            result = await self._handle.call(
+                self.instance_id, arguments, self._kwargs["execute_kwargs"], measure, self.abandoned
+            )
         finally:
             self._calls -= 1
             if not self._calls and self._quiet is not None:
@@ -83,55 +89,82 @@ class ToolInstance:
         return result
 
     # ---------------------------------------------------------------------------------------------- begin and end
-    async def begin(self, request_id: str) -> ToolError | None:
-        seconds = self._handle.policy.finish_seconds
-        deadline = asyncio.timeout(seconds)
-        try:
-            async with deadline:
-                created: Any = await self.tool.create(request_id, **self._kwargs["create_kwargs"])
-            # From here on there is something to release, whatever is wrong with what came with it.
-            self.begun, self.instance_id = True, created_id(created, request_id)
-            self.creation = created_response(created)
-        except (Exception, SystemExit, asyncio.CancelledError) as raised:
-            error = bare(raised)
-            why = f"took more than {seconds:g} s" if deadline.expired() else f"failed: {in_short(error)}"
-            problem = ToolError(f"tool {self.tool.name!r}: create {why}")
-            problem.retryable = isinstance(error, ToolyardError) and error.retryable
-            problem.__cause__ = error
-            return problem
+    def create(self, request_id: str) -> Call | None:
+        """Begin `create`. None if the tool has none of its own."""
+        if type(self.tool).create is BaseTool.create:
+            self.begun, self.instance_id, self._open = True, request_id, True
+            return None
+        return self._run("create", self.tool.create, request_id, of=request_id)
+
+    def created(self, request_id: str, call: Call) -> ToolError | None:
+        """What came of `create`. If it returned, there is something to release, whatever is wrong with it."""
+        error = None if call.error is None else bare(call.error)
+        if not call.abandoned and error is None:
+            self.begun = True
+            try:
+                self.instance_id = created_id(call.value, request_id)
+                self.creation = created_response(call.value)
+            except Exception as problem:
+                error = problem
+        if call.expired:
+            error = error if isinstance(error, Exception) else TimeoutError()
+            return self._failed(f"took more than {self._handle.policy.finish_seconds:g} s", error)
+        if error is not None:
+            return self._failed(f"failed: {in_short(error)}", error)
         self._open = True
         return None
 
-    async def end(self) -> None:
-        """`calc_reward`, then `release`. One that fails is noted, and hides neither the other nor the reward."""
+    def _failed(self, why: str, error: BaseException) -> ToolError:
+        problem = ToolError(f"tool {self.tool.name!r}: create {why}")
+        problem.source = f"tool {self.tool.name!r}"
+        problem.whose = TASK  # what a tool raises of itself, given the task's arguments; an error of ours has its own
+        problem.retryable = isinstance(error, ToolyardError) and error.retryable
+        problem.__cause__ = error
+        return problem
+
+    def last_call(self) -> Call | None:
+        """Close the instance. Calls that nobody awaited must not find it gone: wait for them."""
         self._open = False
-        if self._calls:  # in tasks that nobody awaited: they must not find the instance gone
-            self._quiet = asyncio.Event()
-            await self._finished("the last call", self._quiet.wait)
+        if not self._calls:
+            return None
+        self._quiet = asyncio.Event()
+        return self._run("the last call", self._quiet.wait)
 
-        async def calc_reward() -> None:
-            reward: Any = await self.tool.calc_reward(self.instance_id, **self._kwargs["calc_reward_kwargs"])
-            self.reward = None if reward is None else as_reward(reward)
-            self.rewarded = True
+    def calc_reward(self) -> Call | None:
+        if type(self.tool).calc_reward is BaseTool.calc_reward:
+            self.reward, self.rewarded = 0.0, True
+            return None
+        return self._run("calc_reward", self.tool.calc_reward, self.instance_id)
 
-        async def release() -> None:
-            await self.tool.release(self.instance_id, **self._kwargs["release_kwargs"])
+    def release(self) -> Call | None:
+        if type(self.tool).release is BaseTool.release:
+            return None
+        return self._run("release", self.tool.release, self.instance_id)
 
-        await self._finished("calc_reward", calc_reward)
-        await self._finished("release", release)
+    def ended(self, stage: str, call: Call) -> None:
+        """Note what came of one of these. One that fails hides neither the others nor the reward."""
+        error = call.error
+        if stage == "calc_reward" and error is None and not call.expired:
+            try:
+                self.reward = None if call.value is None else as_reward(call.value)
+                self.rewarded = True
+            except ValueError as problem:
+                error = problem
+        if error is None and not call.expired:
+            return
+        stage = call.what.rpartition(": ")[2]
+        late = f"{stage} took more than {self._handle.policy.finish_seconds:g} s\n" if call.expired else ""
+        self.problems.append(late + ("" if error is None else trace(error)))
+        self.ours = self.ours or (
+            stage == "calc_reward" and isinstance(error, ToolyardError) and blame(error).whose == OURS
+        )
+        why = late.strip() or f"{stage} failed: {in_short(bare(error or TimeoutError()))}"
+        _log.warning("tool %r, instance %r: %s", self.tool.name, self.instance_id, why)
 
-    async def _finished(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
-        seconds = self._handle.policy.finish_seconds
-        deadline = asyncio.timeout(seconds)
-        try:
-            async with deadline:
-                await work()
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            # Cancelled: this task is ours alone, so that is the end of the whole event loop, or the tool's own doing.
-            late = f"{what} took more than {seconds:g} s\n" if deadline.expired() else ""
-            self.problems.append(late + trace(error))
-            why = late.strip() or f"{what} failed: {in_short(bare(error))}"
-            _log.warning("tool %r, instance %r: %s", self.tool.name, self.instance_id, why)
+    def _run(self, stage: str, method: Callable[..., Any], *args: Any, of: str = "") -> Call:
+        kwargs = self._kwargs.get(f"{stage}_kwargs", {})
+        what = f"tool {self.tool.name!r}: {stage}"
+        return self._handle.run(method, *args, what=what, of=of or self.instance_id, **kwargs)
 
 
 class ToolInstances(Mapping[str, ToolInstance]):
@@ -191,14 +224,35 @@ async def open_instances(
         name: ToolInstance(handle_of(tool), _checked_kwargs(name, given.get(name))) for name, tool in tools.items()
     }
     try:
-        # To its end even if we are cancelled meanwhile: or nobody would know what there is to release.
-        problems = await to_the_end(instance.begin(request_id) for instance in instances.values())
+        creating = {one: call for one in instances.values() if (call := one.create(request_id)) is not None}
+        try:
+            # Also if we are cancelled meanwhile: or nobody would know what there is to release.
+            await uninterrupted(*creating.values())
+        finally:
+            problems = [one.created(request_id, call) for one, call in creating.items()]
         for problem in problems:
             if problem is not None:
                 raise problem
         yield ToolInstances(instances)
     finally:
-        await to_the_end(instance.end() for instance in instances.values() if instance.begun)
+        await _end([instance for instance in instances.values() if instance.begun])
+
+
+async def _end(instances: Sequence[ToolInstance]) -> None:
+    """`calc_reward`, then `release`, whatever cancellations come; they are raised afterwards."""
+    cancelled = False
+    for stage in ("last_call", "calc_reward", "release"):
+        begun = {one: call for one in instances if (call := getattr(one, stage)()) is not None}
+        try:
+            await uninterrupted(*begun.values())
+        except asyncio.CancelledError:
+            cancelled = True
+        for instance, call in begun.items():
+            if call.abandoned:
+                instance.abandoned.append(f"{call.what}, at {call.place}")
+            instance.ended(stage, call)
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 @asynccontextmanager
@@ -208,23 +262,6 @@ async def open_instance(
     """The same for one tool."""
     async with open_instances({tool.name: tool}, request_id, {tool.name: kwargs or {}}) as instances:
         yield instances[tool.name]
-
-
-async def to_the_end(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all of `works` at once, whatever cancellations come; they are delivered afterwards.
-
-    Not a task group, which would cancel them when it is cancelled itself.
-    """
-    tasks = [asyncio.create_task(work) for work in works]
-    cancelled: asyncio.CancelledError | None = None
-    while not all(task.done() for task in tasks):
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return [task.result() for task in tasks]
 
 
 def _checked_kwargs(name: str, given: Mapping[str, JSON] | None) -> dict[str, JSON]:

@@ -5,8 +5,9 @@ to when its tools are loaded; after it died or hung up, anew when it is next nee
 were there when the tools were loaded; a tool that has gone since is an error for the model.
 
 Whose failure is what: a server's answer is an answer, also one that says error (`metrics["is_error"]`). A server that
-takes longer than `timeout` is a `TimeoutError`. A connection that breaks, or cannot be made, is a `ToolError` of ours,
-with `retryable` set. What a server writes to stderr goes to the logger `toolyard.tools.mcp`, not to the terminal.
+takes longer than `timeout` but answers a ping is a `TimeoutError`. A server that does not answer the ping hangs. That,
+or a connection that breaks or cannot be made, is a `ToolError` of ours with `retryable` set, and the next attempt gets
+a new connection. What a server writes to stderr goes to the logger `toolyard.tools.mcp`, not to the terminal.
 """
 
 from __future__ import annotations

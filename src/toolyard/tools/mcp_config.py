@@ -21,7 +21,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from toolyard import settings
 from toolyard.errors import ConfigError
@@ -45,11 +54,26 @@ class MCPConfig(BaseModel):
     """Calls to the entry's servers in flight: of the whole Ray cluster where there is one, of this process otherwise.
     None: no limit."""
     timeout: PositiveFloat = 30.0
-    """Seconds for the server to answer one call, once it is connected. Then the call is cancelled."""
+    """Seconds for the server to answer one call, once it is connected. Then the call is cancelled, and the server is
+    pinged."""
+    ping_seconds: PositiveFloat = 5.0
+    """Seconds for the server to answer that ping. If it does, it is slow, and the model is told. If it says nothing at
+    all, it hangs, which is our failure: it is replaced, and all calls in flight there are made again. A server that
+    blocks its own event loop for longer than `timeout + ping_seconds` counts as hung."""
     connect_timeout: PositiveFloat = 30.0
     """Seconds for a server to start, to introduce itself and to list its tools."""
-    call: CallPolicy | None = None
-    """Checked here; read by whoever makes the calls."""
+    call: CallPolicy | None = Field(default=None, validate_default=True)
+    """Checked here; used by the code that makes the calls."""
+
+    @field_validator("call")
+    @classmethod
+    def _has_time_for_a_ping(cls, call: CallPolicy | None, info: ValidationInfo) -> CallPolicy | None:
+        """Otherwise a call at a server that hangs would count as timed out, and its trajectory would be scored."""
+        limit = CallPolicy.model_validate(call or {}).timeout_seconds
+        needed = info.data.get("timeout", 0) + info.data.get("ping_seconds", 0)
+        if limit is not None and limit <= needed:
+            raise ValueError(f"timeout_seconds ({limit:g} s) must be more than timeout + ping_seconds ({needed:g} s)")
+        return call
 
 
 def read_config(config: Mapping[str, Any]) -> MCPConfig:
@@ -57,7 +81,8 @@ def read_config(config: Mapping[str, Any]) -> MCPConfig:
         return MCPConfig.model_validate(config)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"config.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"config.{'.'.join(map(str, first['loc']))}: {said}") from None
 
 
 # The file of servers --------------------------------------------------------------------------------------------------

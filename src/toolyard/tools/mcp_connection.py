@@ -6,8 +6,10 @@ Everything here happens on one event loop, that of `toolyard.limits.background`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from .mcp_config import HttpServer, MCPConfig, ServerEntry, StdioServer, Transpo
 from .mcp_stderr import Stderr
 
 try:
+    import anyio
     from mcp import Client, MCPError, StdioServerParameters, stdio_client, types
     from mcp.client import streamable_http
     from mcp.client.sse import sse_client
@@ -34,15 +37,22 @@ for _name in ("mcp", "client"):  # the SDK's loggers: without any handler, Pytho
 
 _LARGEST_EVENT = 256 << 20
 """Bytes in one answer over HTTP. The SDK's own limit, 1 MiB, is less than a photograph."""
+_HTTP_FAILED = "Server returned an error response"
+"""What the SDK makes of any HTTP status from 400 on that comes without an MCP error."""
 _QUIET_SECONDS = 300.0
 """How long a stream over HTTP may say nothing, at least. So long an answer that nobody waits for holds a connection."""
 _CLOSE_SECONDS = 10.0
+_GOODBYE_SECONDS = 2.0
+"""For an HTTP server to hear that a session is over. One that hangs does not."""
 
 
 class Connection:
     """Entered and left by a task of its own, as the SDK asks for; used by any other."""
 
-    def __init__(self, name: str, entry: ServerEntry, config: MCPConfig, pause: float) -> None:
+    def __init__(
+        self, name: str, entry: ServerEntry, config: MCPConfig, pause: float, after: Collection[asyncio.Task[None]]
+    ) -> None:
+        """Connects when `pause` seconds have passed and the tasks `after`, of earlier connections, have ended."""
         self.loop = asyncio.get_running_loop()
         self.settled = asyncio.Event()
         """It is connected, or never will be: see `problem`."""
@@ -56,8 +66,12 @@ class Connection:
         self._stderr = Stderr(_log, name)
         self._status = ""
         self._noise = ""
+        self._hangs = ""
+        self._heard = 0
+        self._pinging = asyncio.Lock()
+        self._http_client: Any = None
         self._leave = asyncio.Event()
-        self.task = self.loop.create_task(self._live(pause), name=f"MCP server {name}")
+        self.task = self.loop.create_task(self._live(pause, after), name=f"MCP server {name}")
         self.task.add_done_callback(self._ended)
 
     @property
@@ -68,6 +82,45 @@ class Connection:
     def hang_up(self) -> None:
         """Nobody gets this connection any more, and it ends; calls in flight fail."""
         self._leave.set()
+
+    async def answers(self) -> bool:
+        """Ping the server; if it says nothing for `ping_seconds`, it hangs, and this hangs up.
+
+        Any message counts, not just the answer to the ping: a server that does one thing after the other may be slow to
+        answer, but lives. Those that ask at the same time share one ping.
+        """
+        heard = self._heard
+        async with self._pinging:
+            if self._heard == heard and not self.over:
+                try:
+                    async with asyncio.timeout(self._config.ping_seconds):
+                        await self._ping()
+                except TimeoutError:
+                    if self._heard == heard and not self.over:
+                        self._hangs = f"hangs: it said nothing for {self._config.ping_seconds:g} s after a ping"
+                        _log.warning("%s %s; the connection is replaced", self._name, self._hangs)
+                        self.hang_up()
+                except Exception as error:
+                    if self.broken_by(error):
+                        self.hang_up()
+            return not self.over
+
+    async def _ping(self) -> None:
+        session = self.client.session
+        if session.discover_result is None:
+            await session.send_ping()
+        else:  # MCP has had no ping since 2026; this is as cheap
+            await session.send_request(types.DiscoverRequest(), types.DiscoverResult)
+
+    def broken_by(self, error: Exception) -> bool:
+        """Whether an error means that the connection is of no use any more. Other errors are answers."""
+        if not isinstance(error, MCPError):
+            return not isinstance(error, ValueError | RuntimeError)  # those: what it says is not what it promised
+        # Over HTTP an invalid request is never the call's fault: the server forgot our session, or is no MCP server.
+        http = isinstance(self._entry, HttpServer)
+        return says(error, types.CONNECTION_CLOSED) or (
+            http and (says(error, types.INVALID_REQUEST) or error.message == _HTTP_FAILED)
+        )
 
     async def close(self) -> None:
         """Returns when the server's process, if it is ours, is gone: by force, if it takes its time."""
@@ -91,12 +144,12 @@ class Connection:
 
     def explained(self, error: BaseException) -> str:
         """What went wrong, in one line, with what the server had to say to it."""
-        causes = dict.fromkeys(self._in_words(leaf) for leaf in _leaves(error))
+        causes = [f"it {self._hangs}"] if self._hangs else dict.fromkeys(map(self._in_words, _leaves(error)))
         return f"{'; '.join(causes)}{self._status}{self._noise}{self._stderr.tail()}"
 
     def _in_words(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
-            return f"no answer within {self._config.connect_timeout:g} s"
+            return f"could not connect within {self._config.connect_timeout:g} s"
         if isinstance(error, OSError) and error.strerror:
             return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
         if isinstance(error, MCPError):
@@ -104,9 +157,11 @@ class Connection:
         return f"{type(error).__name__}: {error}"
 
     # -------------------------------------------------------------------------------------------------------- life
-    async def _live(self, pause: float) -> None:
+    async def _live(self, pause: float, after: Collection[asyncio.Task[None]]) -> None:
         modes = ("auto", "legacy") if isinstance(self._entry, StdioServer) else ("auto",)
         await asyncio.sleep(pause)
+        if after:  # a process that hangs may still hold what its replacement needs: a file, a port, memory
+            await asyncio.wait(after, timeout=_CLOSE_SECONDS)
         for mode in modes:
             self._leave.clear()
             try:
@@ -169,14 +224,27 @@ class Connection:
             limits=http.Limits(max_connections=None, max_keepalive_connections=20),
             event_hooks={"response": [self._responded]},
         )
-        await stack.enter_async_context(client)
+        self._http_client = await stack.enter_async_context(client)
         return streamable_http.streamable_http_client(entry.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
 
     # ------------------------------------------------------------------------------------------------ what it hears
     @asynccontextmanager
     async def _watched(self, transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[tuple[Any, Any]]:
         async with transport as (read, write):
-            yield _Watched(read, self), write
+            # Messages are queued: while a server reads nothing, the SDK takes 5 s to let go of a cancelled call whose
+            # message it cannot write.
+            queue, queued = anyio.create_memory_object_stream[Any](math.inf)
+            async with queue, queued, anyio.create_task_group() as group:
+                group.start_soon(_deliver, queued, write)
+                try:
+                    yield _Watched(read, self), queue
+                finally:
+                    group.cancel_scope.cancel()
+                    if self._http_client is not None:
+                        self._http_client.timeout = _GOODBYE_SECONDS
+
+    def heard(self) -> None:
+        self._heard += 1
 
     async def _received(self, message: Any) -> None:
         if isinstance(message, Exception) and not self._noise:
@@ -189,8 +257,15 @@ class Connection:
             self.hang_up()  # it was restarted, or forgot us; the codes that servers give for it differ
 
 
+async def _deliver(messages: Any, stream: Any) -> None:
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async with messages:  # once the stream is broken, nobody may send any more
+            async for message in messages:
+                await stream.send(message)
+
+
 class _Watched:
-    """A transport's incoming messages. Tells when they end, which is how the death of a server shows."""
+    """A transport's incoming messages. Tells when there is one, and when they end: how a server's death shows."""
 
     def __init__(self, stream: Any, connection: Connection) -> None:
         self._stream = stream
@@ -211,10 +286,13 @@ class _Watched:
 
     async def __anext__(self) -> Any:
         try:
-            return await self._stream.__anext__()
+            message = await self._stream.__anext__()
         except BaseException:
             self._connection.hang_up()
             raise
+        if not isinstance(message, Exception):
+            self._connection.heard()
+        return message
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()

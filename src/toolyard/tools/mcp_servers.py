@@ -16,13 +16,11 @@ from toolyard.limits.background import background
 
 from .base import ToolResponse
 from .mcp_config import HttpServer, MCPConfig, ServerEntry
-from .mcp_connection import Connection, MCPError, says, types
+from .mcp_connection import Connection, MCPError, types
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Between attempts to reach a server that is away; twice as long each time. Calls wait meanwhile."""
 _EXIT_SECONDS = 15.0
-_HTTP_FAILED = "Server returned an error response"
-"""What the SDK makes of any HTTP status from 400 on that comes without an MCP error."""
 
 
 class Server:
@@ -45,8 +43,8 @@ class Server:
         self._alive: dict[asyncio.Task[None], Connection] = {}
         """Connections whose tasks have not ended: the current one, and broken ones that are being put away."""
 
-    async def connected(self) -> Connection:
-        """All who wait here wait for the same attempt; being cancelled ends it for nobody.
+    async def connected(self, tool: str | None = None) -> Connection:
+        """All who wait here wait for the same attempt; being cancelled ends it for nobody. `tool` is for the errors.
 
         Raises:
             ConfigError: its program cannot be started.
@@ -58,7 +56,8 @@ class Server:
         connection = self._current
         # After a fork, the child has the parent's connection, on a loop that nobody runs.
         if connection is None or connection.over or connection.loop is not loop:
-            connection = self._current = Connection(self.name, self._entry, self._config, self._pause(loop.time()))
+            pause, before = self._pause(loop.time()), [task for task, one in self._alive.items() if one.loop is loop]
+            connection = self._current = Connection(self.name, self._entry, self._config, pause, before)
             self._alive[connection.task] = connection
             connection.task.add_done_callback(lambda task: self._alive.pop(task, None))
             _running.add(self)
@@ -70,7 +69,8 @@ class Server:
             self._current = None
             self._failures += 1
             self._failed_at = loop.time()
-        said = f"{self._path}: server {self.name!r}: {connection.explained(connection.problem)}"
+        place = f"server {self.name!r}" if tool is None else f"server {self.name!r}, tool {tool!r}"
+        said = f"{self._path}: {place}: {connection.explained(connection.problem)}"
         may_pass = not isinstance(connection.problem, OSError) or isinstance(self._entry, HttpServer)
         if may_pass or isinstance(connection.problem, TimeoutError | ConnectionError):
             raise _retryable(said)
@@ -86,11 +86,13 @@ class Server:
         """The server's answer, also one that says error.
 
         Raises:
-            TimeoutError: no answer in time; the server was told that nobody waits any more.
-            ToolError: the connection broke or could not be made (retryable), or the answer was not one.
+            TimeoutError: no answer in time; the server lives, and was told that nobody waits any more.
+            ToolError: the server hangs, the connection broke or could not be made (retryable), or the answer was not
+                one.
         """
         seconds = self._config.timeout
-        connection = await self.connected()
+        place = f"MCP server {self.name!r}, tool {tool!r}"
+        connection = await self.connected(tool)
         clock = asyncio.timeout(seconds)
         try:
             async with clock:
@@ -100,25 +102,19 @@ class Server:
                     there = ", ".join(connection.tools) or "none"
                     return _refusal(f"server {self.name!r} no longer has a tool {tool!r}. It has: {there}")
                 return await connection.client.call_tool(tool, arguments)
-        except Exception as error:
+        except Exception as raised:
+            error = raised
             if clock.expired():
-                said = f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled"
-                raise TimeoutError(said) from None
-            if connection.over or self._is_broken(error):
+                if await connection.answers():
+                    said = f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled"
+                    raise TimeoutError(said) from None
+                error = MCPError(types.CONNECTION_CLOSED, "Connection closed")
+            if connection.over or connection.broken_by(error):
                 connection.hang_up()
-                raise _retryable(f"MCP server {self.name!r}: {connection.explained(error)}") from None
+                raise _retryable(f"{place}: {connection.explained(error)}") from None
             if isinstance(error, MCPError):
                 return _refusal(error.message)
-            raise ToolError(f"MCP server {self.name!r}: its answer is not a valid result: {error}") from error
-
-    def _is_broken(self, error: Exception) -> bool:
-        if not isinstance(error, MCPError):
-            return not isinstance(error, ValueError | RuntimeError)  # those: what it says is not what it promised
-        # Over HTTP an invalid request is never the call's fault: the server forgot our session, or is no MCP server.
-        http = isinstance(self._entry, HttpServer)
-        return says(error, types.CONNECTION_CLOSED) or (
-            http and (says(error, types.INVALID_REQUEST) or error.message == _HTTP_FAILED)
-        )
+            raise ToolError(f"{place}: its answer is not a valid result: {error}") from error
 
     async def leave(self, user: object) -> None:
         self.users.discard(user)

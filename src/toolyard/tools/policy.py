@@ -50,6 +50,8 @@ class CallPolicy(BaseModel):
     keep: KeepOrOldWord = Keep.BOTH
     finish_seconds: PositiveFloat = 60.0
     """For `create`, `calc_reward` and `release`, each."""
+    grace_seconds: PositiveFloat = 5.0
+    """How long cancelled code of the tool may take to end. Then it is abandoned, named and counted."""
 
 
 def truncate(text: str, limit: int, keep: Keep = Keep.BOTH, measure: Measure = len) -> tuple[str, bool]:

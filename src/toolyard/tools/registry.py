@@ -30,12 +30,8 @@ from .base import BaseTool, ToolType
 from .calls import handle_of
 from .function import FunctionTool
 from .policy import CallPolicy
+from .verl_names import TOOLS, instead_of_verl, is_of_verl
 
-_RENAMED = {
-    "verl.tools.gsm8k_tool.Gsm8kTool": "toolyard.tools.gsm8k.Gsm8kTool",
-    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "toolyard.tools.code_interpreter.SandboxFusionTool",
-}
-"""The seeds' class names: ours are meant, also where their framework is installed."""
 _OWN_TOOLS = ("toolyard.tools.code_interpreter.SandboxFusionTool", "toolyard.tools.gsm8k.Gsm8kTool")
 _VALUE_CHARS = 80
 
@@ -100,7 +96,7 @@ def get_tool_class(cls_name: str) -> Any:
         ConfigError: there is none, or it is no tool.
     """
     what = f"class_name {cls_name!r}"
-    module_name, _, name = _RENAMED.get(cls_name, cls_name).rpartition(".")
+    module_name, _, name = TOOLS.get(cls_name, cls_name).rpartition(".")
     if not module_name:
         raise ConfigError(f"{what}: expected a dotted name, module.Class")
     try:
@@ -110,10 +106,14 @@ def get_tool_class(cls_name: str) -> Any:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            if is_of_verl(missing):
+                raise ConfigError(f"{what}: Toolyard has no such tool; of verl's it has {', '.join(TOOLS)}") from None
             raise ConfigError(
                 f"{what}: there is no module {missing!r} where Python looks for them; install it, or name its folder "
                 "in PYTHONPATH"
             ) from None
+        if isinstance(error, ModuleNotFoundError) and is_of_verl(missing):
+            raise ConfigError(f"{what}: {instead_of_verl(error)}") from None
         raise ConfigError(f"{what}: importing {module_name} failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         raise ConfigError(f"{what}: module {module_name!r} has no {name!r}")

@@ -1,0 +1,175 @@
+"""What a dump was played with, kept beside it, so that a run which is resumed goes on with the same.
+
+Settings are compared key by key, files they name by their contents, and tasks line by line: every line of a dump holds
+a digest of its task. A difference is refused, or, if it is accepted, named in every line from then on. Code is not
+compared: neither Toolyard's, nor that of tools and rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON
+from toolyard.records.dump import Ended
+from toolyard.records.jsonl import encode
+from toolyard.tasks.protocol import Task
+
+from .config import SETTINGS_BESIDE_DUMP, RolloutConfig
+
+_CONTENTS, _ACCEPTED = "contents", "accepted_changes"
+_NOT_PLAYED = (
+    "accept_changes", "concurrency", "n", "record", "replay", "retry_failed", "rollout_data_dir", "step",
+    "tasks.path", "tasks.limit", "tasks.skip_bad_rows",
+    "engine.api_key", "engine.urls", "engine.request_timeout_seconds", "engine.silence_seconds",
+    "limits.grace_seconds", "limits.stuck_after_seconds",
+)  # fmt: skip
+"""Settings that do not change what becomes of a request. Of tasks, their contents count, not where they lie."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The settings of a run, and the digests of the files that they name."""
+
+    settings: JSON
+    contents: dict[str, str]
+
+    @classmethod
+    def of(cls, config: RolloutConfig) -> Fingerprint:
+        settings = config.model_dump(mode="json")
+        for key in _NOT_PLAYED:
+            holder: JSON = settings
+            *path, last = key.split(".")
+            for name in path:
+                holder = holder[name]
+            holder.pop(last, None)
+        named = {
+            "tools": config.tools,
+            "chat.chat_template": config.chat.chat_template,
+            "engine.script": config.engine.script,
+            "engine.tape": config.engine.tape,
+        }
+        contents = {key: _digest_of_file(path) for key, path in named.items() if path is not None}
+        for path in _servers_of(config.tools):
+            contents[f"tools: {path.name}"] = _digest_of_file(path)
+        return cls(settings, contents)
+
+    def differences(self, before: Mapping[str, Any]) -> list[str]:
+        """What is no more as it was, as `key: before → now`."""
+        now, then = dict(_flat(self.settings)), dict(_flat({key: before.get(key) for key in self.settings}))
+        told = [
+            f"{key}: {_in_short(then.get(key))} → {_in_short(now.get(key))}"
+            for key in sorted(now.keys() | then.keys())
+            if now.get(key) != then.get(key)
+        ]
+        kept: Mapping[str, str] = before.get(_CONTENTS) or {}
+        told += [
+            f"{key}: the file's contents have changed"
+            for key, digest in self.contents.items()
+            if key in kept and kept[key] != digest
+        ]
+        return told
+
+
+def task_digest(task: Task) -> str:
+    """Of everything about a task that a model, a tool or a reward gets to see."""
+    said = [
+        [message.as_openai() for message in task.messages],
+        task.ground_truth,
+        task.data_source,
+        dict(task.extra_info),
+        {name: dict(kwargs) for name, kwargs in task.tools_kwargs.items()},
+        task.interaction_kwargs,
+    ]
+    return blake2b(encode(said), digest_size=8).hexdigest()
+
+
+def check_resumed(
+    config: RolloutConfig, folder: Path, existing: Mapping[str, Ended], tasks: Mapping[str, str]
+) -> list[str]:
+    """Compare with what the dump was begun with, and keep it for the next run. Returns the changes that were accepted,
+    now and before: they belong into every line from now on.
+
+    Args:
+        config: The settings of this run.
+        folder: Where the dump lies.
+        existing: The lines it has, by request.
+        tasks: The digest of each request's task.
+
+    Raises:
+        ConfigError: something is different, and `accept_changes` is not set.
+    """
+    mark, file = Fingerprint.of(config), folder / SETTINGS_BESIDE_DUMP
+    before = _read(file)
+    changes = [] if before is None else mark.differences(before)
+    edited = [
+        ended.batch_data_id
+        for request_id, ended in existing.items()
+        if ended.task_digest and tasks.get(request_id, ended.task_digest) != ended.task_digest
+    ]
+    if edited:
+        names = list(dict.fromkeys(edited))
+        changes.append(f"tasks: {len(names)} have other contents: {', '.join(names[:_SHOWN])}")
+    if changes and not config.accept_changes:
+        raise ConfigError(
+            f"{folder} was begun with something else, and its groups would hold both: {'; '.join(changes)}. Choose "
+            "another --out, or go on with --accept-changes; every line from then on will say so"
+        )
+    accepted = [*(before or {}).get(_ACCEPTED, ()), *changes]
+    kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: accepted}
+    if kept != before:
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(file)
+    return accepted
+
+
+def _read(file: Path) -> JSON | None:
+    try:
+        found: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return cast("JSON", found) if isinstance(found, dict) else None
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        inner = cast("JSON", value) if isinstance(value, Mapping) else {}
+        flat += _flat(inner, f"{above}{key}.") if inner else [(f"{above}{key}", value)]
+    return flat
+
+
+def _in_short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _digest_of_file(path: str | os.PathLike[str]) -> str:
+    """Of what does not exist: nothing. Whoever opens it will say so."""
+    try:
+        return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
+
+
+def _servers_of(tools: str | None) -> Sequence[Path]:
+    """The files of MCP servers that a tools file names."""
+    if tools is None:
+        return ()
+    try:
+        found: Any = yaml.safe_load(Path(tools).read_text(encoding="utf-8"))
+        entries = found["tools"]
+        named = [entry["mcp"]["mcp_servers_config_path"] for entry in entries if "mcp" in entry]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return ()  # whoever opens it will say what is wrong
+    return [Path(tools).parent / path for path in map(str, named)]

@@ -1,0 +1,22 @@
+"""Running other people's code: in tasks of its own, within deadlines, and under the eye of a thread.
+
+    call = Call(tool.execute(…), "tool 'search': execute", request_id)
+    await call.ended()
+
+What runs here cannot end, cancel or hold up whoever runs it.
+"""
+
+from .calls import Call, run_in_thread, uninterrupted
+from .clock import LoopClock, Scope, loop_clock
+from .stalls import LoopWatch, Stall
+
+__all__ = [
+    "Call",
+    "LoopClock",
+    "LoopWatch",
+    "Scope",
+    "Stall",
+    "loop_clock",
+    "run_in_thread",
+    "uninterrupted",
+]

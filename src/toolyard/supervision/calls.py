@@ -1,0 +1,188 @@
+"""Foreign code in a task of its own.
+
+Whatever it does there stays there: its task groups cancel its own task, what it raises is a value, `SystemExit` and
+`GeneratorExit` included, and if it ignores cancellation it is abandoned after a grace period. Only Ctrl-C passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from .clock import Deadline, loop_clock
+from .places import suspended_at
+
+T = TypeVar("T")
+
+_log = logging.getLogger("toolyard.supervision")
+
+GRACE_SECONDS = 5.0
+"""How long cancelled code may take to end."""
+
+_running: dict[asyncio.Task[Any], Call] = {}
+"""All calls that have not ended, abandoned ones included: the event loop itself refers to tasks only weakly."""
+
+
+class Call:
+    """Runs from the next turn of the event loop on. One task waits for it with `ended`."""
+
+    __slots__ = (
+        "_deadline", "_grace", "_is_cancelled", "_waiter", "_work", "abandoned", "error", "expired", "of", "over",
+        "task", "value", "what",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Any],
+        what: str,
+        of: str = "",
+        *,
+        seconds: float | None = None,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        """Args:
+        what: Its name for people: `tool 'search': execute`.
+        of: The request it belongs to.
+        seconds: How long it may take before it is cancelled; None: any time.
+        grace: How long it may take to end after that, before it is abandoned.
+        """
+        self.what = what
+        self.of = of
+        self.over = False
+        """It has ended, or was abandoned."""
+        self.value: Any = None
+        self.error: BaseException | None = None
+        """What it raised. A `CancelledError` with neither `expired` nor our own cancellation is its own failure."""
+        self.expired = False
+        """It took too long, and was cancelled for it."""
+        self.abandoned = False
+        """It ignored its cancellation, and runs on for all we know."""
+        self._grace = grace
+        self._is_cancelled = False
+        self._work = work
+        self._waiter: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._contain())
+        self.task.add_done_callback(self._done)
+        _running[self.task] = self
+        self._deadline: Deadline | None = None
+        if seconds is not None:
+            self._deadline = loop_clock().after(seconds, self._expire)
+
+    async def ended(self) -> None:
+        """Wait until it is over. If the waiter is cancelled, so is the call; the cancellation is raised afterwards."""
+        if await self._outlasted(cancelling=True):
+            raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        if self.over or self._is_cancelled:  # a second cancellation would only disturb its cleaning up
+            return
+        self._is_cancelled = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = loop_clock().after(self._grace, self._abandon)
+        self.task.cancel()
+
+    async def _outlasted(self, *, cancelling: bool) -> bool:
+        """Whether the waiter was cancelled meanwhile."""
+        cancelled = False
+        while not self.over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                cancelled = True
+                if cancelling:
+                    self.cancel()
+        return cancelled
+
+    async def _contain(self) -> None:
+        try:
+            self.value = await self._work
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.error = error
+
+    def _expire(self) -> None:
+        self.expired = True
+        self.cancel()
+
+    def _abandon(self) -> None:
+        self.abandoned = True
+        _log.warning("%s%s ignores its cancellation, and is abandoned at %s", self.what, self._owner, self.place)
+        # asyncio.run would wait for it for ever, and the interpreter complain of it.
+        asyncio._unregister_task(self.task)  # pyright: ignore  # noqa: SLF001 - documented in "Extending asyncio"
+        self.task._log_destroy_pending = False  # pyright: ignore  # noqa: SLF001
+        self._conclude()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        _running.pop(task, None)
+        if task.cancelled():  # before its first step
+            self._work.close()
+            self.error = asyncio.CancelledError()
+        elif self.error is None and not self.over and (error := task.exception()) is not None:
+            self.error = error
+        self._conclude()
+
+    def _conclude(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self.over = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def _owner(self) -> str:
+        return f" of request {self.of}" if self.of else ""
+
+    @property
+    def place(self) -> str:
+        """The line where it waits."""
+        return suspended_at(self._work)
+
+    def __str__(self) -> str:
+        return f"{self.what}{self._owner}"
+
+
+def call_of(task: asyncio.Task[Any] | None) -> Call | None:
+    """The call whose task it is."""
+    return None if task is None else _running.get(task)
+
+
+async def uninterrupted(*calls: Call) -> None:
+    """Wait for calls that must come to their end. Cancellations that arrive meanwhile are raised afterwards."""
+    cancelled = False
+    for call in calls:
+        cancelled |= await call._outlasted(cancelling=False)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def run_in_thread(call: Callable[[], T], name: str = "toolyard call") -> T:
+    """Like `asyncio.to_thread`, in a daemon thread of its own.
+
+    The loop has few threads for everybody: calls that hang would use them up. The interpreter waits for those at its
+    end, too, so that Ctrl-C would not end a run whose tool hangs.
+    """
+    finished: Future[T] = Future()
+    finished.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            finished.set_result(call())
+        except StopIteration as error:  # asyncio cannot carry it, and would never wake up
+            problem = RuntimeError("the function raised StopIteration")
+            problem.__cause__ = error
+            finished.set_exception(problem)
+        except BaseException as error:
+            finished.set_exception(error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    return await asyncio.wrap_future(finished)

@@ -1,0 +1,95 @@
+"""A thread beside the event loop: it notices when the loop stands still, and names the code that blocks it.
+
+Code in the loop cannot do this: it stands still as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from .calls import call_of
+from .clock import LoopClock, loop_clock
+from .places import line_of, stack_of
+
+_BEAT_SECONDS = 0.1
+STALL_SECONDS = 1.0
+"""Longer than anything that is merely busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The event loop has stood still for `seconds`."""
+
+    seconds: float
+    what: str
+    """The call that blocks it, such as `tool 'search': execute of request 5f…`; empty if it is none of ours."""
+    line: str
+    """The line that runs."""
+    stack: str
+
+    def __str__(self) -> str:
+        blocker = self.what or "something"
+        return f"{blocker} has blocked the event loop for {self.seconds:.0f} s, at {self.line}"
+
+
+class LoopWatch:
+    """Watches the running loop between `start` and `stop`, and stops the loop's clock while it stands still.
+
+    `told` is called in the watching thread: after one second, then each time the stall has lasted twice as long.
+    """
+
+    def __init__(self, told: Callable[[Stall], None]) -> None:
+        self._told = told
+        self._last_beat = time.monotonic()
+        self._over = threading.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._clock: LoopClock | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._clock = loop_clock()
+        self._thread_id = threading.get_ident()
+        self._beat()
+        threading.Thread(target=self._watch, name="toolyard loop watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._clock is not None:
+            self._clock.beat(None)
+
+    @property
+    def standing_still(self) -> bool:
+        """From any thread, or a signal handler."""
+        return not self._over.is_set() and time.monotonic() - self._last_beat > STALL_SECONDS
+
+    def _beat(self) -> None:
+        assert self._clock is not None
+        self._last_beat = time.monotonic()
+        self._clock.beat(self._last_beat + _BEAT_SECONDS)
+        self._timer = self._loop.call_later(_BEAT_SECONDS, self._beat)
+
+    def _watch(self) -> None:
+        next_told = STALL_SECONDS
+        while not self._over.wait(_BEAT_SECONDS):
+            stalled = time.monotonic() - self._last_beat
+            if stalled < STALL_SECONDS:
+                next_told = STALL_SECONDS
+            elif stalled >= next_told:
+                next_told = 2 * stalled
+                frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+                if frame is not None:
+                    with contextlib.suppress(Exception):  # an observer's exception must not end the watch
+                        self._told(self._seen(stalled, frame))
+
+    def _seen(self, seconds: float, frame: FrameType) -> Stall:
+        call = call_of(asyncio.current_task(self._loop))
+        return Stall(seconds, "" if call is None else str(call), line_of(frame), stack_of(frame))

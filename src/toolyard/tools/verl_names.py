@@ -1,0 +1,61 @@
+"""What stands here for verl's names, for tool files and modules that were written for verl."""
+
+from __future__ import annotations
+
+import ast
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+TOOLS = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": "toolyard.tools.gsm8k.Gsm8kTool",
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "toolyard.tools.code_interpreter.SandboxFusionTool",
+}
+"""Classes that a YAML file may name: ours are meant, even where verl is installed."""
+_HOMES = {
+    "BaseTool": "toolyard.tools",
+    "ToolResponse": "toolyard.tools",
+    "OpenAIFunctionToolSchema": "toolyard.tools",
+    "OpenAIFunctionPropertySchema": "toolyard.messages",
+    "OpenAIFunctionParametersSchema": "toolyard.messages",
+    "OpenAIFunctionSchema": "toolyard.messages",
+    "OpenAIFunctionParsedSchema": "toolyard.messages",
+    "OpenAIFunctionCallSchema": "toolyard.messages",
+    "OpenAIFunctionToolCall": "toolyard.messages",
+}
+"""Where the names of verl.tools.base_tool and verl.tools.schemas are to be had."""
+
+
+def is_of_verl(name: str | None) -> bool:
+    return name is not None and name.partition(".")[0] == "verl"
+
+
+def instead_of_verl(error: ModuleNotFoundError) -> str:
+    """Where the import stands that found no verl, and what to write there."""
+    place = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")][-1]
+    lines, unknown = dict[str, list[str]](), list[str]()
+    for module, name in _imports(Path(place.filename)):
+        home = TOOLS[f"{module}.{name.name}"].rpartition(".")[0] if f"{module}.{name.name}" in TOOLS else None
+        if home is None and module.startswith("verl.tools."):
+            home = _HOMES.get(name.name)
+        if home is None:
+            unknown.append(f"{module}.{name.name}")
+        else:
+            lines.setdefault(home, []).append(ast.unparse(name))
+    written = " and ".join(f"`from {home} import {', '.join(names)}`" for home, names in sorted(lines.items()))
+    said = f"write {written}" if written else "what stands for it is in toolyard.tools"
+    if unknown:
+        said += f"; nothing stands for {', '.join(unknown)}"
+    return f"{place.filename}, line {place.lineno}: it imports from verl, which was not found; {said}"
+
+
+def _imports(file: Path) -> Iterator[tuple[str, ast.alias]]:
+    """What a file of Python takes from verl by name."""
+    try:
+        source = file.read_bytes()
+    except OSError:  # a module need not be a file
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and not node.level and is_of_verl(node.module):
+            for name in node.names:
+                yield node.module or "", name
