@@ -18,6 +18,7 @@ from typing import Any, Self
 import aiohttp
 
 from toolyard.errors import SandboxBusyError
+from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session, StageResult, Verdict
 from toolyard.sandbox.service import RunningService, ServiceConfig, open_service, raise_open_files_limit, serve
 
@@ -257,12 +258,15 @@ def http(status: int, body: Any = "", **headers: str) -> bytes:
 class Peer:
     """A server that answers its n-th request with the n-th of `script`, the last of which repeats.
 
-    None: it hangs up instead. A number: it hangs up after so many seconds.
+    None: it hangs up instead. A number: it hangs up after so many seconds. `silent`: it accepts requests, and says
+    nothing. `ping`: what it answers to pings, which are no requests then.
     """
 
-    def __init__(self, *script: bytes | float | None, silent: bool = False) -> None:
+    def __init__(self, *script: bytes | float | None, silent: bool = False, ping: bytes | None = None) -> None:
         self.script = script
         self.silent = silent
+        self.ping = ping
+        self.pings = 0
         self.requests: list[bytes] = []
         self.url = ""
 
@@ -271,9 +275,14 @@ class Peer:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = next((line.split(b":")[1] for line in head.split(b"\r\n") if b"Content-Length" in line), b"0")
                 body = await reader.readexactly(int(length))
+                if self.ping is not None and b" /v1/ping " in head:
+                    self.pings += 1
+                    writer.write(self.ping)
+                    continue
                 self.requests.append(body)
                 if self.silent:
-                    await asyncio.Event().wait()
+                    await reader.read()  # until the client hangs up
+                    break
                 reply = self.script[min(len(self.requests), len(self.script)) - 1]
                 if not isinstance(reply, bytes):
                     await asyncio.sleep(reply or 0)
@@ -287,8 +296,10 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer(*script: bytes | float | None, silent: bool = False, port: int = 0) -> AsyncIterator[Peer]:
-    one = Peer(*script, silent=silent)
+async def peer(
+    *script: bytes | float | None, silent: bool = False, ping: bytes | None = None, port: int = 0
+) -> AsyncIterator[Peer]:
+    one = Peer(*script, silent=silent, ping=ping)
     server = await asyncio.start_server(one.serve, "127.0.0.1", port)
     one.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
@@ -298,8 +309,10 @@ async def peer(*script: bytes | float | None, silent: bool = False, port: int = 
 
 
 def main() -> None:
-    """argv: the seconds each program takes, the grace period. Prints the URL, and `bye` after a clean end."""
-    takes, grace = map(float, sys.argv[1:])
+    """argv: the seconds each program takes (`real`: it is run), the grace period, the port. Prints the URL, and `bye`
+    after a clean end."""
+    grace, port = float(sys.argv[2]), int(sys.argv[3])
+    takes = 0.0 if sys.argv[1] == "real" else float(sys.argv[1])
 
     async def act(program: Program, limits: Limits) -> Execution:
         await asyncio.sleep(takes)
@@ -308,15 +321,18 @@ def main() -> None:
     def ready(url: str) -> None:
         print(url, flush=True)
 
-    serve(ServiceConfig(port=0, grace_seconds=grace), ScriptedSandbox(act), on_ready=ready)
+    sandbox = LocalSandbox(workers=2) if sys.argv[1] == "real" else ScriptedSandbox(act)
+    serve(ServiceConfig(port=port, grace_seconds=grace), sandbox, on_ready=ready)
     print("bye", flush=True)
 
 
 @contextlib.asynccontextmanager
-async def server_process(*, takes: float, grace: float) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, str(takes), str(grace), stdout=asyncio.subprocess.PIPE
-    )
+async def server_process(
+    *, takes: float | None = None, grace: float = 0, port: int = 0
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A service in a process of its own. `takes`: the seconds of each program; None: it is really run."""
+    told = ("real" if takes is None else str(takes), str(grace), str(port))
+    process = await asyncio.create_subprocess_exec(sys.executable, __file__, *told, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
         yield process, (await process.stdout.readline()).decode().strip()

@@ -136,6 +136,27 @@ async def test_without_ray_the_limit_is_the_processs_own_and_the_log_says_so(cap
     ]
 
 
+# A time-out beyond the longest ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernel("confined")
+@pytest.mark.parametrize("config", [{}, {"display_last": True}, {"stateful": True}])
+async def test_a_model_whose_timeout_was_cut_is_told_so(config: dict[str, bool]) -> None:
+    async with interpreter(**config) as tool:
+        results = await trajectory(tool, *({"code": "print(42)", "timeout": asked} for asked in (99999, "inf", 300)))
+    cut = "42\n[timeout cut to 300 s: that is the maximum]"
+    assert [result.response.text for result in results] == [cut, cut, "42\n"]
+    assert [result.metrics.get("timeout_cut_to") for result in results] == [300, 300, None]
+
+
+async def test_a_default_beyond_the_longest_is_the_longest() -> None:
+    async with service(ScriptedSandbox()) as running, interpreter(running.url, default_timeout=400) as tool:
+        assert await texts(tool, {"code": "1", "timeout": 400}, {"code": "1", "timeout": 401}) == [
+            "1\n",
+            "1\n[timeout cut to 400 s: that is the maximum]",
+        ]
+
+
 # Opening and closing --------------------------------------------------------------------------------------------------
 
 

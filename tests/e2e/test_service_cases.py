@@ -208,7 +208,8 @@ async def test_a_refused_program_is_a_program_error() -> None:
     async with service(ScriptedSandbox(echo)) as running, RemoteSandbox(running.url) as sandbox:
         await knowing(sandbox)
         async with service(ScriptedSandbox(raising(ProgramError("no such language")))) as other:
-            sandbox._base = sandbox._http._base = other.url
+            [server] = sandbox._servers._all.values()
+            server.http._base = other.url
             with pytest.raises(ProgramError, match="no such language"):
                 await collect(sandbox, ["1", "2"])
 
@@ -252,7 +253,8 @@ async def test_a_busy_server_is_told_from_a_broken_one() -> None:
     async with service(behind, max_wait_seconds=0.05) as running:
         sandbox = RemoteSandbox(running.url, retries=Retries(attempts=1))
         async with sandbox, asyncio.TaskGroup() as group:
-            sandbox._max_cases = 9
+            [server] = sandbox._servers._all.values()
+            server.max_cases = 9
             first = group.create_task(post_code(running))
             await behind.started.wait()
             with pytest.raises(SandboxBusyError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from chat_models import QWEN, bpe, tokenizer, write_folder
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -74,6 +74,20 @@ def test_lone_surrogates_are_replaced_and_not_a_failure() -> None:
 def test_ids_that_nobody_has_decode_to_nothing() -> None:
     for made in both():
         assert made.decode([10**12, -5, *made.encode("x<|im_end|>"), 99999]) == "x<|im_end|>"
+
+
+@given(ids=st.lists(st.one_of(st.integers(0, 330), st.integers(0, 2**32 - 1)), max_size=12))
+@example(ids=list(range(bpe().get_vocab_size() + 5)))
+def test_bytes_are_decoded_as_the_library_decodes_them(ids: list[int]) -> None:
+    """Among the first ids are those of all bytes, in any order: most are no UTF-8."""
+    assert tokenizer("qwen").decode(ids) == bpe().decode(ids, skip_special_tokens=False)
+
+
+def test_added_tokens_are_decoded_as_the_library_decodes_them() -> None:
+    made = Tokenizer.from_str(bpe().to_str())
+    made.add_tokens(["<two words>", "<é>", "Ġ", "<漢>"])
+    ids = [made.token_to_id(token) for token in ("<two words>", "<é>", "Ġ", "<漢>", "<think>", "<|im_end|>")]
+    assert FastTokenizer(made, name="x").decode(ids) == made.decode(ids, skip_special_tokens=False)
 
 
 def test_threads_may_share_a_tokenizer() -> None:

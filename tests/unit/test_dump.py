@@ -273,7 +273,7 @@ async def test_a_resumed_run_learns_which_requests_have_a_line_and_how_they_ende
 
 async def test_a_damaged_line_stops_the_resumption_by_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(b"\xff\xff\n" + to_line(good_trajectory()))
-    with pytest.raises(RecordError, match=r"1\.jsonl:1: not JSON"):
+    with pytest.raises(RecordError, match=r"1\.jsonl:1: this line is damaged \(not JSON"):
         DumpWriter(tmp_path).existing(1)
 
 

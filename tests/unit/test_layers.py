@@ -38,6 +38,8 @@ MAY_IMPORT_OPTIONAL = {
     "sandbox/service_cases.py": SERVER,
     "sandbox/service_http.py": SERVER,
     "sandbox/service_metrics.py": SERVER,
+    # The streams that the MCP SDK takes are anyio's.
+    "tools/mcp_connection.py": {"anyio"},
     # The embedded engine is one thing made of the extra `hf`.
     "engines/transformers": {"safetensors", "tokenizers", "torch"},
     # Training with TRL is one thing made of the extra `trl`, and stands on `hf`.

@@ -49,7 +49,7 @@ class Guard:
         """In everything that it says, its role included: data sets bring their own."""
         said = (message.role, message.content, message.reasoning_content, message.tool_call_id, message.name)
         called = tuple(part for call in message.tool_calls for part in (call.id, call.name, call.arguments))
-        if not any(part and self._forgeable.search(part) for part in (*said, *called)):
+        if not self._forgeable.search("\0".join(filter(None, (*said, *called)))):
             return message
         role, content, reasoning, number, name = (part and self.hide(part) for part in said)
         calls = tuple(

@@ -36,6 +36,11 @@ class Tokenizer(Protocol):
     @property
     def eos_token_id(self) -> int | None: ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below this."""
+        ...
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of `text`, with nothing added. `special`: the text of a special token becomes that token; without, it
         stays text, whatever it looks like."""
@@ -75,6 +80,9 @@ class ParsedTurn:
     reasoning: str | None = None
     calls: tuple[ParsedCall, ...] = ()
     malformed: tuple[MalformedCall, ...] = ()
+    near_misses: tuple[MalformedCall, ...] = ()
+    """Looks like a call, but is not written as this format writes calls; it is part of the text. Only looked for in
+    turns with neither calls nor malformed ones, and if there are tools."""
 
 
 class CallSyntax(Protocol):
@@ -97,6 +105,10 @@ class CallSyntax(Protocol):
         """For the system message, where the tokenizer's template says nothing about tools; "" if there are none."""
         ...
 
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        """See `ChatFormat.unoffered`."""
+        ...
+
     def write(self, calls: Sequence[ParsedCall]) -> str:
         """Calls as the model would write them, such that `parse` finds them again.
 
@@ -112,6 +124,11 @@ class ChatFormat(ABC):
     name: str
     stop_token_ids: tuple[int, ...]
     """The tokens that end an assistant's turn."""
+    special_ids: frozenset[int] = frozenset()
+    """Tokens that are no text. An engine may stop at one that is not in `stop_token_ids`: the model's own end of
+    text."""
+    vocab_size: int | None = None
+    """Every token is below this."""
     stop: tuple[str, ...] = ()
     """Texts that end it as well; they are sampled like any other."""
     reads_prompt: bool = True
@@ -147,6 +164,12 @@ class ChatFormat(ABC):
     @abstractmethod
     def parse(self, sampled_ids: Ids, tools: Tools = ()) -> ParsedTurn:
         """What a sampled turn says. Never raises for what a model sampled."""
+
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        """The tools that a model is not told of, or cannot call, when it is spoken to in this format with `tools`: the
+        name of each, and why. A format that can call only one tool names that one as well, if it is not among `tools`.
+        Empty if all is well, or there are no tools."""
+        return {}
 
     @abstractmethod
     def decode(self, ids: Ids) -> str:

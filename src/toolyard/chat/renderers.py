@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import renderers
@@ -17,10 +18,12 @@ import renderers.base
 from renderers import ToolCallParseStatus as Status
 
 from toolyard.chat.guard import Guard
+from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import ChatFormat, Ids, MalformedCall, ParsedCall, ParsedTurn, Tokenizer, Tools
 from toolyard.errors import ChatError, ConfigError
-from toolyard.messages import JSON, Message, decode_arguments
+from toolyard.messages import JSON, Message, ToolCall, decode_arguments
 
+_USER = Message("user", "Quokka")
 _WHY = {
     Status.INVALID_JSON: "the call is not valid JSON",
     Status.UNCLOSED_BLOCK: "the call is not closed",
@@ -82,9 +85,11 @@ class RendererFormat(ChatFormat):
         self._tokenizer = tokenizer
         self._guard = Guard(tokenizer)
         self.stop_token_ids = tuple(dict.fromkeys(renderer.get_stop_token_ids()))
+        self.special_ids = frozenset(tokenizer.special_tokens.values())
+        self.vocab_size = tokenizer.vocab_size
         self._stops = frozenset(self.stop_token_ids)
         # Parsers want to know whether the prompt has begun the reasoning already, as some do.
-        self._opening = self.render([Message("user", "Quokka")])
+        self._opening = self.render([_USER])
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         if not messages:
@@ -134,13 +139,32 @@ class RendererFormat(ChatFormat):
                 calls.append(call)
             else:
                 malformed.append(call)
-        return ParsedTurn(found.content or "", found.reasoning_content or None, tuple(calls), tuple(malformed))
+        turn = ParsedTurn(found.content or "", found.reasoning_content or None, tuple(calls), tuple(malformed))
+        return with_near_misses(turn, tools, self._write)
+
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        without = self.render([_USER])
+        why = f"{self.name} does not show tools to the model; format template introduces them in the system message"
+        return {tool.function.name: why for tool in tools if self.render([_USER], [tool]) == without}
 
     def decode(self, ids: Ids) -> str:
         return self._tokenizer.decode(ids)
 
     def count(self, text: str) -> int:
         return len(self._guard.encode(self._guard.hide(text)))
+
+    def _write(self, call: ParsedCall) -> str:
+        """The call as the family writes it in the history, without the reasoning before it."""
+        made = ToolCall(f"functions.{call.name}:0", call.name, call.arguments)
+        told = self._told([_USER, Message("assistant", "", tool_calls=(made,))])
+        try:
+            ids: list[int] = list(self._renderer.render_ids(told, tools=None, add_generation_prompt=False))
+        except Exception as error:
+            raise ChatError(f"{self.name} cannot write a call of {call.name!r}: {error}") from error
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(ids, self._opening, strict=False))
+        begin = sum(1 for _ in shared)
+        end = next((at for at in range(begin, len(ids)) if ids[at] in self._stops), len(ids))
+        return self._tokenizer.decode(ids[begin:end]).rpartition("</think>")[2].strip()
 
     def _told(self, messages: Sequence[Message]) -> list[JSON]:
         return self._guard.hide_all([message.as_openai(decoded=True) for message in messages])

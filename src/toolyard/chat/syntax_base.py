@@ -6,7 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
 from toolyard.chat.scanning import BrokenError, Finder, JsonObject, quote
@@ -16,8 +16,7 @@ from toolyard.messages import decode_arguments
 Found = ParsedCall | MalformedCall
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A part of the text that is not prose."""
 
     start: int
@@ -34,6 +33,8 @@ class TextSyntax(ABC):
 
     name: str
     stop: tuple[str, ...] = ()
+    sign: str = ""
+    """A text that only calls have, by which one is recognized in a turn of another format; "" if there is none."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
@@ -41,6 +42,10 @@ class TextSyntax(ABC):
 
         `tools` tell which values are strings where a syntax does not: `5` can be a number or a text.
         """
+
+    @abstractmethod
+    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
+        """The calls from `start` on, and whatever else is not prose; in order."""
 
     @abstractmethod
     def spell(self, calls: Sequence[ParsedCall]) -> str:
@@ -79,6 +84,10 @@ class TextSyntax(ABC):
             "Then stop: the result is shown to you, and you go on from there."
         )
 
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        """See `ChatFormat.unoffered`."""
+        return {}
+
 
 class ProseSyntax(TextSyntax):
     """Calls are in the midst of prose, and reasoning comes before it.
@@ -97,10 +106,6 @@ class ProseSyntax(TextSyntax):
         """`calls_end_thinking`: a turn that ends with whole calls within reasoning that was not closed has made them;
         there are models that call without closing it first, the seeds' own among them. Without, it has made none."""
         self.calls_end_thinking = calls_end_thinking
-
-    @abstractmethod
-    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
-        """The calls from `start` on, and whatever else is not prose; in order."""
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
         begin = len(text) - len(text.lstrip())
@@ -148,22 +153,27 @@ def read_call(text: str, found: JsonObject) -> ParsedCall:
     name = _string(text, found, "name")
     if name is None:
         raise BrokenError('"name" is not a string', found.end)
-    span = found.members.get("arguments") or found.members.get("parameters")
-    given = "{}" if span is None else text[span[0] : span[1]]
+    key = "arguments" if "arguments" in found.members else "parameters"
+    start, end = found.members.get(key, (0, 0))
+    given = text[start:end] or "{}"
     if given[0] == '"':  # JSON within JSON, as the OpenAI API has it
         given = json.loads(given).strip() or "{}"
-    return make_call(name, "{}" if given == "null" else given, found.end, _string(text, found, "id"))
+    known = isinstance(found.decoded.get(key), dict)
+    identity = _string(text, found, "id")
+    return make_call(name, "{}" if given == "null" else given, found.end, identity, is_object=known)
 
 
-def make_call(name: str, arguments: str, end: int, identity: str | None = None) -> ParsedCall:
-    """The call that ends at `end`.
+def make_call(
+    name: str, arguments: str, end: int, identity: str | None = None, *, is_object: bool = False
+) -> ParsedCall:
+    """The call that ends at `end`. `is_object`: the arguments are known to be a JSON object.
 
     Raises:
         BrokenError: it has no name, or its arguments are not a JSON object.
     """
     if not name.strip():
         raise BrokenError("the call has no name", end)
-    _, problem = decode_arguments(arguments)
+    problem = None if is_object else decode_arguments(arguments)[1]
     if problem is not None:
         raise BrokenError(problem, end)
     return ParsedCall(name, arguments, identity or None)
@@ -184,6 +194,9 @@ def cut(finder: Finder, start: int, inside: int, error: BrokenError, ends: re.Pa
 
 
 def _string(text: str, found: JsonObject, key: str) -> str | None:
+    if found.decoded:
+        value = found.decoded.get(key)
+        return value if isinstance(value, str) else None
     start, end = found.members.get(key, (0, 0))
     return json.loads(text[start:end]) if text[start:end].startswith('"') else None
 
@@ -200,17 +213,18 @@ def _outside(text: str, tag: str, regions: Iterable[Region]) -> int:
 
 
 def turn_of(text: str, start: int, regions: Sequence[Region], reasoning: str | None) -> ParsedTurn:
-    prose: list[str] = []
-    at = start
-    for region in regions:
-        prose.append(text[at : region.start])
-        at = region.end
-    prose.append(text[at:])
     if reasoning is None and not regions:
         return ParsedTurn(text)
-    told = "\n".join(part for part in map(str.strip, prose) if part)
-    malformed = tuple(call for region in regions for call in region.found if isinstance(call, MalformedCall))
-    return ParsedTurn(told, None if reasoning is None else reasoning.strip(), _calls(regions), malformed)
+    prose: list[str] = []
+    malformed: list[MalformedCall] = []
+    at = start
+    for region in regions:
+        prose.append(text[at : region.start].strip())
+        malformed += [call for call in region.found if isinstance(call, MalformedCall)]
+        at = region.end
+    prose.append(text[at:].strip())
+    told = "\n".join(filter(None, prose))
+    return ParsedTurn(told, None if reasoning is None else reasoning.strip(), _calls(regions), tuple(malformed))
 
 
 def _calls(regions: Iterable[Region]) -> tuple[ParsedCall, ...]:

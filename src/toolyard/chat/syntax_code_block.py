@@ -134,6 +134,27 @@ class CodeBlock(ProseSyntax):
             "The code is run and its output is shown to you. Print the result. Then give the final answer."
         )
 
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        """All but the one tool that runs code; and that one, if it is not among `tools` or does not take the code."""
+        known = {tool.function.name: tool.function.parameters for tool in tools}
+        why = f"code_block can call only {self.tool!r}: leave this tool out, or use another format, such as hermes"
+        found = {name: why for name in known if name != self.tool}
+        parameters = known.get(self.tool)
+        if parameters is None:
+            if known:
+                found[self.tool] = (
+                    f"code_block calls it, but it is not among the tools ({', '.join(known)}): name the one that runs "
+                    "code with syntax_options: {tool: NAME}, or use another format, such as hermes"
+                )
+        elif parameters.properties and self.argument not in parameters.properties:
+            found[self.tool] = (
+                f"code_block gives it the code as {self.argument!r}, but it takes {', '.join(parameters.properties)}: "
+                "name the right one with syntax_options: {argument: NAME}"
+            )
+        elif others := [name for name in parameters.required if name != self.argument]:
+            found[self.tool] = f"code_block gives it {self.argument!r} alone, but it requires {', '.join(others)}"
+        return found
+
 
 def _after_other(finder: Finder, begin: re.Match[str]) -> int:
     """Behind a block that is not python. A bare fence may be a stray one: it does not hide python that follows before

@@ -26,39 +26,49 @@ class Harmony(TextSyntax):
     """
 
     name = "harmony"
+    sign = "<|message|>"
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
-        finder, at = Finder(text), 0
-        thoughts: list[str] = []
-        regions: list[Region] = []
-        while (message := finder.find(_MESSAGE, at)) is not None:
-            header = _header(text, at, message.start())
-            head = text[header : message.start()]
-            recipient = _RECIPIENT.search(head)
-            if recipient is not None:
-                region = _call(finder, header, message.end(), recipient[1])
-                regions.append(region)
-                at = region.end
-                continue
-            end = finder.find(_END, message.end())
-            until = len(text) if end is None else end.start()
-            at = until if end is None or not end[1] else end.end()
-            if _ANALYSIS.search(head):
-                thoughts.append(text[message.end() : until].strip())
-                regions.append(Region(header, at))
-            else:
-                regions += [Region(header, message.end()), Region(until, at)]
-        if _HEADER.search(text, at):
-            header = _header(text, at, len(text))
-            cut_off = MalformedCall(text[header:], "the call is not complete: it ends before its arguments")
-            regions.append(Region(header, len(text), (cut_off,) if _RECIPIENT.search(text, header) else ()))
+        regions, thoughts = _messages(text, 0)
         return turn_of(text, 0, regions, "\n".join(thoughts) if thoughts else None)
+
+    def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
+        return _messages(text, start)[0]
 
     def spell(self, calls: Sequence[ParsedCall]) -> str:
         head = "<|channel|>commentary to=functions."
         return "<|start|>assistant".join(
             f"{head}{call.name} <|constrain|>json<|message|>{call.arguments.strip()}<|call|>" for call in calls
         )
+
+
+def _messages(text: str, at: int) -> tuple[list[Region], list[str]]:
+    """What is not prose, and the thoughts in it."""
+    finder = Finder(text)
+    thoughts: list[str] = []
+    regions: list[Region] = []
+    while (message := finder.find(_MESSAGE, at)) is not None:
+        header = _header(text, at, message.start())
+        head = text[header : message.start()]
+        recipient = _RECIPIENT.search(head)
+        if recipient is not None:
+            region = _call(finder, header, message.end(), recipient[1])
+            regions.append(region)
+            at = region.end
+            continue
+        end = finder.find(_END, message.end())
+        until = len(text) if end is None else end.start()
+        at = until if end is None or not end[1] else end.end()
+        if _ANALYSIS.search(head):
+            thoughts.append(text[message.end() : until].strip())
+            regions.append(Region(header, at))
+        else:
+            regions += [Region(header, message.end()), Region(until, at)]
+    if _HEADER.search(text, at):
+        header = _header(text, at, len(text))
+        cut_off = MalformedCall(text[header:], "the call is not complete: it ends before its arguments")
+        regions.append(Region(header, len(text), (cut_off,) if _RECIPIENT.search(text, header) else ()))
+    return regions, thoughts
 
 
 def _header(text: str, start: int, end: int) -> int:

@@ -23,6 +23,7 @@ class Tagged(ProseSyntax):
 
     def __init__(self, *, calls_end_thinking: bool = True) -> None:
         super().__init__(calls_end_thinking=calls_end_thinking)
+        self.sign = self.call[0]
         opening, closing = map(re.escape, self.call)
         section = "".join(f"|{re.escape(tag)}" for tag in self.section)
         self._tags = re.compile(f"({opening}){section}")

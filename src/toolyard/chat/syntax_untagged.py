@@ -17,6 +17,7 @@ class Llama3(ProseSyntax):
     """
 
     name = "llama3"
+    sign = "<|python_tag|>"
     opened_by_prompt = False
     _tag = re.compile(r"<\|python_tag\|>")
     _looks = re.compile(r'\s*+\{\s*+"(?:name|type)"\s*+:')
@@ -64,6 +65,7 @@ class Mistral(ProseSyntax):
     """
 
     name = "mistral"
+    sign = "[TOOL_CALLS]"
     thinking = (("[THINK]", "[/THINK]"), ("<think>", "</think>"))
     opened_by_prompt = False
     _tag = re.compile(r"\[TOOL_CALLS\]")

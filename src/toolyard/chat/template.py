@@ -2,8 +2,8 @@
 
 The whole template is rendered once, for the first prompt. From then on a conversation only grows: what has to stand
 between a sampled turn and the next is read off the template, by rendering a conversation of two messages with marked
-contents, and kept for every combination of roles. Growing costs one join and one `encode` of the new text, however long
-the conversation is.
+contents, and kept for every combination of roles. Growing costs one join and one `encode` of the new contents, however
+long the conversation is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 from toolyard.chat.formats import TOOL_WRAPPER
 from toolyard.chat.guard import Guard
 from toolyard.chat.jinja2 import ChatTemplate
+from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import CallSyntax, ChatFormat, Ids, ParsedTurn, Tokenizer, Tools
 from toolyard.chat.template_messages import Adapter
 from toolyard.chat.template_probe import PROBE_ID, called, probe
@@ -50,10 +51,16 @@ Shape = tuple[tuple[str, bool, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What follows a sampled turn: `literals[0]`, the content of `slots[0]`, `literals[1]`, …"""
+    """What follows a sampled turn: `literals[0]`, the content of `slots[0]`, `literals[1]`, …
+
+    What never changes, up to the last special token before the contents and from the first one behind them, is encoded
+    once: no token reaches across a special one.
+    """
 
     literals: tuple[str, ...]
     slots: tuple[tuple[int, str], ...]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
     def join(self, messages: Sequence[JSON]) -> str:
         parts = [self.literals[0]]
@@ -110,10 +117,14 @@ class TemplateFormat(ChatFormat):
         self._adapter = Adapter(self.traits, syntax, native, as_user, tool_wrapper)
         self._tails: dict[Shape, _Tail | None] = {}
         self._special_ids = frozenset(tokenizer.special_tokens.values())
+        specials = sorted(filter(None, tokenizer.special_tokens), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, specials)) or "(?!)")
         self._ended = self._after(_SAID, [self._spoken(())], prompt=False)
         close = self._close()
         self._close_ids = self._guard.encode(close)
         self.stop_token_ids = self._find_stops()
+        self.special_ids = self._special_ids
+        self.vocab_size = tokenizer.vocab_size
         self._stops = frozenset(self.stop_token_ids)
         opening = self._template.render([_USER], prompt=True)
         self._thinking = opening.rstrip().endswith("<think>")
@@ -137,7 +148,7 @@ class TemplateFormat(ChatFormat):
     def extension(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
     ) -> list[int]:
-        ids = self._guard.encode(self._tail(new_messages))
+        ids = self._tail(new_messages)
         last = sampled_ids[-1] if len(sampled_ids) else None
         if last not in self._stops:
             return ids
@@ -152,7 +163,12 @@ class TemplateFormat(ChatFormat):
             end -= 1
         # A space that the template puts before what is said is no part of it.
         text = self._tokenizer.decode(sampled_ids[:end]).removeprefix(self._lead)
-        return self.syntax.parse(f"<think>{text}" if self._thinking else text, tools)
+        turn = self.syntax.parse(f"<think>{text}" if self._thinking else text, tools)
+        return with_near_misses(turn, tools, lambda call: self.syntax.write([call]))
+
+    def unoffered(self, tools: Tools) -> dict[str, str]:
+        # Those that the template does not show are introduced by the syntax.
+        return self.syntax.unoffered(tools)
 
     def decode(self, ids: Ids) -> str:
         return self._tokenizer.decode(ids)
@@ -162,7 +178,7 @@ class TemplateFormat(ChatFormat):
 
     # What follows a turn ---------------------------------------------------------------------------------------------
 
-    def _tail(self, messages: Sequence[Message]) -> str:
+    def _tail(self, messages: Sequence[Message]) -> list[int]:
         for message in messages:
             if message.role == "assistant":
                 raise ChatError(
@@ -175,7 +191,9 @@ class TemplateFormat(ChatFormat):
                 self._tails.clear()
             self._tails[shape] = self._derive(shape)
         tail = self._tails[shape]
-        return tail.join(said) if tail else self._rendered_tail(said)
+        if tail is None:
+            return self._guard.encode(self._rendered_tail(said))
+        return [*tail.before, *self._guard.encode(tail.join(said)), *tail.after]
 
     def _derive(self, shape: Shape) -> _Tail | None:
         """None if the contents do not come out as they went in (trimmed, quoted, …): then it is rendered every time."""
@@ -191,7 +209,24 @@ class TemplateFormat(ChatFormat):
             said = [{**one, "content": awkward} for one in _marked(shape)]
             if tail.join(said) != self._rendered_tail(said):
                 return None
-        return tail
+        return self._with_fixed_ends(tail, shape)
+
+    def _with_fixed_ends(self, tail: _Tail, shape: Shape) -> _Tail:
+        """With its ends encoded, unless this tokenizer does not split at its special tokens."""
+        *_, opening = [None, *self._special.finditer(tail.literals[0])]
+        closing = self._special.search(tail.literals[-1])
+        if opening is None or closing is None:
+            return tail
+        first, last = tail.literals[0][opening.start() :], tail.literals[-1][: closing.end()]
+        before = self._guard.encode(tail.literals[0][: opening.end()])[:-1]
+        after = self._guard.encode(tail.literals[-1][closing.start() :])[1:]
+        shorter = _Tail((first, *tail.literals[1:-1], last), tail.slots, tuple(before), tuple(after))
+        for awkward in (*_AWKWARD, self._guard.hide(f"a{closing[0]}b")):
+            said = [{**one, "content": awkward} for one in _marked(shape)]
+            live = self._guard.encode(shorter.join(said))
+            if [*before, *live, *after] != self._guard.encode(tail.join(said)):
+                return tail
+        return shorter
 
     def _rendered_tail(self, said: Sequence[JSON]) -> str:
         """From the end of what the assistant said to where it begins to speak again."""
@@ -230,8 +265,7 @@ class TemplateFormat(ChatFormat):
         end = 0
         while end < min(len(self._ended), len(following)) and self._ended[end] == following[end]:
             end += 1
-        specials = sorted(filter(None, self._tokenizer.special_tokens), key=len, reverse=True)
-        found = re.search("|".join(map(re.escape, specials)) or "(?!)", self._ended[:end])
+        found = self._special.search(self._ended[:end])
         return self._ended[: found.end()] if found else ""
 
     def _find_stops(self) -> tuple[int, ...]:

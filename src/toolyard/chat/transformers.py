@@ -89,6 +89,7 @@ class PythonTokenizer:
             token.content: number for number, token in found.added_tokens_decoder.items()
         }
         self.eos_token_id: int | None = found.eos_token_id
+        self.vocab_size = 1 + max(found.get_vocab().values(), default=-1)
         longest_first = sorted(self.special_tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 

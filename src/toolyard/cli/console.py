@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from toolyard.cli import INTERRUPTED
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells count."""
 
 _NOT_A_TERMINAL_WIDTH = 120
 """Of tables in files and logs, where nobody can widen the window and 80 columns would fold every line."""
@@ -41,10 +40,31 @@ def complain(message: object) -> None:
 
 def complete(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end. Ctrl-C cancels it, waits for it to clean up, and exits with 130."""
-    import asyncio
-
     try:
-        return asyncio.run(work)
+        import asyncio
+
+        return asyncio.run(_leaving_nothing(work))
     except KeyboardInterrupt:
         err().print("interrupted", style="yellow")
         raise typer.Exit(INTERRUPTED) from None
+    finally:
+        work.close()  # interrupted before the loop ran: or Python warns that it was never awaited
+
+
+async def _leaving_nothing(work: Coroutine[Any, Any, T]) -> T:
+    """`work`, after which `asyncio.run` has nothing to wait for: somebody's task may ignore cancellation, and somebody's
+    thread never end."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from toolyard.supervision import end_stray_tasks
+
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor()
+    loop.set_default_executor(threads)
+    try:
+        return await work
+    finally:
+        for line in await end_stray_tasks():
+            err().print(f"a task that somebody left behind ignores its cancellation, at {line}", style="yellow")
+        loop.set_default_executor(ThreadPoolExecutor(1))  # asyncio.run waits for the threads of this one
+        threads.shutdown(wait=False, cancel_futures=True)

@@ -1,73 +1,30 @@
-"""`toolyard`: the commands, and how their errors are told. Everything heavy is imported inside the commands."""
+"""The entry point. It imports next to nothing, so that Ctrl-C is handled almost from the start."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
 
-import typer
-
-from toolyard import __version__
-from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
-from toolyard.cli.console import INTERRUPTED, complain
-from toolyard.errors import ToolyardError
-
-app = typer.Typer(
-    name="toolyard",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    # A traceback is for our own bugs, and rich ones print local variables: tokens, say.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("rollout")(rollout.rollout)
-app.command("train")(train.train)
-app.command("audit")(audit.audit)
-app.command("score")(score.score)
-app.command("view")(view.view)
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(tools.app, name="tools")
-app.add_typer(chat.app, name="chat")
-app.add_typer(models.app, name="models")
-app.add_typer(sandbox.app, name="sandbox")
-app.command("doctor")(doctor.doctor)
-app.command("bench")(bench.bench)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"toolyard {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Multi-turn tool rollouts for RL, with the sandbox built in.
-
-    First steps:
-
-    ```
-    toolyard rollout               the main job: a small model plays word problems, with a sandbox for its code
-    toolyard train                 the same model learns from its own rollouts (GRPO)
-    toolyard doctor                what this machine offers, and what to do
-    toolyard sandbox tour          programs good and bad, and what became of them
-    toolyard sandbox run hello.py  one program
-    toolyard sandbox serve         SandboxFusion's API on http://127.0.0.1:8080
-    toolyard tools list            what a model can call; then: toolyard tools call --help
-    ```
-    """
+from toolyard.cli import INTERRUPTED
 
 
 def main() -> None:
-    """The entry point: errors that we raise on purpose are one line and exit status 1; wrong usage is 2."""
+    """Run the command line. Ctrl-C exits with 130, without a traceback."""
     try:
-        app()
-    except ToolyardError as error:
-        complain(error)
-        sys.exit(1)
+        import signal
+
+        handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as under nohup
+        if handled:
+            # An exception would not do while modules are imported: some wrap it, and callbacks swallow it.
+            signal.signal(signal.SIGINT, _exit)
+        from toolyard.cli.app import run
+
+        if handled:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _exit(signum: int, frame: object) -> None:
+    os._exit(INTERRUPTED)

@@ -25,6 +25,7 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Summary
+from toolyard.supervision import Stall
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +41,17 @@ def default_folder() -> str:
     return f"rollouts/{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
+def embedded_defaults(config: RolloutConfig) -> str:
+    """What a run without a config file and a model of the user's own takes for granted, in a line."""
+    sampling, limits = config.sampling, config.limits
+    told = ", tool answers as user messages" if config.chat.tool_role == "user" else ""
+    return (
+        f"model {config.engine.model}; --format {config.chat.format}{told}; temperature {sampling.temperature:g}; "
+        f"at most {limits.max_assistant_turns} messages of {sampling.max_tokens} tokens, {limits.response_length} in all; "
+        f"{config.n} samples per task (--print-config shows all)"
+    )
+
+
 async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, bool, float]:
     """The result, whether Ctrl-C ended it, and the seconds it took."""
     board = _Board(console)
@@ -50,7 +62,12 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
         if board.interrupt():
             task.cancel()
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    def interrupted(*_: object) -> None:
+        if board.standing_still:  # the loop cannot act on anything: what blocks it is interrupted itself
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(interrupt)
+
+    before = signal.signal(signal.SIGINT, interrupted)
     began = time.monotonic()
     drawing = asyncio.create_task(board.draw())
     try:
@@ -60,7 +77,7 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
             raise KeyboardInterrupt from None
         raise
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
         drawing.cancel()
         await asyncio.wait([drawing])
     return result, board.interrupted, time.monotonic() - began
@@ -91,6 +108,10 @@ class _Board(Observer):
         self._run.stop()
         return False
 
+    @property
+    def standing_still(self) -> bool:
+        return self._run is not None and self._run.standing_still
+
     def note(self, text: str) -> None:
         self._doing = text
         self._console.print(escape(text), style="dim")
@@ -111,6 +132,9 @@ class _Board(Observer):
 
     def stuck(self, stuck: Stuck) -> None:
         self._console.print(f"stuck: {stuck}", style="bold yellow", markup=False)
+
+    def stalled(self, stall: Stall) -> None:
+        self._console.print(f"blocked: {stall}\n{stall.stack.rstrip()}", style="bold yellow", markup=False)
 
     # ------------------------------------------------------------------------------------------------------- drawing
     async def draw(self) -> None:
@@ -165,6 +189,10 @@ def print_result(result: RolloutResult, seconds: float, console: Console | None)
         for table in (_rewards(summary), _endings(summary), _calls(summary), _times(summary, seconds)):
             if table.row_count:
                 console.print(table)
+    for what, count in summary.abandoned.most_common():
+        console.print(f"[yellow]abandoned[/], {count} ×: {escape(what)}")
+    for stall in result.stalls:
+        console.print(f"[yellow]blocked[/]: {escape(str(stall))}")
     for reason, example in summary.failures.items():
         console.print(f"[red]{escape(reason)}[/], for one: {escape(example)}")
     failed = summary.trajectories - summary.completed
@@ -172,8 +200,9 @@ def print_result(result: RolloutResult, seconds: float, console: Console | None)
     text += f", {failed} failed" if failed else ""
     text += f"; {result.done_before} were there before" if result.done_before else ""
     text += f"; {result.missing} were not played: run it again" if result.missing else ""
-    good = summary.completed or result.done_before
+    good = (summary.completed or result.done_before) and not result.accounting.problems
     console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
+    console.print(f"accounting: {escape(str(result.accounting))}", soft_wrap=True)
     if result.dump is not None and (summary.trajectories or result.done_before):
         console.print(
             f"dump: [bold]{escape(str(result.dump))}[/]   check it: toolyard audit {escape(str(result.dump))}"
@@ -209,7 +238,9 @@ def _calls(summary: Summary) -> Table:
     for (tool, outcome), count in summary.outcomes.most_common():
         table.add_row(escape(tool), escape(outcome), str(count))
     if table.row_count:
-        table.add_row("[dim]trajectories with a call that went well[/]", "", str(summary.with_calls))
+        table.add_row("[dim]trajectories with ≥ 1 successful tool call[/]", "", str(summary.with_calls))
+    if summary.near_misses:
+        table.add_row("[yellow]text that looks like a call[/]", "near miss", str(summary.near_misses))
     return table
 
 

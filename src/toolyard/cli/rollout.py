@@ -91,6 +91,14 @@ def rollout(
     retry_failed: Annotated[
         bool | None, typer.Option("--retry-failed", help="Also play those again that failed.", rich_help_panel=_RUN)
     ] = None,
+    accept_changes: Annotated[
+        bool | None,
+        typer.Option(
+            "--accept-changes",
+            help="Go on with a DIR that was begun with other settings or tasks. Every new line names the changes.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     step: Annotated[int | None, typer.Option(help="The training step.", min=0, rich_help_panel=_RUN)] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything sampled.", rich_help_panel=_RUN)] = None,
     concurrency: Annotated[
@@ -125,8 +133,9 @@ def rollout(
 ) -> None:
     """Play tasks: a model answers, calls tools, gets its rewards; trajectories are dumped, token-exact, as JSON lines.
 
-    Ctrl-C ends it cleanly: what has ended is in the dump, and the same command goes on from there. Exits with 1 if
-    nothing could be completed.
+    With your own --tasks, prompts are played as they are. Ctrl-C ends the run cleanly: what has ended is in the dump,
+    and the same command goes on from there. Exits with 1 if nothing could be completed, or if the run cannot account
+    for every request.
 
     Examples:
 
@@ -147,8 +156,8 @@ def rollout(
     toolyard rollout --replay a.tape --out runs/b
     ```
     """
-    from toolyard.cli.rolling import default_folder, print_result, run
-    from toolyard.rollout.config import EMBEDDED, load_config
+    from toolyard.cli.rolling import default_folder, embedded_defaults, print_result, run
+    from toolyard.rollout.config import EMBEDDED, OWN_TASKS, load_config
 
     given: dict[str, Any] = {
         "tasks.path": tasks,
@@ -165,6 +174,7 @@ def rollout(
         "n": n,
         "rollout_data_dir": out_dir,
         "retry_failed": retry_failed,
+        "accept_changes": accept_changes,
         "step": step,
         "seed": seed,
         "concurrency": concurrency,
@@ -172,7 +182,7 @@ def rollout(
         "replay": replay,
     }
     embedded = config is None and engine is None and model is None
-    changed = ["tasks.limit=null"] if embedded and tasks is not None else []  # it is for the bundled problems
+    changed = [*OWN_TASKS] if embedded and tasks is not None else []
     changed += [*settings_of(given), *(f"rewards.options.{option}" for option in reward_options or ())]
     loaded = load_config(EMBEDDED if embedded else config, [*changed, *(settings or ())])
     if print_config:
@@ -182,10 +192,13 @@ def rollout(
         return
     if loaded.rollout_data_dir is None:
         loaded = loaded.model_copy(update={"rollout_data_dir": default_folder()})
+    if embedded:
+        err().print(f"embedded defaults: {embedded_defaults(loaded)}", style="dim", markup=False)
     result, interrupted, seconds = complete(run(loaded, err()))
     print_result(result, seconds, None if as_json else out())
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    result.accounting.check()
     if not result.summary.completed and not result.done_before:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ class LineFile:
             self.close()
             raise RecordError(f"another run is writing to {path}; wait for it, or choose another folder") from None
         _held.add(self)
+        self.is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        """And not a pipe, which nobody can read again."""
         try:
             self.mended = self._mend()
             if fsync and is_new:

@@ -120,7 +120,10 @@ class DumpWriter:
             RecordError: a line is damaged: nobody can tell whether its request was played.
         """
         path = self.folder / f"{step}.jsonl"
-        return {ended.request_id: ended for ended in _ended_in(path)} if path.exists() else {}
+        if not path.exists():
+            return {}
+        self._file(step)  # so that a second writer is found out now, and not with its first line
+        return {ended.request_id: ended for ended in _ended_in(path)}
 
     def count_lines(self, step: int) -> int:
         """How many lines the step's file has now."""
@@ -143,6 +146,10 @@ class DumpWriter:
             RecordError: it cannot be replaced.
         """
         path, mended = self.folder / f"{step}.jsonl", self.folder / f".{step}.jsonl.new"
+        file = self._files.pop(step, None)
+        if file is not None:
+            file.close()
+            del self._expected[step]
         try:
             with mended.open("wb") as file:
                 for _, line in lines_of(path):
@@ -157,7 +164,7 @@ class DumpWriter:
 
     def _append(self, trajectory: Trajectory) -> None:
         self._file(trajectory.step).append(to_line(trajectory))
-        self._expected[trajectory.step] += 1
+        self._expected[trajectory.step] += 1  # only now: it is there
 
     def _file(self, step: int) -> LineFile:
         if step < 0:
@@ -169,7 +176,7 @@ class DumpWriter:
             file = LineFile(self.folder / f"{step}.jsonl", fsync=self._fsync)
             if file.mended is not None:
                 self.mended.append(file.mended)
-            self._expected.setdefault(step, self.count_lines(step))
+            self._expected.setdefault(step, self.count_lines(step) if file.is_regular else 0)
         self._files[step] = file  # the last used is the last to be closed
         return file
 

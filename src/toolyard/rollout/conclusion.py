@@ -170,7 +170,7 @@ async def _release(play: Play, stack: AsyncExitStack, instances: ToolInstances |
         score,
         failed,
         [f"tool/{name}" for name, instance in there.items() if instance.ours],
-        [*play.abandoned, *(line for instance in there.values() for line in instance.abandoned)],
+        list(play.abandoned),
     )
 
 

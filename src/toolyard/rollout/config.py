@@ -31,6 +31,8 @@ EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""
 _SHOWN = 80
 """Characters of a wrong value or override that its message shows."""
+OWN_TASKS = ("tasks.limit=null", "prompt.system=null", "prompt.examples=[]", "prompt.instruction=null")
+"""Takes out of `EMBEDDED` what is made for the bundled problems: other tasks are played as they are."""
 SETTINGS_BESIDE_DUMP = "rollout.json"
 """Lies in a dump's folder: the settings it was made with."""
 
@@ -77,6 +79,9 @@ class ChatConfig(_Part):
     """The text around it where that is a user, with `{}` for it."""
     syntax_options: JSON = Field(default_factory=dict[str, Any])
     """Of the syntax of calls: `{tool: python, argument: code}` for code_block, say."""
+    near_miss: Literal["tell", "ignore"] = "ignore"
+    """What becomes of text that looks like a call, but is not written as the format writes calls. tell: answered like a
+    malformed call. ignore: an ordinary message. Either way the summary counts them."""
     template_kwargs: JSON = Field(default_factory=dict[str, Any])
     """What the template takes besides messages: enable_thinking, say."""
 

@@ -74,7 +74,7 @@ async def open_rollout(
             schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
         else:
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
-        speaker = await _open_speaker(config, stack, tape, note)
+        speaker = await _open_speaker(config, stack, tape, schemas, note)
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction)
         yield OpenedRollout(setting, schemas)
 
@@ -133,6 +133,21 @@ def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = 
         yield replace(task, messages=(*task.messages[:first], *examples, *task.messages[first:]))
 
 
+def prompt_additions(config: RolloutConfig) -> str:
+    """What `prompt` puts into every task, in words; empty if tasks are played as they are."""
+    prompt = config.prompt
+    parts = [
+        f"the system message {_in_short(prompt.system)}" if prompt.system is not None else "",
+        f"{len(prompt.examples)} messages of worked examples" if prompt.examples else "",
+        f"the instruction {_in_short(prompt.instruction)} at its end" if prompt.instruction is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _in_short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
 def _example(index: int, said: Mapping[str, Any]) -> Message:
     try:
         return Message.from_openai(said)
@@ -161,7 +176,13 @@ def _find_users_modules(config: RolloutConfig) -> None:
 # Engines --------------------------------------------------------------------------------------------------------------
 
 
-async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape | None, note: Note) -> Speaker:
+async def _open_speaker(
+    config: RolloutConfig,
+    stack: AsyncExitStack,
+    tape: Tape | None,
+    schemas: Sequence[OpenAIFunctionToolSchema],
+    note: Note,
+) -> Speaker:
     engine = config.engine
     if engine.adapter is not None and engine.kind != "transformers":
         raise ConfigError(f"engine.adapter {engine.adapter!r}: transformers merges it, and {engine.kind} cannot")
@@ -185,10 +206,25 @@ async def _open_speaker(config: RolloutConfig, stack: AsyncExitStack, tape: Tape
         template_kwargs=config.chat.template_kwargs,
         syntax_options=config.chat.syntax_options,
     )
+    tell = config.chat.near_miss == "tell"
     if tape is not None:
-        return TokenSpeaker(None, chat, config.sampling, config.limits)
-    made = _token_engine(config, model, tokenizer, chat)
-    return TokenSpeaker(await stack.enter_async_context(made), chat, config.sampling, config.limits)
+        return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell)
+    _refuse_tools_that_are_not_offered(config, chat, schemas)
+    made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
+    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell)
+
+
+def _refuse_tools_that_are_not_offered(
+    config: RolloutConfig, chat: ChatFormat, schemas: Sequence[OpenAIFunctionToolSchema]
+) -> None:
+    """A tool that the model is not told of looks in the summary as if it were never of use."""
+    silent = chat.unoffered(schemas)
+    if silent:
+        told = "; ".join(f"{name}: {why}" for name, why in silent.items())
+        raise ConfigError(
+            f"tools {config.tools or 'of the defaults'}: the format {chat.name} cannot offer all of them to the model; "
+            f"{told}. Choose another --format, or leave them out of the file"
+        )
 
 
 def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:

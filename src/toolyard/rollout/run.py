@@ -23,7 +23,7 @@ from .chance import Chance, RecordingChance, ReplayedChance
 from .config import RolloutConfig
 from .fingerprint import check_resumed
 from .finish import FinishReason, RolloutState
-from .opening import OpenedRollout, open_rollout, planned, requests_of
+from .opening import OpenedRollout, open_rollout, planned, prompt_additions, requests_of
 from .request import AsyncRolloutRequest
 from .run_many import RolloutRun, Stuck
 from .summary import Summary
@@ -110,6 +110,8 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
             books.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
             marks = {"accepted_changes": accepted} if accepted else {}
         opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
+        if additions := prompt_additions(config):
+            observer.note(f"every prompt gets {additions}")
         observer.opened(books.planned, books.before)
         run = RolloutRun(
             opened.setting,

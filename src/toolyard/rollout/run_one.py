@@ -115,7 +115,7 @@ class Play:
         self._timings: dict[str, float] = {}
         self._proposed: tuple[list[Message], list[int]] = ([], [])
         self.abandoned: list[str] = []
-        """Calls that ignored their cancellation, other than those of tools."""
+        """Calls that ignored their cancellation."""
         self._deadline = 0.0
         self._clock: LoopClock
         self._task: asyncio.Task[Any]
@@ -242,7 +242,7 @@ class Play:
 
         async def begin() -> Begun:
             request.waits_for = ", ".join(setting.tools)
-            opened = open_instances(setting.tools, request.request_id, request.tools_kwargs)
+            opened = open_instances(setting.tools, request.request_id, request.tools_kwargs, self.abandoned)
             self._instances = await self._stack.enter_async_context(opened)
             if setting.interaction is not None:
                 self._stack.push_async_callback(self._finalize, setting.interaction)

@@ -10,7 +10,7 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -102,7 +102,9 @@ class Speaker(ABC):
             update={"max_tokens": min(max_tokens, self._sampling.max_tokens), "seed": turn_seed(request)}
         )
 
-    async def _retried(self, attempts: int, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    async def _retried(
+        self, request: AsyncRolloutRequest, attempts: int, ask: Callable[[], Awaitable[T]]
+    ) -> tuple[T, int]:
         """`ask`, until it answers; and how many attempts that makes. Nothing is kept of a failed one, so asking again
         is safe."""
         pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
@@ -116,6 +118,7 @@ class Speaker(ABC):
                     raise asyncio.CancelledError from error  # it was cancelled, whatever it makes of that
                 if not error.retryable or attempts > self._limits.engine_retries:
                     raise
+                request.waits_for = f"{self.engine_name}, attempt {attempts + 1} (the last: {error})"
             await asyncio.sleep(pause)
             pause *= 2
 
@@ -123,13 +126,23 @@ class Speaker(ABC):
 class TokenSpeaker(Speaker):
     """Tokens in, tokens out: what is trained on is what was sampled."""
 
-    def __init__(self, engine: Engine | None, chat: ChatFormat, sampling: Sampling, limits: RolloutLimits) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        chat: ChatFormat,
+        sampling: Sampling,
+        limits: RolloutLimits,
+        *,
+        tell_near_misses: bool = False,
+    ) -> None:
+        """`tell_near_misses`: text that looks like a call is answered like a malformed one."""
         stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
         texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
         super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits, engine)
         self._engine = engine
         self._chat = chat
         self._ends = frozenset(stops) | chat.special_ids
+        self._tell_near_misses = tell_near_misses
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Prompts of late: the samples of a task have the same one, and begin one after the other."""
 
@@ -163,7 +176,7 @@ class TokenSpeaker(Speaker):
         while True:
             prompt = [*request.input_ids, *ids] if ids else request.input_ids
             asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
-            got, tries = await self._retried(fruitless, partial(self._generate, prompt, asked, request.request_id))
+            got, tries = await self._retried(request, fruitless, partial(self._generate, prompt, asked, request.request_id))
             attempts += tries - fruitless
             fruitless = 0 if got.token_ids else tries
             joint = len(ids)
@@ -243,8 +256,13 @@ class TokenSpeaker(Speaker):
         request.append_sampled(generation)
         request.sampled_tokens += len(generation.token_ids)
         text = self._chat.decode(generation.token_ids)
+        parsed = self._chat.parse(generation.token_ids, request.tool_schemas)
+        if parsed.near_misses:
+            request.metrics["near_misses"] = request.metrics.get("near_misses", 0) + len(parsed.near_misses)
+            if self._tell_near_misses:
+                parsed = replace(parsed, malformed=parsed.near_misses)
         return Spoken(
-            self._chat.parse(generation.token_ids, request.tool_schemas),
+            parsed,
             _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
             len(generation.token_ids),
         )
@@ -280,7 +298,7 @@ class MessageSpeaker(Speaker):
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
         sampling = self._sampling_of(request, max_tokens)
-        got, attempts = await self._retried(0, partial(self._chat, request, sampling))
+        got, attempts = await self._retried(request, 0, partial(self._chat, request, sampling))
         versions = () if got.weight_version is None else (got.weight_version,)
         ids = got.token_ids or []
         generation = Generation(ids, got.logprobs, got.finish, got.weight_version)

@@ -54,6 +54,10 @@ class Summary:
     failures: dict[str, str] = field(default_factory=dict[str, str])
     """One example for each reason: the request, and what went wrong."""
     stuck: int = 0
+    near_misses: int = 0
+    """Texts that look like a call, but are not written as the format writes calls."""
+    abandoned: Counter[str] = field(default_factory=Counter[str])
+    """Calls that ignored their cancellation, by what they are."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.trajectories += 1
@@ -65,6 +69,8 @@ class Summary:
         self.sampled_tokens += trajectory.metrics.get("sampled_tokens", 0)
         self.finish_reasons[trajectory.finish_reason] += 1
         self.stuck += bool(trajectory.metrics.get("stuck"))
+        self.near_misses += trajectory.metrics.get("near_misses", 0)
+        self.abandoned.update(trajectory.metrics.get("abandoned", ()))
         if trajectory.score is not None:
             self.score.add(trajectory.score)
         for name, reward in trajectory.rewards.items():
@@ -76,11 +82,11 @@ class Summary:
         ends = [(call.name or "?", str(call.metrics.get("verdict") or call.outcome)) for call in calls]
         self.outcomes.update(ends)
         self.with_calls += any(outcome == "ok" for _, outcome in ends)
-        if trajectory.failure is not None:
-            last = trajectory.failure.error.strip().splitlines()[-1:] or [""]
-            self.failures.setdefault(
-                trajectory.finish_reason, f"{trajectory.request_id} ({trajectory.failure.whose}): {last[0]}"
-            )
+        failure = trajectory.failure
+        if failure is not None:
+            last = (failure.error.strip().splitlines() or [""])[-1]
+            told = f"{failure.whose}, in {failure.stage}" + (f", {failure.source}" if failure.source else "")
+            self.failures.setdefault(trajectory.finish_reason, f"{trajectory.request_id} ({told}): {last}")
 
     def as_json(self) -> JSON:
         return {
@@ -103,4 +109,6 @@ class Summary:
             "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.most_common()},
             "failures": self.failures,
             "stuck": self.stuck,
+            "near_misses": self.near_misses,
+            "abandoned": dict(self.abandoned.most_common()),
         }

@@ -21,7 +21,8 @@ from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLost
 from toolyard.sandbox import wire, wire_cases, wire_session
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
 from toolyard.sandbox.remote_cases import NoCasesError, run_cases
-from toolyard.sandbox.remote_http import Connections, Reply, Retries, explain, failure
+from toolyard.sandbox.remote_http import Connections, GoneError, Reply, Retries, explain, failure, plain
+from toolyard.sandbox.remote_servers import Server, Servers, Tries
 
 __all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
 
@@ -34,7 +35,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class RemoteSandbox:
-    """A sandbox behind `url`: its base, or the full `…/run_code` that verl's configuration holds.
+    """A sandbox behind `url`: its base, or the full `…/run_code` that verl's configuration holds; or several of them.
+
+    With several servers, each program goes to the one with the least to do. A server that fails, or does not answer two
+    pings in a row while a program waits, is left for a while, and its programs are run elsewhere; a session stays where
+    it was opened, and is lost with its server.
 
     `margin_seconds` is what a request may take beyond its program's own compile and run time: the wait for a worker
     and the way there and back. `connections` bounds the requests in flight; more wait here.
@@ -42,7 +47,7 @@ class RemoteSandbox:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         token: str | None = None,
         *,
         margin_seconds: float = 10.0,
@@ -50,26 +55,32 @@ class RemoteSandbox:
         connect_seconds: float = 5.0,
         retries: Retries | None = None,
     ) -> None:
-        self._base = _base_of(url)
+        bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
+        if not bases:
+            raise ConfigError("sandbox URL: expected one or more, got an empty list")
+        token = token if token is not None else settings.sandbox_token()
         self._margin = margin_seconds
-        self._max_cases = 0
-        """How many at once the server takes. Its first answer tells; of a foreign one, that it takes none."""
-        self._http = Connections(
-            self._base,
-            token if token is not None else settings.sandbox_token(),
-            limit=connections,
-            connect_seconds=connect_seconds,
-            retries=retries or Retries(),
-        )
+
+        def connect(base: str, retries: Retries) -> Connections:
+            return Connections(
+                base,
+                token,
+                limit=connections,
+                connect_seconds=connect_seconds,
+                retries=retries,
+                pinged=len(bases) > 1,
+            )
+
+        self._servers = Servers(bases, connect, retries=retries or Retries(), limit=connections)
 
     async def __aenter__(self) -> Self:
-        await self._http.open()
+        await self._servers.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.close()
+        await self._servers.close()
 
     async def run(self, program: Program, limits: Limits | None = None) -> Execution:
         """Run `program` over there. See `Sandbox.run`; cancelling it closes the connection, which stops the program.
@@ -81,14 +92,20 @@ class RemoteSandbox:
         """
         limits = limits or Limits()
         body = wire.write_request(program, limits)
+        tries = Tries(self._servers)
+        while True:
+            async with tries as server:
+                return await self._run_at(server, program, body, limits)
+
+    async def _run_at(self, server: Server, program: Program, body: bytes, limits: Limits) -> Execution:
         seconds = limits.compile_seconds + limits.run_seconds + self._margin
-        reply = await self._http.call("POST", "/run_code", body, seconds=seconds)
+        reply = await server.http.call("POST", "/run_code", body, seconds=seconds)
         if reply.status != 200:
-            raise explain(reply, f"{self._base}/run_code")
-        response = _parse(wire.ExtendedRunCodeResponse, reply, self._base)
+            raise explain(reply, f"{server.base}/run_code")
+        response = _parse(wire.ExtendedRunCodeResponse, reply, server.base)
         if response.toolyard is None and (unheard := wire.needs_extras(program)):
-            raise ProgramError(f"{self._base} is not Toolyard's own service and has ignored the program's {unheard}")
-        self._max_cases = response.toolyard.max_cases if response.toolyard else 0
+            raise ProgramError(f"{server.base} is not Toolyard's own service and has ignored the program's {unheard}")
+        server.max_cases = response.toolyard.max_cases if response.toolyard else 0
         return wire.read_response(response)
 
     async def run_each(
@@ -112,21 +129,28 @@ class RemoteSandbox:
         if program.stdin is not None:
             raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
         limits = limits or Limits()
-        done = 0
+        done = tried = 0
+        tries = Tries(self._servers)
         while done < len(stdins):
-            if self._max_cases > 1 and done + 1 < len(stdins):
-                some = wire_cases.portion(stdins[done:], self._max_cases)
-                try:
-                    body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
-                    found = run_cases(self._http, self._base, body, len(some), limits, self._margin)
-                    async with aclosing(found) as executions:
-                        async for execution in executions:
-                            done += 1
-                            yield execution
-                except NoCasesError:
-                    self._max_cases = 0
-            else:
-                execution = await self.run(program.model_copy(update={"stdin": stdins[done]}), limits)
+            if done > tried:  # the next case has all its tries
+                tried, tries = done, Tries(self._servers)
+            execution = None
+            async with tries as server:
+                if server.max_cases > 1 and done + 1 < len(stdins):
+                    some = wire_cases.portion(stdins[done:], server.max_cases)
+                    try:
+                        body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
+                        found = run_cases(server.http, server.base, body, len(some), limits, self._margin)
+                        async with aclosing(found) as executions:
+                            async for case in executions:
+                                done += 1
+                                yield case
+                    except NoCasesError:
+                        server.max_cases = 0
+                else:
+                    one = program.model_copy(update={"stdin": stdins[done]})
+                    execution = await self._run_at(server, one, wire.write_request(one, limits), limits)
+            if execution is not None:
                 done += 1
                 yield execution
 
@@ -138,28 +162,36 @@ class RemoteSandbox:
             SandboxError: the server has no sessions (a foreign one), or could not open one.
         """
         limits = limits or Limits()
-        order = wire_session.OpenSession(limits=limits).model_dump_json().encode()
-        where = f"{self._base}{wire_session.SESSIONS}"
-        # The server closes what nobody asks for again, so a session opened twice by a second try does no harm.
-        reply = await self._http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
-        if reply.status in (404, 405):
-            raise failure(f"{self._base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
-        if reply.status != 201:
-            raise _session_error(reply, where)
-        opened = _parse(wire_session.OpenedSession, reply, where)
-        session = RemoteSession(self._http, opened.session_id, limits, self._margin)
+        tries = Tries(self._servers)
+        while True:
+            async with tries as server:
+                session = await self._open_session(server, limits)
+                break
         try:
             yield session
         finally:
             await session.close()
 
+    async def _open_session(self, server: Server, limits: Limits) -> RemoteSession:
+        order = wire_session.OpenSession(limits=limits).model_dump_json().encode()
+        where = f"{server.base}{wire_session.SESSIONS}"
+        # The server closes what nobody asks for again, so a session opened twice by a second try does no harm.
+        reply = await server.http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
+        if reply.status in (404, 405):
+            raise failure(f"{server.base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
+        if reply.status != 201:
+            raise _session_error(reply, where)
+        opened = _parse(wire_session.OpenedSession, reply, where)
+        return RemoteSession(server, opened.session_id, limits, self._margin)
+
 
 class RemoteSession:
     """The `Session` protocol over HTTP. Made by `RemoteSandbox.session`."""
 
-    def __init__(self, http: Connections, session_id: str, limits: Limits, margin_seconds: float) -> None:
-        self._http = http
+    def __init__(self, server: Server, session_id: str, limits: Limits, margin_seconds: float) -> None:
+        self._server = server
         self._path = f"{wire_session.SESSIONS}/{quote(session_id, safe='')}"
+        self._where = f"{server.base}{self._path}"
         self._limits = limits
         self._margin = margin_seconds
         self._closed = False
@@ -172,7 +204,7 @@ class RemoteSession:
         try:
             return wire_session.CELL_RESULT.validate_json(reply.body)
         except ValidationError as error:
-            raise failure(f"{self._path}: the server's answer is broken: {error}", retryable=False) from error
+            raise failure(f"{self._where}: the server's answer is broken: {error}", retryable=False) from error
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         await self._call("PUT", "/files", wire_session.Files(files={**wire.encode_files(files)}))
@@ -180,17 +212,17 @@ class RemoteSession:
     async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
         query = urlencode([("name", name) for name in names])
         reply = await self._call("GET", f"/files?{query}")
-        return wire.decode_files(_parse(wire_session.Files, reply, self._path).files)
+        return wire.decode_files(_parse(wire_session.Files, reply, self._where).files)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            await self._http.call("DELETE", self._path, seconds=self._margin)
+            await self._server.http.call("DELETE", self._path, seconds=self._margin)
         except SandboxError as error:
             # The work is done, and the server closes idle sessions: no reason to fail what went well.
-            _log.warning("could not close %s: %s", self._path, error)
+            _log.warning("could not close %s: %s", self._where, error)
 
     async def _call(
         self,
@@ -204,9 +236,19 @@ class RemoteSession:
         if self._closed:
             raise SessionLostError("the session is closed")
         body = None if order is None else wire.to_json(order)
-        reply = await self._http.call(method, self._path + path, body, seconds=seconds, repeatable=repeatable)
+        try:
+            reply = await self._server.http.call(
+                method, self._path + path, body, seconds=seconds, repeatable=repeatable
+            )
+        except GoneError as error:
+            self._server.sign(error)
+            self._server.failed(error)
+            raise plain(error) from error.__cause__
         if reply.status >= 300:
-            raise _session_error(reply, self._path)
+            error = _session_error(reply, self._where)
+            if isinstance(error, SandboxError):
+                self._server.sign(error)
+            raise error
         return reply
 
 

@@ -11,13 +11,14 @@ import asyncio
 import io
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import aiohttp
 
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.sandbox.remote_health import PING_SECONDS, Health
 
 _BUSY = frozenset({429, 503, 504})
 _IDLE_SECONDS = 4.0
@@ -35,6 +36,7 @@ class Retries:
     """How hard to try before giving up."""
 
     attempts: int = 5
+    """At each server, where there are several."""
     seconds: float = 60.0
     """No new try begins later than this after the first, whatever Retry-After says."""
 
@@ -48,7 +50,11 @@ class Reply:
     """In place of the body, where they were asked for and the status is 200."""
 
 
-class _NotSentError(SandboxError):
+class GoneError(SandboxError):
+    """The server could not be reached, broke off or fell silent. What it did with the request is not known."""
+
+
+class _NotSentError(GoneError):
     """The request cannot have reached the server's application: trying again is safe."""
 
 
@@ -58,10 +64,29 @@ def failure(message: str, *, retryable: bool) -> SandboxError:
     return error
 
 
-class Connections:
-    """A pool of connections to one server. Opened and closed in one task, used from any of its loop."""
+def plain(error: GoneError) -> SandboxError:
+    """As callers know it."""
+    known = failure(str(error), retryable=True)
+    known.source = error.source
+    return known
 
-    def __init__(self, base: str, token: str | None, *, limit: int, connect_seconds: float, retries: Retries) -> None:
+
+class Connections:
+    """A pool of connections to one server. Opened and closed in one task, used from any of its loop.
+
+    `pinged`: a server that leaves a request waiting is asked for a ping now and then, and given up if it misses two.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        token: str | None,
+        *,
+        limit: int,
+        connect_seconds: float,
+        retries: Retries,
+        pinged: bool = False,
+    ) -> None:
         self._base = base
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -69,6 +94,7 @@ class Connections:
         self._limit = limit
         self._connect_seconds = connect_seconds
         self._retries = retries
+        self._health = Health(self._ping) if pinged else None
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -85,6 +111,8 @@ class Connections:
         )
 
     async def close(self) -> None:
+        if self._health is not None:
+            await self._health.close()
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -107,7 +135,7 @@ class Connections:
             with self._explained(where, seconds, connection, repeatable=repeatable):
                 async with (
                     self._slots,
-                    asyncio.timeout(seconds),
+                    self._waiting(seconds),
                     self._opened().request(
                         method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
                     ) as response,
@@ -130,7 +158,7 @@ class Connections:
                 with self._explained(where, seconds, connection, repeatable=True):
                     async with AsyncExitStack() as opened:
                         await opened.enter_async_context(self._slots)
-                        async with asyncio.timeout(seconds):
+                        async with self._waiting(seconds):
                             response = await opened.enter_async_context(
                                 self._opened().post(
                                     where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
@@ -139,7 +167,7 @@ class Connections:
                             if response.status != 200:
                                 return Reply(response.status, await response.read(), _retry_after(response))
                         open_until_left.push_async_exit(opened.pop_all())
-                        return Reply(200, b"", None, Lines(response, where))
+                        return Reply(200, b"", None, Lines(response, where, self._waiting))
 
             yield await self._persist(once, path, repeatable=True)
 
@@ -164,10 +192,47 @@ class Connections:
                 least = reply.retry_after
                 if not repeatable:
                     raise problem
-            delay = _delay(attempt, least)
+            delay = delay_before(attempt, least)
             if attempt >= self._retries.attempts or clock() - begun + delay > self._retries.seconds:
-                raise problem if isinstance(problem, SandboxBusyError) else failure(str(problem), retryable=True)
+                problem.args = (f"{problem} ({attempt} tries)" if attempt > 1 else str(problem),)
+                raise problem if isinstance(problem, SandboxBusyError) else GoneError(*problem.args)
             await asyncio.sleep(delay)
+
+    @asynccontextmanager
+    async def _waiting(self, seconds: float) -> AsyncGenerator[None]:
+        """
+        Raises:
+            TimeoutError: the server has not answered within `seconds`.
+            GoneError: it has missed two pings, or one if it was lost already.
+        """
+        health = self._health
+        if health is None:
+            async with asyncio.timeout(seconds):
+                yield
+            return
+        if health.lost and not await health.is_back():
+            raise _NotSentError(f"{self._base}: still no answer to a ping")
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                with health.watch(deadline):
+                    yield
+        except TimeoutError:
+            if health.lost:
+                raise GoneError(f"{self._base} does not answer any more, nor did it answer two pings") from None
+            raise
+
+    async def _ping(self) -> bool:
+        """Both our service and SandboxFusion have this route. From others, that they have not is an answer as well."""
+        unused = SimpleNamespace(reused_at=None)
+        where = f"{self._base}/v1/ping"
+        try:
+            async with (
+                asyncio.timeout(PING_SECONDS),
+                self._opened().get(where, allow_redirects=False, trace_request_ctx=unused) as response,
+            ):
+                return response.status < 500
+        except (TimeoutError, aiohttp.ClientError):
+            return False
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -195,9 +260,9 @@ class Connections:
             stale = connection.reused_at is not None and clock() - connection.reused_at < _STALE_SECONDS
             if stale and repeatable:
                 raise _NotSentError(f"{where}: an idle connection was closed by the server") from error
-            raise failure(f"{where}: the server broke off: {error}", retryable=True) from error
+            raise GoneError(f"{where}: the server broke off: {error}") from error
         except aiohttp.ClientError as error:
-            raise failure(f"{where}: {error!r}", retryable=True) from error
+            raise GoneError(f"{where}: {error!r}") from error
         except RuntimeError as error:
             if session.closed:
                 raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
@@ -207,9 +272,15 @@ class Connections:
 class Lines:
     """The lines of an answer that has begun."""
 
-    def __init__(self, response: aiohttp.ClientResponse, where: str) -> None:
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        where: str,
+        waiting: Callable[[float], AbstractAsyncContextManager[None]],
+    ) -> None:
         self._response = response
         self._where = where
+        self._waiting = waiting
         self._buffer = bytearray()
 
     async def next(self, seconds: float) -> bytes:
@@ -218,20 +289,22 @@ class Lines:
         Raises:
             SandboxError: it did not come within `seconds`, or the server broke off.
         """
-        seen = 0
+        end = self._buffer.find(b"\n")
         try:
-            async with asyncio.timeout(seconds):
-                while (end := self._buffer.find(b"\n", seen)) < 0:
-                    seen = len(self._buffer)
-                    # Not by its own `readline`, which refuses long ones.
-                    chunk = await self._response.content.readany()
-                    if not chunk:
-                        return b""
-                    self._buffer += chunk
+            if end < 0:
+                async with self._waiting(seconds):
+                    while end < 0:
+                        seen = len(self._buffer)
+                        # Not by its own `readline`, which refuses long ones.
+                        chunk = await self._response.content.readany()
+                        if not chunk:
+                            return b""
+                        self._buffer += chunk
+                        end = self._buffer.find(b"\n", seen)
         except TimeoutError:
             raise failure(f"{self._where}: no answer within {seconds:g} s", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise failure(f"{self._where}: the server broke off: {error!r}", retryable=True) from error
+            raise GoneError(f"{self._where}: the server broke off: {error!r}") from error
         line = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
         return line
@@ -258,7 +331,7 @@ def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
     return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
 
 
-def _delay(attempt: int, least: float | None) -> float:
+def delay_before(attempt: int, least: float | None) -> float:
     """Exponential with full jitter, so that clients turned away together do not come back together."""
     return (least or 0.0) + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
 

@@ -6,7 +6,7 @@
 What runs here cannot end, cancel or hold up whoever runs it.
 """
 
-from .calls import Call, run_in_thread, uninterrupted
+from .calls import Call, end_stray_tasks, run_in_thread, uninterrupted
 from .clock import LoopClock, Scope, loop_clock
 from .stalls import LoopWatch, Stall
 
@@ -16,6 +16,7 @@ __all__ = [
     "LoopWatch",
     "Scope",
     "Stall",
+    "end_stray_tasks",
     "loop_clock",
     "run_in_thread",
     "uninterrupted",

@@ -25,7 +25,9 @@ GRACE_SECONDS = 5.0
 """How long cancelled code may take to end."""
 
 _running: dict[asyncio.Task[Any], Call] = {}
-"""All calls that have not ended, abandoned ones included: the event loop itself refers to tasks only weakly."""
+"""All calls that have not ended, abandoned ones included."""
+_disowned: set[asyncio.Task[Any]] = set()
+"""Kept, since the event loop itself refers to tasks only weakly, and one that is collected runs its `finally` anywhere."""
 
 
 class Call:
@@ -115,9 +117,7 @@ class Call:
     def _abandon(self) -> None:
         self.abandoned = True
         _log.warning("%s%s ignores its cancellation, and is abandoned at %s", self.what, self._owner, self.place)
-        # asyncio.run would wait for it for ever, and the interpreter complain of it.
-        asyncio._unregister_task(self.task)  # pyright: ignore  # noqa: SLF001 - documented in "Extending asyncio"
-        self.task._log_destroy_pending = False  # pyright: ignore  # noqa: SLF001
+        _disown(self.task)
         self._conclude()
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -162,6 +162,25 @@ async def uninterrupted(*calls: Call) -> None:
         cancelled |= await call._outlasted(cancelling=False)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def end_stray_tasks(grace: float = GRACE_SECONDS) -> list[str]:
+    """Cancel every other task of the loop, and disown those that ignore it: `asyncio.run` would wait for them for ever.
+    Returns the lines where they hang."""
+    stray = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in stray:
+        task.cancel()
+    left = (await asyncio.wait(stray, timeout=grace))[1] if stray else set[asyncio.Task[Any]]()
+    for task in left:
+        _disown(task)
+    return [suspended_at(task.get_coro()) for task in left]
+
+
+def _disown(task: asyncio.Task[Any]) -> None:
+    """Neither `asyncio.run` shall wait for it, nor the interpreter complain of it."""
+    _disowned.add(task)
+    asyncio._unregister_task(task)  # pyright: ignore  # noqa: SLF001 - documented in "Extending asyncio"
+    task._log_destroy_pending = False  # pyright: ignore  # noqa: SLF001
 
 
 async def run_in_thread(call: Callable[[], T], name: str = "toolyard call") -> T:

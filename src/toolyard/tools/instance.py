@@ -44,7 +44,7 @@ _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwa
 class ToolInstance:
     """Made by `open_instance`."""
 
-    def __init__(self, handle: ToolHandle, kwargs: Mapping[str, JSON]) -> None:
+    def __init__(self, handle: ToolHandle, kwargs: Mapping[str, JSON], abandoned: list[str]) -> None:
         self.tool = handle.tool
         self.instance_id = ""
         self.creation = ToolResponse()
@@ -59,8 +59,8 @@ class ToolInstance:
         """Tracebacks of `calc_reward` and `release`."""
         self.ours = False
         """There is no reward because of a failure of ours."""
-        self.abandoned: list[str] = []
-        """Calls that ignored their cancellation, with the line they hang at."""
+        self.abandoned = abandoned
+        """Calls of all the trajectory's tools that ignored their cancellation, with the line they hang at."""
         self.begun = False
         """`create` has returned: there is something to end."""
         self._handle = handle
@@ -98,6 +98,8 @@ class ToolInstance:
 
     def created(self, request_id: str, call: Call) -> ToolError | None:
         """What came of `create`. If it returned, there is something to release, whatever is wrong with it."""
+        if call.abandoned:
+            self.abandoned.append(f"{call.what}, at {call.place}")
         error = None if call.error is None else bare(call.error)
         if not call.abandoned and error is None:
             self.begun = True
@@ -203,9 +205,14 @@ class ToolInstances(Mapping[str, ToolInstance]):
 
 @asynccontextmanager
 async def open_instances(
-    tools: Mapping[str, BaseTool], request_id: str, tools_kwargs: Mapping[str, Mapping[str, JSON]] | None = None
+    tools: Mapping[str, BaseTool],
+    request_id: str,
+    tools_kwargs: Mapping[str, Mapping[str, JSON]] | None = None,
+    abandoned: list[str] | None = None,
 ) -> AsyncGenerator[ToolInstances]:
     """Instances of all `tools`, created at the same time; if one cannot be, those that were are ended.
+
+    Calls that ignore their cancellation are named in `abandoned`.
 
     Cancelled, it ends what was created before it lets go: a creation is finished and then released.
 
@@ -213,7 +220,7 @@ async def open_instances(
         ToolError: of the first that could not be created.
         ConfigError: `tools_kwargs` is not what it should be.
     """
-    given = tools_kwargs or {}
+    given, left = tools_kwargs or {}, [] if abandoned is None else abandoned
     unknown = [name for name, kwargs in given.items() if kwargs and name not in tools]
     if unknown:
         there = ", ".join(tools) or "no tools"
@@ -221,7 +228,8 @@ async def open_instances(
             f"tools_kwargs: no tool is called {', '.join(map(repr, sorted(unknown)))}; there are: {there}"
         )
     instances = {
-        name: ToolInstance(handle_of(tool), _checked_kwargs(name, given.get(name))) for name, tool in tools.items()
+        name: ToolInstance(handle_of(tool), _checked_kwargs(name, given.get(name)), left)
+        for name, tool in tools.items()
     }
     try:
         creating = {one: call for one in instances.values() if (call := one.create(request_id)) is not None}

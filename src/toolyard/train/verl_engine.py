@@ -8,8 +8,7 @@ from typing import Any, Self
 
 from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.errors import EngineError, EngineRequestError
-from toolyard.tools.calls import in_short
+from toolyard.errors import EngineError, EngineRequestError, in_short
 
 _ABORTED = ("aborted", "abort")
 _REFUSALS = (ValueError, TypeError, AssertionError)

@@ -106,7 +106,7 @@ class Watch:
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
-        self._cpu = 0.0
+        self._seconds = self._cpu = 0.0
         self.by_looking = False
         """Whether the program's processes are looked at, since nobody else counts for us."""
         self._next = 0.0
@@ -122,7 +122,7 @@ class Watch:
             self.cgroup.lift_limit(2 * size + self.own_memory)
 
     def begin(self, header: tuple[Any, ...]) -> None:
-        self._cpu, self._memory, self._space = header[2], header[3], header[7]
+        self._seconds, self._cpu, self._memory, self._space = header[1], header[2], header[3], header[7]
         if self.cgroup is not None:
             self.cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
             self.cgroup.set_processes(header[4] + OWN_PROCESSES)
@@ -164,16 +164,18 @@ class Watch:
             return (space.f_blocks - space.f_bfree) * space.f_frsize
         return sum(map(_tree_bytes, self._writable))
 
-    def verdict(self, cpu: float, peak: int = 0, *, killed: bool | None = None) -> int:
-        """The reason for an end that looked like the program's own. `peak`: the largest resident size of a process.
-        `killed`: whether the kernel killed something for its memory, where that is known."""
+    def verdict(self, wall: float, cpu: float = 0.0, peak: int = 0, *, killed: bool | None = None) -> int:
+        """The reason for an end that looked like the program's own. `wall`: seconds from its start to its end.
+        `peak`: the largest resident size of a process. `killed`: whether the kernel killed something for its memory,
+        where that is known."""
         if killed is None:
             killed = self.cgroup is not None and self.cgroup.killed()
         if killed or peak > self._memory + self._inherited:  # the latter came and went between two samples
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and cpu >= self._cpu:
             return frames.CPU_EXCEEDED
-        return frames.ENDED
+        # It ended by itself before a late worker came to stop it.
+        return frames.TIMED_OUT if wall > self._seconds else frames.ENDED
 
     def _reaped_seconds(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)

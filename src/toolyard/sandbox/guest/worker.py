@@ -170,7 +170,8 @@ class Worker:
         self, reason: int, status: int, cpu: float, peak: int, wall: float, fetch: memoryview, *, hold: bool = False
     ) -> int:
         """Everything is dead: fetch files, clean up, reply. In `extra` is why it was refused, if it was."""
-        found = self.watch.verdict(cpu, peak)  # also where it does not count: what it has seen must not count again
+        # Also where it does not count: what it has seen must not count again. What is refused has no time limit.
+        found = self.watch.verdict(0.0 if self.extra.size else wall, cpu, peak)
         reason = found if reason == frames.ENDED else reason
         if reason == frames.ENDED and self.extra.size:
             reason = frames.REFUSED
@@ -184,7 +185,7 @@ class Worker:
 
     def conclude_clean(self, status: int, cpu: float, peak: int, wall: float) -> int:
         """The same where nothing was killed for its memory, no output is cut and there are no files. Sent later."""
-        reason = self.watch.verdict(cpu, peak, killed=False)
+        reason = self.watch.verdict(wall, cpu, peak, killed=False)
         self.replies.put((reason, 0, status, wall, cpu, peak), (self.out, self.err, self.extra), hold=True)
         return reason
 
@@ -318,7 +319,9 @@ class Worker:
         wall, status = time.monotonic() - start, 0
         if not alive:
             status = self._lose(child)
-            reason = self.watch.verdict(0.0) if reason == frames.ENDED else reason
+            reason = self.watch.verdict(wall) if reason == frames.ENDED else reason
+        elif reason == frames.ENDED and wall > header[1]:
+            reason = frames.TIMED_OUT
         self._respond(reason, status, wall=wall)
 
     def _pump_cell(self, child: Child, deadline: float, flood: int) -> tuple[int, bool]:

@@ -1,0 +1,135 @@
+"""Calls that are not written as their format writes calls.
+
+Small models know more than one way to call a tool: as JSON in a fence, or in the tags of another model. To the format
+such a turn is prose, so nothing is called and nothing is malformed. Here it is recognized, so the model can be told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
+
+from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
+from toolyard.chat.scanning import BrokenError, decode_value, quote, scan_object
+from toolyard.chat.syntaxes import SYNTAXES
+from toolyard.errors import ChatError
+from toolyard.messages import JSON, decode_arguments
+
+_SYNTAXES = tuple(syntax for syntax in (make() for make in SYNTAXES.values()) if syntax.sign)
+_SIGNS = tuple(dict.fromkeys(['"name"', *(syntax.sign for syntax in _SYNTAXES)]))
+_OBJECT = re.compile(r'\{\s*+"')
+_FENCE = re.compile(r"```\w*+\s(.*?)(?:```|\Z)", re.DOTALL)
+_NAME = re.compile(r"[\w.:/-]{1,64}")
+_WRAPPERS = ("function", "function_call", "tool_call", "tool_calls")
+_DEPTH = 4
+"""How many wrappers and lists are opened: the OpenAI API's tool_calls, a list of functions, are three."""
+_FAR = 30_000
+"""Characters that are looked at, from the end of a turn: a model stops after its call. A long turn that only repeats
+itself would take seconds."""
+_MOST = 8
+"""Near misses that are reported of one turn."""
+_LONG_TEXT = 400
+_LONG_VALUE = 60
+
+_Call = tuple[str, JSON]
+"""A name and arguments."""
+
+
+def with_near_misses(turn: ParsedTurn, tools: Tools, write: Callable[[ParsedCall], str]) -> ParsedTurn:
+    """`turn` with its near misses, if it has neither calls nor malformed ones. Never raises; takes time linear in the
+    text, and next to none for a text that has no sign of a call.
+
+    A near miss is a call of one of `tools`, as a JSON object with a name and arguments or in any of the `SYNTAXES` that
+    has a sign; or such an object with any name, if it is the whole text or a whole fence.
+
+    `write`: the call as the format writes it; may raise ChatError.
+    """
+    if not tools or turn.calls or turn.malformed or not any(sign in turn.text for sign in _SIGNS):
+        return turn
+    text = turn.text[-_FAR:]
+    offered = {tool.function.name for tool in tools}
+    found = list(islice(_tagged(text, tools, offered), _MOST))
+    if not found:
+        found = islice(chain(_named(text, offered), _alone(text, offered)), _MOST)
+    misses = tuple(MalformedCall(part[:_LONG_TEXT], _why(name, given, write)) for part, (name, given) in found)
+    return replace(turn, near_misses=misses) if misses else turn
+
+
+def _tagged(text: str, tools: Tools, offered: set[str]) -> Iterator[tuple[str, _Call]]:
+    """Calls in any syntax, and what was written."""
+    for syntax in _SYNTAXES:
+        if syntax.sign not in text:
+            continue
+        for region in syntax.regions(text, 0, tools):
+            for call in region.found:
+                if isinstance(call, ParsedCall) and call.name in offered:
+                    yield text[region.start : region.end], (call.name, decode_arguments(call.arguments)[0])
+
+
+def _named(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
+    """JSON objects anywhere that call a tool which is offered."""
+    at = 0
+    while (begin := _OBJECT.search(text, at)) is not None:
+        try:
+            at = scan_object(text, begin.start()).end
+        except BrokenError as error:
+            at = max(error.resume, begin.end())
+            continue
+        written = text[begin.start() : at]
+        for name, given in _calls_of(written):
+            if name in offered:
+                yield written, (name, given)
+
+
+def _alone(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
+    """JSON that is the whole text, or all there is in a fence, and calls a tool which is not offered."""
+    for part in chain([text], (fence[1] for fence in _FENCE.finditer(text))):
+        for name, given in _calls_of(part.strip()):
+            if name not in offered and _NAME.fullmatch(name):
+                yield part.strip(), (name, given)
+
+
+def _calls_of(written: str) -> Iterator[_Call]:
+    value = decode_value(written)[0] if written.startswith(("{", "[")) else None
+    return _calls_in(value, _DEPTH)
+
+
+def _calls_in(value: Any, depth: int) -> Iterator[_Call]:
+    if isinstance(value, list) and depth:
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _calls_in(item, depth - 1)
+    elif isinstance(value, dict):
+        known: JSON = value  # pyright: ignore[reportUnknownVariableType]
+        arguments = _arguments_of(known)
+        if isinstance(known.get("name"), str) and arguments is not None:
+            yield known["name"], arguments
+        else:
+            for key in _WRAPPERS if depth else ():
+                yield from _calls_in(known.get(key), depth - 1)
+
+
+def _arguments_of(value: JSON) -> JSON | None:
+    given = value.get("arguments", value.get("parameters"))
+    if isinstance(given, str):
+        given, problem = decode_arguments(given)
+        given = None if problem else given
+    # A tool that is described, not called: its parameters are a JSON Schema.
+    described = isinstance(given, dict) and "type" in given and "properties" in given
+    return given if isinstance(given, dict) and not described else None  # pyright: ignore[reportUnknownVariableType]
+
+
+def _why(name: str, given: JSON, write: Callable[[ParsedCall], str]) -> str:
+    """In words that the model can act on: with its own call as it should have been written."""
+    seems = f"this looks like a call of {quote(name)}, but"
+    try:
+        short = {key: value if len(json.dumps(value)) <= _LONG_VALUE else "…" for key, value in given.items()}
+        example = write(ParsedCall(name, json.dumps(short, ensure_ascii=False)))
+    except (ChatError, RecursionError):
+        return f"{seems} calls are not written like this"
+    # Without a tag before it, JSON is a call only if there is nothing else.
+    place = ", as the whole message" if example.startswith("{") else ""
+    return f"{seems} calls are written like this{place}:\n{example}".encode(errors="replace").decode()
