@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py            a minute or so
     python benchmarks/rollout.py --quick
+    python benchmarks/rollout.py --before ecf6319   the same work by an earlier commit, in turns, and the ratio
     python benchmarks/rollout.py --embedded the embedded model as well, against transformers.generate (engine.py)
 
 Every request plays 8 turns, and 8 requests are the group of one task: the model calls a tool, reads its answer, and so
@@ -15,10 +16,16 @@ import argparse
 import asyncio
 import gc
 import itertools
+import json
+import os
 import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -42,6 +49,8 @@ from toolyard.tools.base import BaseTool, ToolResponse
 
 TURNS = 8
 GOAL = 2000
+GAIN = 1.4
+"""Turns per CPU second, over those of the commit before calls had tasks of their own."""
 CALL = '<tool_call>\n{"name": "add", "arguments": {"numbers": [1, 2, 3]}}\n</tool_call>'
 SCHEMA = {
     "type": "function",
@@ -185,11 +194,57 @@ async def main(quick: bool) -> None:
     console.print(f"Largest size of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB.")
 
 
+def measure() -> None:
+    """One measurement by whichever toolyard is imported, for `compare`."""
+    bench = Bench()
+    asyncio.run(bench.run(64, 64))  # warm
+    print(json.dumps([asyncio.run(bench.run(512, concurrency))[1] for concurrency in (64, 512)]))
+
+
+def compare(commit: str, rounds: int) -> None:
+    """Turns per CPU second of this tree and of an earlier commit, measured one after the other, several times."""
+    here = Path(__file__).resolve().parents[1]
+    seen: dict[str, list[list[float]]] = {commit: [], "this tree": []}
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder, "before")
+        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", before, commit], cwd=here, check=True)
+        try:
+            for _ in range(rounds):
+                for name, tree in ((commit, before), ("this tree", here)):
+                    done = subprocess.run(
+                        [sys.executable, __file__, "--measure"],
+                        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+                        capture_output=True,
+                        text=True,
+                        check=True,
+                    )
+                    seen[name].append(json.loads(done.stdout))
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", before], cwd=here, check=True)
+    table = Table(box=SIMPLE_HEAD, title=f"turns per CPU second, best of {rounds}", title_justify="left")
+    for title in ("at once", commit, "this tree", "ratio", "goal"):
+        table.add_column(title, justify="right")
+    for column, concurrency in enumerate((64, 512)):
+        old, new = (1 / min(row[column] for row in seen[name]) for name in (commit, "this tree"))
+        met = "met" if new / old >= GAIN else f"MISS (≥ {GAIN})"
+        table.add_row(str(concurrency), f"{old:.0f}", f"{new:.0f}", f"{new / old:.2f}", met)
+    Console().print(table)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--embedded", action="store_true", help="also the embedded model: three minutes more")
+    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit, and do nothing else")
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.measure:
+        measure()
+        sys.exit()
+    if options.before:
+        compare(options.before, options.rounds)
+        sys.exit()
     asyncio.run(main(options.quick))
     if options.embedded:
         from engine import measure

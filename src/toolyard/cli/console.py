@@ -52,8 +52,8 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _leaving_nothing(work: Coroutine[Any, Any, T]) -> T:
-    """`work`, after which `asyncio.run` has nothing to wait for: somebody's task may ignore cancellation, and somebody's
-    thread never end."""
+    """`work`, after which `asyncio.run` has nothing to wait for: a tool may have left a task that ignores cancellation,
+    or a thread that never ends."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 

@@ -47,8 +47,8 @@ def embedded_defaults(config: RolloutConfig) -> str:
     told = ", tool answers as user messages" if config.chat.tool_role == "user" else ""
     return (
         f"model {config.engine.model}; --format {config.chat.format}{told}; temperature {sampling.temperature:g}; "
-        f"at most {limits.max_assistant_turns} messages of {sampling.max_tokens} tokens, {limits.response_length} in all; "
-        f"{config.n} samples per task (--print-config shows all)"
+        f"at most {limits.max_assistant_turns} messages of {sampling.max_tokens} tokens; {config.n} samples per task "
+        "(--print-config shows all)"
     )
 
 

@@ -217,21 +217,25 @@ def _pieces(turns: Sequence[Turn], length: int) -> Iterator[tuple[int, int, bool
 
 def _mask(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
     mask = tokens.response_mask
+    wanted: list[int] = []
     for start, end, sampled in _pieces(turns, len(mask)):
-        wanted, piece = int(sampled), mask[start:end]
-        if piece == [wanted] * len(piece) and set(map(type, piece)) <= {int}:
-            continue
-        at = start + next(at for at, one in enumerate(piece) if type(one) is not int or one != wanted)
-        why = "a turn sampled that token" if sampled else "no turn sampled that token"
-        yield Problem(ProblemKind.MASK, f"tokens.response_mask[{at}]", f"is {mask[at]!r}; expected {wanted}, as {why}")
+        wanted += [int(sampled)] * (end - start)
+    if mask == wanted and set(map(type, mask)) <= {int}:
         return
+    at = next(at for at, one in enumerate(mask) if type(one) is not int or one != wanted[at])
+    why = "a turn sampled that token" if wanted[at] else "no turn sampled that token"
+    yield Problem(ProblemKind.MASK, f"tokens.response_mask[{at}]", f"is {mask[at]!r}; expected {wanted[at]}, as {why}")
 
 
 def _logprobs(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
     logprobs = tokens.response_logprobs
     if logprobs is None:
         return
-    for start, end, sampled in _pieces(turns, len(logprobs)):
+    pieces = list(_pieces(turns, len(logprobs)))
+    given = (logprobs[start:end] for start, end, sampled in pieces if not sampled)
+    if are_logprobs(logprobs) and not any(map(any, given)):
+        return
+    for start, end, sampled in pieces:
         piece = logprobs[start:end]
         good = are_logprobs(piece) if sampled else piece == [0.0] * len(piece)
         if good:
@@ -244,14 +248,14 @@ def _logprobs(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
 
 def are_logprobs(values: Sequence[float]) -> bool:
     """Whether all of them can be logarithms of probabilities."""
+    if not values:
+        return True
     if not set(map(type, values)) <= {float, int}:
         return False
-    try:
-        return not values or (
-            all(map(math.isfinite, values)) and max(values) <= _LOGPROB_TOLERANCE and min(values) > _NO_LOGPROB
-        )
-    except OverflowError:  # an integer beyond all floats
+    if max(values) > _LOGPROB_TOLERANCE or min(values) <= _NO_LOGPROB:
         return False
+    total = sum(values)
+    return total == total  # a NaN hides from max and min, but makes the sum one
 
 
 def _prompts(tokens: Tokens, turns: Sequence[Turn], decode: Decode | None) -> Iterator[Problem]:

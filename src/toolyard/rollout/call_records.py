@@ -24,26 +24,11 @@ def call_records(
     parsed: ParsedTurn, results: Sequence[ToolResult], turn: int, limits: RolloutLimits, count: Callable[[str], int]
 ) -> list[CallRecord]:
     """Of the calls that were made, which have results, then of those that were too many or could not be read."""
-
-    def shortened(text: str) -> tuple[str, bool]:
-        limit = limits.max_tool_response_length
-        if len(text) <= limit and text.isascii():  # a token is a byte at least
-            return text, False
-
-        def measure(part: str) -> int:
-            # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
-            return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
-
-        return truncate(text, limit, limits.tool_response_truncate_side, measure)
-
-    def call_id(given: str | None = None) -> str:
-        return call_id_of(turn, len(records), given)
-
     records: list[CallRecord] = []
     for call, result in zip(parsed.calls, results, strict=False):
-        text, cut = shortened(_told(result))
+        text, cut = _shortened(_told(result), limits, count)
         record = CallRecord(
-            id=call_id(call.id),
+            id=call_id_of(turn, len(records), call.id),
             name=call.name,
             arguments=call.arguments,
             outcome=result.outcome.value,
@@ -56,14 +41,27 @@ def call_records(
             error=result.error,
         )
         records.append(record)
-    said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
     for call in parsed.calls[len(results) :]:
-        record = CallRecord(call_id(call.id), call.name, call.arguments, "too_many_calls", said)
-        records.append(record)
+        said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
+        number = call_id_of(turn, len(records), call.id)
+        records.append(CallRecord(number, call.name, call.arguments, "too_many_calls", said))
     for bad in parsed.malformed:
-        text, _ = shortened(f"Error: this call could not be read: {bad.why}")
-        records.append(CallRecord(call_id(), "", bad.text, "malformed", text, error=bad.why))
+        text, _ = _shortened(f"Error: this call could not be read: {bad.why}", limits, count)
+        number = call_id_of(turn, len(records), None)
+        records.append(CallRecord(number, "", bad.text, "malformed", text, error=bad.why))
     return records
+
+
+def _shortened(text: str, limits: RolloutLimits, count: Callable[[str], int]) -> tuple[str, bool]:
+    limit = limits.max_tool_response_length
+    if len(text) <= limit and text.isascii():  # a token is a byte at least
+        return text, False
+
+    def measure(part: str) -> int:
+        # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
+        return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
+
+    return truncate(text, limit, limits.tool_response_truncate_side, measure)
 
 
 def call_id_of(turn: int, index: int, given: str | None) -> str:

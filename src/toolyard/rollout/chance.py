@@ -29,11 +29,11 @@ class Chance:
         """Seconds since the request began."""
         return round(time.monotonic() - self._began, 6)
 
-    async def got(
+    def got(
         self, kind: str, asked: Callable[[], JSON], made_of: TypeAdapter[T], ask: Callable[[], Awaitable[T]]
-    ) -> T:
+    ) -> Awaitable[T]:
         """What `ask` returns. `asked` tells by what it can be recognised when it is asked again."""
-        return await ask()
+        return ask()
 
     def ended(self) -> None:
         """The request is over."""

@@ -165,39 +165,47 @@ class Machine:
         return now._replace(state=RolloutState.GENERATING), (Sample(room),)
 
     def _sampled(self, now: Progress, event: Sampled) -> tuple[Progress, tuple[Effect, ...]]:
-        unreadable = event.malformed > 0 and event.calls == 0
-        now = now._replace(
-            response_tokens=now.response_tokens + event.tokens,
-            assistant_turns=now.assistant_turns + 1,
-            malformed_turns=now.malformed_turns + unreadable,
+        after = Progress(
+            now.state,
+            now.prompt_tokens,
+            now.response_tokens + event.tokens,
+            now.assistant_turns + 1,
+            now.user_turns,
+            now.malformed_turns + (event.malformed > 0 and event.calls == 0),
         )
-        if event.finish is Finish.ABORT:  # not by us: that would have come as `Broke`
-            return _ended(now, FinishReason.ENGINE_FAILURE)
-        if event.finish is Finish.LENGTH:
-            return _ended(now, FinishReason.LENGTH)
+        reason = self._end_after(after, event)
+        if reason is not None:
+            return _ended(after, reason)
         if event.calls or event.malformed:
-            if now.malformed_turns >= self.limits.max_malformed_turns:
-                return _ended(now, FinishReason.MALFORMED_CALLS)
-            if now.assistant_turns >= self.limits.max_assistant_turns:
-                return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
-            return now._replace(state=RolloutState.TOOL_CALLING), (CallTools(),)
-        if not self.interactive:
-            return _ended(now, FinishReason.STOP)
+            return after._replace(state=RolloutState.TOOL_CALLING), (CallTools(),)
+        return after._replace(state=RolloutState.INTERACTING), (Interact(),)
+
+    def _end_after(self, now: Progress, event: Sampled) -> FinishReason | None:
+        """Why a request ends with the message that was sampled; None if it goes on."""
+        if event.finish is Finish.ABORT:  # not by us: that would have come as `Broke`
+            return FinishReason.ENGINE_FAILURE
+        if event.finish is Finish.LENGTH:
+            return FinishReason.LENGTH
+        calling = event.calls or event.malformed
+        if calling and now.malformed_turns >= self.limits.max_malformed_turns:
+            return FinishReason.MALFORMED_CALLS
+        if not calling and not self.interactive:
+            return FinishReason.STOP
         if now.assistant_turns >= self.limits.max_assistant_turns:
-            return _ended(now, FinishReason.MAX_ASSISTANT_TURNS)
-        if now.user_turns >= self.limits.max_user_turns:
-            return _ended(now, FinishReason.MAX_USER_TURNS)
-        return now._replace(state=RolloutState.INTERACTING), (Interact(),)
+            return FinishReason.MAX_ASSISTANT_TURNS
+        if not calling and now.user_turns >= self.limits.max_user_turns:
+            return FinishReason.MAX_USER_TURNS
+        return None
 
     def _answered(self, now: Progress, tokens: int, too_long: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:
         room = now.room(self.limits) - tokens
         if room < 0:
             return _ended(now, too_long)
-        now = now._replace(response_tokens=now.response_tokens + tokens)
+        after = now._replace(state=RolloutState.GENERATING, response_tokens=now.response_tokens + tokens)
         if room == 0:
-            now, effects = _ended(now, FinishReason.LENGTH_BEFORE_GENERATION)
-            return now, (Append(), *effects)
-        return now._replace(state=RolloutState.GENERATING), (Append(), Sample(room))
+            after, effects = _ended(after, FinishReason.LENGTH_BEFORE_GENERATION)
+            return after, (Append(), *effects)
+        return after, (Append(), Sample(room))
 
 
 def _ended(now: Progress, reason: FinishReason) -> tuple[Progress, tuple[Effect, ...]]:

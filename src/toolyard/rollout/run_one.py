@@ -167,7 +167,8 @@ class Play:
             TimeoutError: it took more than `seconds`.
             BaseException: what it raised.
         """
-        call = Call(work, what, self.request.request_id, seconds=seconds, grace=self.setting.limits.grace_seconds)
+        limits = self.setting.limits
+        call = Call(work, what, self.request.request_id, seconds=seconds, grace=limits.grace_seconds, clock=self._clock)
         try:
             await call.ended()
         finally:
@@ -222,18 +223,18 @@ class Play:
             return Broke(event.reason)
         return event
 
-    async def _perform(self, effect: Effect, began: float) -> Event | Broken:
+    def _perform(self, effect: Effect, began: float) -> Awaitable[Event | Broken]:
         match effect:
-            case Prepare():
-                return await self._prepare()
             case Sample(max_tokens):
                 self._end_turn()
                 self._timings = {"started": began}
-                return await self._sample(max_tokens)
+                return self._sample(max_tokens)
             case CallTools():
-                return await self._call_tools()
+                return self._call_tools()
             case Interact():
-                return await self._interact()
+                return self._interact()
+            case Prepare():
+                return self._prepare()
             case _:
                 raise AssertionError(effect)
 
@@ -255,7 +256,9 @@ class Play:
             said = {name: instance.creation.text for name, instance in self._instances.items()}
             return Begun({name: text for name, text in said.items() if text})
 
-        asked: JSON = {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
+        def asked() -> JSON:
+            return {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
+
         begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.create_seconds)
         if isinstance(begun, Broken):
             return begun
@@ -266,10 +269,9 @@ class Play:
 
     async def _sample(self, max_tokens: int) -> Event | Broken:
         request, speaker = self.request, self.setting.speaker
-        asked: JSON = {**speaker.prompt(request), "max_tokens": max_tokens, "seed": turn_seed(request)}
         answer = await self._asked(
             "sampled",
-            asked,
+            lambda: {**speaker.prompt(request), "max_tokens": max_tokens, "seed": turn_seed(request)},
             ANSWER,
             lambda: self.supervised(speaker.ask(request, max_tokens), "engine"),
             self.setting.limits.generate_seconds,
@@ -290,8 +292,13 @@ class Play:
         request, limits, parsed = self.request, self.setting.limits, self._spoken.parsed
         made = parsed.calls[: limits.max_parallel_calls]
         request.waits_for = ", ".join(call.name for call in made)
-        asked: JSON = {"calls": [[call.name, call.arguments] for call in made]}
-        results = await self._asked("tools", asked, _RESULTS, lambda: self._executed(made), limits.tool_seconds)
+        results = await self._asked(
+            "tools",
+            lambda: {"calls": [[call.name, call.arguments] for call in made]},
+            _RESULTS,
+            lambda: self._executed(made),
+            limits.tool_seconds,
+        )
         if isinstance(results, Broken):
             return results
         records = call_records(parsed, results, len(request.turns), limits, self.setting.speaker.count)
@@ -327,7 +334,9 @@ class Play:
                 bool(done), str(text), None if reward is None else as_reward(reward), plain_metrics(metrics)
             )
 
-        asked: JSON = {"messages": len(request.messages), "last": request.messages[-1].content}
+        def asked() -> JSON:
+            return {"messages": len(request.messages), "last": request.messages[-1].content}
+
         limits = self.setting.limits
         answer = await self._asked("user", asked, _USER, respond, limits.interaction_seconds)
         if isinstance(answer, Broken):
@@ -355,16 +364,16 @@ class Play:
             self.request.turns.append(Turn(self._spoken.sampled, tuple(self._calls), self._timings))
         self._spoken, self._calls = None, []
 
-    async def _asked(
+    def _asked(
         self,
         kind: str,
-        asked: JSON,
+        asked: Callable[[], JSON],
         made_of: TypeAdapter[T | Broken],
         ask: Callable[[], Awaitable[T]],
         seconds: float,
-    ) -> T | Broken:
+    ) -> Awaitable[T | Broken]:
         """What the world answers within `seconds`, and within what the request has left."""
-        return await self.chance.got(kind, lambda: asked, made_of, lambda: self._bounded(ask, seconds))
+        return self.chance.got(kind, asked, made_of, lambda: self._bounded(ask, seconds))
 
     async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | Broken:
         request, stage = self.request, self.request.state

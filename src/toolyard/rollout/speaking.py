@@ -176,7 +176,9 @@ class TokenSpeaker(Speaker):
         while True:
             prompt = [*request.input_ids, *ids] if ids else request.input_ids
             asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
-            got, tries = await self._retried(request, fruitless, partial(self._generate, prompt, asked, request.request_id))
+            got, tries = await self._retried(
+                request, fruitless, partial(self._generate, prompt, asked, request.request_id)
+            )
             attempts += tries - fruitless
             fruitless = 0 if got.token_ids else tries
             joint = len(ids)

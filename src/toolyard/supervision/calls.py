@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .clock import Deadline, loop_clock
+from .clock import Deadline, LoopClock, loop_clock
 from .places import suspended_at
 
 T = TypeVar("T")
@@ -25,17 +25,16 @@ GRACE_SECONDS = 5.0
 """How long cancelled code may take to end."""
 
 _running: dict[asyncio.Task[Any], Call] = {}
-"""All calls that have not ended, abandoned ones included."""
 _disowned: set[asyncio.Task[Any]] = set()
-"""Kept, since the event loop itself refers to tasks only weakly, and one that is collected runs its `finally` anywhere."""
+"""Kept: the event loop refers to tasks only weakly, and one that is collected runs its `finally` at any time."""
 
 
 class Call:
     """Runs from the next turn of the event loop on. One task waits for it with `ended`."""
 
     __slots__ = (
-        "_deadline", "_grace", "_is_cancelled", "_waiter", "_work", "abandoned", "error", "expired", "of", "over",
-        "task", "value", "what",
+        "_deadline", "_grace", "_has_begun", "_is_cancelled", "_waiter", "_work", "abandoned", "error", "expired", "of",
+        "over", "task", "value", "what",
     )  # fmt: skip
 
     def __init__(
@@ -46,12 +45,14 @@ class Call:
         *,
         seconds: float | None = None,
         grace: float = GRACE_SECONDS,
+        clock: LoopClock | None = None,
     ) -> None:
         """Args:
         what: Its name for people: `tool 'search': execute`.
         of: The request it belongs to.
         seconds: How long it may take before it is cancelled; None: any time.
         grace: How long it may take to end after that, before it is abandoned.
+        clock: That of the running loop, if it is at hand.
         """
         self.what = what
         self.of = of
@@ -65,15 +66,14 @@ class Call:
         self.abandoned = False
         """It ignored its cancellation, and runs on for all we know."""
         self._grace = grace
-        self._is_cancelled = False
+        self._has_begun = self._is_cancelled = False
         self._work = work
         self._waiter: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._contain())
-        self.task.add_done_callback(self._done)
         _running[self.task] = self
         self._deadline: Deadline | None = None
         if seconds is not None:
-            self._deadline = loop_clock().after(seconds, self._expire)
+            self._deadline = (clock or loop_clock()).after(seconds, self._expire)
 
     async def ended(self) -> None:
         """Wait until it is over. If the waiter is cancelled, so is the call; the cancellation is raised afterwards."""
@@ -84,10 +84,15 @@ class Call:
         if self.over or self._is_cancelled:  # a second cancellation would only disturb its cleaning up
             return
         self._is_cancelled = True
+        self.task.cancel()
+        if not self._has_begun:
+            self._work.close()
+            self.error = asyncio.CancelledError()
+            self._conclude()
+            return
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = loop_clock().after(self._grace, self._abandon)
-        self.task.cancel()
 
     async def _outlasted(self, *, cancelling: bool) -> bool:
         """Whether the waiter was cancelled meanwhile."""
@@ -103,12 +108,16 @@ class Call:
         return cancelled
 
     async def _contain(self) -> None:
+        self._has_begun = True
         try:
             self.value = await self._work
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self.error = error
             raise
         except BaseException as error:
             self.error = error
+        finally:
+            self._conclude()
 
     def _expire(self) -> None:
         self.expired = True
@@ -120,16 +129,8 @@ class Call:
         _disown(self.task)
         self._conclude()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        _running.pop(task, None)
-        if task.cancelled():  # before its first step
-            self._work.close()
-            self.error = asyncio.CancelledError()
-        elif self.error is None and not self.over and (error := task.exception()) is not None:
-            self.error = error
-        self._conclude()
-
     def _conclude(self) -> None:
+        _running.pop(self.task, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

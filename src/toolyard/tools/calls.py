@@ -136,17 +136,12 @@ class ToolHandle:
         self, instance_id: str, parameters: JSON, kwargs: JSON, measure: Measure | None, tries: _Tries
     ) -> ToolResult:
         policy, pause = self.policy, self.policy.retry_pause_seconds
-        clock = loop_clock()
-        end = None if policy.timeout_seconds is None else clock.now() + policy.timeout_seconds
+        clock, left = loop_clock(), policy.timeout_seconds
+        end = None if left is None else clock.now() + left
         while True:
             tries.count += 1
-            call = Call(
-                run_method(self.tool.execute, instance_id, dict(parameters), **kwargs),
-                self._what,
-                instance_id,
-                seconds=None if end is None else end - clock.now(),
-                grace=policy.grace_seconds,
-            )
+            work = run_method(self.tool.execute, instance_id, dict(parameters), **kwargs)
+            call = Call(work, self._what, instance_id, seconds=left, grace=policy.grace_seconds, clock=clock)
             try:
                 await call.ended()
             finally:
@@ -161,7 +156,8 @@ class ToolHandle:
                 return self._raised(call.error, tries)
             tries.failure = call.error
             wait = max(pause, error.retry_after or 0.0) if isinstance(error, SandboxBusyError) else pause
-            if end is not None and clock.now() + wait >= end:
+            left = None if end is None else end - clock.now() - wait
+            if left is not None and left <= 0:
                 return self._raised(call.error, tries)
             await asyncio.sleep(wait)
             pause *= 2
