@@ -5,9 +5,7 @@ The public names are imported on first use, so that `import toolyard` costs next
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take it for True; importing `typing` would take longer than all of this
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -33,6 +31,8 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from toolyard.errors import ConfigError, ProgramError, SandboxError, ToolyardError
     from toolyard.limits.local import LocalLimiter
     from toolyard.limits.protocol import Limiter
@@ -70,6 +70,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'toolyard' has no attribute {name!r}")

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from toolyard.cli.main import app
+from toolyard.cli.app import app
 
 
 @pytest.mark.kernel("confined")

@@ -111,6 +111,52 @@ class TestEntry:
         assert b"Traceback" not in done.stderr
 
 
+INTERRUPTED_WHILE_IMPORTING = """
+import os, signal, sys
+module = sys.argv.pop(1)
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+AS_ITS_SCRIPT = """
+sys.argv[0] = "toolyard"
+from toolyard.cli.main import main
+sys.exit(main())
+"""
+
+
+class TestCtrlC:
+    @pytest.mark.parametrize(
+        "module",
+        ["toolyard.cli.app", "typer", "toolyard.errors", "toolyard.cli.rollout", "toolyard.cli.calling"],
+    )
+    def test_while_modules_are_imported_is_quiet(self, module: str) -> None:
+        ran = [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTING + AS_ITS_SCRIPT, module, "tools", "list"]
+        done = subprocess.run(ran, capture_output=True, timeout=SECONDS)
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+    def test_where_it_is_ignored_it_stays_ignored(self) -> None:
+        code = f"{INTERRUPTED_WHILE_IMPORTING}signal.signal(signal.SIGINT, signal.SIG_IGN){AS_ITS_SCRIPT}"
+        done = subprocess.run([sys.executable, "-c", code, "typer", "--version"], capture_output=True, timeout=SECONDS)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+    def test_before_the_event_loop_runs_leaves_no_warning(self) -> None:
+        code = """
+async def work(): ...
+import typer
+from toolyard.cli.console import complete
+try:
+    complete(work())
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+        ran = [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTING + code, "asyncio"]
+        done = subprocess.run(ran, capture_output=True, timeout=SECONDS)
+        assert (done.returncode, done.stderr) == (130, b"interrupted\n")
+
+
 class TestRun:
     @pytest.mark.parametrize(
         ("name", "code", "options", "status", "verdict"),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from left_behind import children
 from playing import Echo, played, said, task
-from toolyard.cli.main import app
+from toolyard.cli.app import app
 from toolyard.errors import ConfigError, RecordError, RewardError
 from toolyard.messages import Message
 from toolyard.records.audit import audit

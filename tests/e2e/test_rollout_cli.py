@@ -141,8 +141,8 @@ def test_the_replay_engine_samples_as_the_tape_did_while_tools_are_real(place):
     ("arguments", "complaint"),
     [
         (["--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--set", "limits.response_lenght=5"], "limits.response_lenght: Extra inputs are not permitted"),
-        (["--set", "n=none"], "n: Input should be a valid integer"),
+        (["--set", "limits.response_lenght=5"], "override 'limits.response_lenght=5': unknown key"),
+        (["--set", "n=none"], "override 'n=none': Input should be a valid integer"),
         (["--engine", "sglang"], "engine.urls: sglang is a server; say where it is"),
         (["--record", "a", "--replay", "b"], "record and replay: one at a time"),
         (["--replay", "nowhere.tape"], "nowhere.tape"),

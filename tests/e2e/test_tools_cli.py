@@ -200,6 +200,18 @@ class TestCall:
         assert "return a / b" in done.stderr
         assert "[raised · " in done.stderr
 
+    def test_a_failure_of_ours_is_one_line_without_a_traceback(self, tmp_path: Path) -> None:
+        url = "http://127.0.0.1:1/run_code"
+        name, config = "toolyard.tools.code_interpreter.SandboxFusionTool", {"sandbox_fusion_url": url}
+        (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": name, "config": config}]}))
+        arguments = ("call", "code_interpreter", '{"code": "print(1)"}', "--tools", str(tmp_path / "tools.yaml"))
+        done = toolyard(*arguments)
+        assert (done.returncode, done.stdout) == (1, "Error: code_interpreter is not available at the moment\n")
+        why, ending, _ = done.stderr.splitlines()
+        assert why.startswith(f"SandboxError: {url}: cannot connect")
+        assert ending.startswith("[failed · ")
+        assert "Traceback" in json.loads(toolyard(*arguments, "--json").stdout)["calls"][0]["error"]
+
     def test_the_whole_life_of_a_tool(self, tools) -> None:
         done = toolyard("call", "diary", "--create-kwargs", '{"year": 1984}', "--tools", tools("Diary"))
         assert done.returncode == 1  # its reward failed, which would fail a rollout

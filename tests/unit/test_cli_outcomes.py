@@ -101,6 +101,17 @@ def test_durations_and_sizes_are_short() -> None:
         "1 s",
         "83.2 s",
     ]
+    assert [duration(seconds) for seconds in (99.96, 100, 119.6, 300, 3599.7, 3600, 5400, 86_520, 1e7)] == [
+        "100 s",
+        "1 min 40 s",
+        "2 min",
+        "5 min",
+        "1 h",
+        "1 h",
+        "1 h 30 min",
+        "24 h 2 min",
+        "2777 h 47 min",
+    ]
     assert [size(count) for count in (2048, 5 * MIB)] == ["2 KiB", "5 MiB"]
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from toolyard.cli.app import app
 from toolyard.cli.doctor import remedies, show, verdict
 from toolyard.cli.doctor_checks import (
     EXTRAS,
@@ -22,7 +23,6 @@ from toolyard.cli.doctor_checks import (
     cluster_checks,
     kernel_checks,
 )
-from toolyard.cli.main import app
 from toolyard.cli.remedies import Host, kernel_remedy, toolchain_remedy
 from toolyard.limits.ray_survey import NO_CLUSTER, FoundLimiter, Survey
 from toolyard.sandbox.isolation import Grants, Level, Python

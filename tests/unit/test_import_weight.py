@@ -36,8 +36,16 @@ def test_importing_the_package_takes_next_to_no_time() -> None:
     assert seconds < 0.1
 
 
+def test_the_entry_point_loads_next_to_nothing_so_that_ctrl_c_is_handled_from_the_start() -> None:
+    assert loaded_by("import toolyard.cli.main") - loaded_by("from __future__ import annotations") == {
+        "toolyard",
+        "toolyard.cli",
+        "toolyard.cli.main",
+    }
+
+
 def test_the_commands_help_does_not_load_the_sandbox() -> None:
-    loaded = loaded_by("import toolyard.cli.main")
+    loaded = loaded_by("import toolyard.cli.app")
     assert not {"toolyard.sandbox.local", "aiohttp", "asyncio", "pydantic", "uvicorn", "rich.table"} & loaded
 
 

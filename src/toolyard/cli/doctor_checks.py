@@ -37,7 +37,7 @@ from toolyard.sandbox.toolchains import Language, Toolchain
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "server": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "ray": ("ray",),
-    "mcp": ("mcp",),
+    "mcp": ("anyio", "mcp"),
     "chat": ("httpx", "jinja2", "renderers", "tokenizers", "transformers"),
     "hf": ("accelerate", "gguf", "safetensors", "torch"),
     "parquet": ("pyarrow",),

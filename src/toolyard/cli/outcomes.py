@@ -79,9 +79,19 @@ def _lines(text: str) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    if seconds < 0.01:
-        return f"{seconds * 1000:.1f} ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+    """`2.1 ms`, `83.2 s`, `5 min 20 s`, `1 h 30 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if round(seconds) < 3600:
+        return _in_two(round(seconds), "min", "s")
+    return _in_two(round(seconds / 60), "h", "min")
+
+
+def _in_two(count: int, large: str, small: str) -> str:
+    whole, rest = divmod(count, 60)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def size(count: int) -> str:

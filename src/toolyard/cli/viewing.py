@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import webbrowser
 from pathlib import Path
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from toolyard.viewer.token_runs import Decode
 
 _TRIED = 5
 """Lines that are looked at to find out whether the embedded model made the dump."""
+_DAMAGED = parse_query("damaged:yes")
 
 
 def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: str | None) -> None:
@@ -47,8 +49,10 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
                 progress=lambda done, total: progress.update(bar, completed=done, total=total),
             )
         left_out = library.count(asked) - count
-    more = f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
-    err().print(f"{target}: {_trajectories(count)}, {target.stat().st_size / 1e6:.1f} MB{more}", markup=False)
+        damaged = sum(bool(row.damaged) for row in library.rows(asked, limit=count))
+    told = f"{target}: {_counted(count - damaged, 'trajectory', 'trajectories')}, {target.stat().st_size / 1e6:.1f} MB"
+    told += f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
+    err().print(told + _damage(damaged), markup=False)
 
 
 def serve_page(path: Path, query: str, host: str, port: int, tokenizer: str | None, *, browser: bool) -> None:
@@ -65,13 +69,19 @@ async def _serve(answers: Answers, query: Query, host: str, port: int, *, browse
         err().print(f"everybody who can reach {host} can now read this dump", style="yellow", markup=False)
     async with Server(answers, host=host, port=port) as server:
         address = server.url + (f"#/?q={quote(str(query))}" if str(query) else "")
-        err().print(f"{_trajectories(answers.library.count())} at {address} (Ctrl-C ends it)", markup=False)
+        damaged = answers.library.count(_DAMAGED)
+        found = _counted(answers.library.count() - damaged, "trajectory", "trajectories")
+        err().print(f"{found} at {address} (Ctrl-C ends it){_damage(damaged)}", markup=False)
         if browser:
             await asyncio.to_thread(webbrowser.open, address)
         await asyncio.Event().wait()
 
 
 def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
+    _must_exist(path)
+    # It reads keys from stdin and draws on stderr; a redirected stdout means that a script wants text.
+    if not all(map(os.isatty, range(3))):
+        raise ConfigError("the viewer needs a terminal: run it in one, or use --web or --export FILE.html")
     try:
         from toolyard.viewer.textual import Viewer
     except ModuleNotFoundError as error:
@@ -86,18 +96,33 @@ def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
 
 
 def _opened(path: Path) -> Library:
-    """The library, with progress where its index takes time."""
-    if not path.exists():
-        raise ConfigError(f"there is no {str(path)!r}; `toolyard rollout` writes a dump into its rollout_data_dir")
+    """The library, with progress where its index takes time.
+
+    Raises:
+        ConfigError: there is nothing at `path`, or nothing that is a trajectory.
+    """
+    _must_exist(path)
     try:
         with _progress(DownloadColumn()) as progress:
             bar = progress.add_task("building the index", visible=False)
-            return Library.open(
+            library = Library.open(
                 path, progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True)
             )
     except KeyboardInterrupt:
         err().print("interrupted; what was done of the index is kept", style="yellow")
         raise typer.Exit(INTERRUPTED) from None
+    first = next(iter(library.rows(limit=1)), None)  # None: the dump may have just begun
+    if first is not None and first.damaged and library.count(_DAMAGED) == (lines := library.count()):
+        library.close()
+        none = "its only line is no trajectory" if lines == 1 else f"none of its {lines} lines is a trajectory"
+        place = "" if path.is_file() else f"{first.file} "
+        raise ConfigError(f"{path}: {none}; {place}line {first.line}: {first.damaged}")
+    return library
+
+
+def _must_exist(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"there is no {str(path)!r}; `toolyard rollout` writes a dump into its rollout_data_dir")
 
 
 def _progress(done: ProgressColumn) -> Progress:
@@ -128,8 +153,13 @@ def decoder_for(library: Library, tokenizer: str | None) -> Decode | None:
     return None
 
 
-def _trajectories(count: int) -> str:
-    return f"{count} {'trajectory' if count == 1 else 'trajectories'}"
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _damage(lines: int) -> str:
+    found = "line is damaged (damaged:yes finds it)", "lines are damaged (damaged:yes finds them)"
+    return f"; {_counted(lines, *found)}" if lines else ""
 
 
 def _is_local(host: str) -> bool:
