@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-verl test-vllm check format bench clean
+.PHONY: help demo test test-verl test-vllm soak check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and a
 
 test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
+
+soak: $(VENV)/.ready-to-develop ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
+	$(BIN)/python tests/e2e/soak.py $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff check .

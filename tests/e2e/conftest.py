@@ -10,10 +10,15 @@ import pytest
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder)
+    return folder
+
+
+def make_model(folder: Path) -> None:
     """A tokenizer folder, as models have them: every byte is a token, and ChatML's special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    folder = tmp_path_factory.mktemp("model")
     alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -23,4 +28,3 @@ def model(tmp_path_factory) -> Path:
     config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text("{}")
-    return folder

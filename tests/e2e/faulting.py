@@ -179,7 +179,7 @@ def make_place(folder: Path, model: Path, *faults: Mapping[str, str], **more: An
         "engine": {"kind": "scripted", "model": str(model), "script": "script.json", **more.pop("engine", {})},
         "chat": {"format": "hermes"},
         "tools": "tools.yaml",
-        "n": SAMPLES,
+        "n": more.pop("n", SAMPLES),
         "rollout_data_dir": "runs",
         "limits": {"grace_seconds": 0.3, **more.pop("limits", {})},
         **more,
@@ -203,7 +203,8 @@ def lines_in(place: Path) -> int:
 
 async def until(reached: Callable[[], object], process: asyncio.subprocess.Process) -> None:
     while not reached():
-        assert process.returncode is None, "it ended"
+        if process.returncode is not None:
+            raise AssertionError(f"it ended: {(await process.communicate())[1].decode()[-2000:]}")
         await asyncio.sleep(0.01)
 
 

@@ -195,4 +195,4 @@ def load_train_config(
         base = read_settings(EMBEDDED_ROLLOUT if source == "embedded" else Path(source))
         changed: Any = given.get("rollout") or {}
         given["rollout"] = merged(base, cast("JSON", changed)) if isinstance(changed, Mapping) else changed
-    return validated(TrainConfig, given, place)
+    return validated(TrainConfig, given, place, overrides)

@@ -1,0 +1,307 @@
+"""Thousands of trajectories, something wrong with every second one, and everything around them killed now and then.
+
+    python tests/e2e/soak.py                        10,000 trajectories, `make soak`
+    python tests/e2e/soak.py --trajectories 400     as `make test` does it
+
+Real parts: the command in processes of its own, an engine over HTTP that fails in many ways, two sandbox services, an
+MCP server, tools that do everything they must not. Meanwhile the run is killed with -9 and started again, the services
+are killed and restarted, the MCP server is stopped (SIGSTOP). In the end every request must have exactly one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from faulting import CALL, Done, ended, lines_in, make_place, processes_of, start, until
+
+GROUP = 4
+ENGINE_FAULTS = (
+    "500 once",
+    "500 always",
+    "reset once",
+    "stall once",
+    "lie once",
+    "lie always",
+    "abort once",
+    "no json",
+)
+TOOL_FAULTS = ("task group", "GeneratorExit", "BaseExceptionGroup", "SystemExit", "cancels itself", "hangs", "swallows")
+CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>'
+LOOP = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "while True: pass"}}\n</tool_call>'
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 40, "b": 2}}\n</tool_call>'
+MCP_SERVER = Path(__file__).with_name("mcp_server.py")
+
+
+def scenario(number: int) -> tuple[str, dict[str, str]]:
+    """What a task does, and what its tool does wrong. Every second task is well-behaved."""
+    chance = random.Random(number)
+    if number % 2 == 0:
+        return chance.choice(["ask", "code", "add"]), {}
+    kind = chance.choice(["engine", "tool", "tool", "loop"])
+    if kind == "engine":
+        return chance.choice(ENGINE_FAULTS), {}
+    if kind == "loop":
+        return "loop", {}
+    return "ask", {
+        chance.choice(["create", "execute", "execute", "calc_reward", "release"]): chance.choice(TOOL_FAULTS)
+    }
+
+
+# The engine -----------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Speaks SGLang's route. What it says and what it does wrong, the prompt tells it."""
+
+    def __init__(self, model: Path) -> None:
+        from toolyard.chat.tokenizer import load_tokenizer
+
+        self._tokenizer = load_tokenizer(model)
+        self._stop = self._tokenizer.special_tokens["<|im_end|>"]
+        self._seen: Counter[str] = Counter()
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = self._tokenizer.decode(body["input_ids"])
+        what = prompt.partition("Play: ")[2].partition(".")[0]
+        name = f"{body['rid'].partition('-')[2]} {len(body['input_ids'])}"
+        self._seen[name] += 1
+        if what.endswith("always") or (what in ENGINE_FAULTS and self._seen[name] == 1):
+            failed = await self._fail(request, what.partition(" ")[0])
+            if failed is not None:
+                return failed
+        answered = prompt.count("<|im_start|>assistant") > 1
+        said = "#### 42" if answered else {"code": CODE, "loop": LOOP, "add": ADD}.get(what, CALL)
+        return self._answer([*self._tokenizer.encode(said), self._stop], "stop")
+
+    async def _fail(self, request: web.Request, how: str) -> web.StreamResponse | None:
+        match how:
+            case "500":
+                return web.json_response({"error": {"message": "boom"}}, status=500)
+            case "reset":
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            case "stall":
+                await asyncio.sleep(5)
+                return None
+            case "lie":
+                return self._answer([10**6, self._stop], "stop")
+            case "abort":
+                return self._answer([], "abort")
+            case _:
+                return web.Response(text="{half of it")
+
+    def _answer(self, ids: list[int], finish: str) -> web.Response:
+        ended = {"type": finish, "matched": self._stop} if finish == "stop" else {"type": finish}
+        logprobs = [[-0.5, one, None] for one in ids]
+        meta = {"finish_reason": ended, "output_token_logprobs": logprobs, "weight_version": "1"}
+        return web.json_response({"output_ids": ids, "meta_info": meta})
+
+
+async def open_engine(stack: AsyncExitStack, model: Path) -> str:
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_post("/generate", Engine(model).generate)
+    application.router.add_get("/health", _ok)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def _ok(request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+# The rest of the world ------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """`toolyard sandbox serve`, which comes back at the same address after it was killed."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._port = port
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        command = [str(Path(sys.executable).with_name("toolyard")), "sandbox", "serve", "--port", str(self._port)]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        )
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def write_place(folder: Path, model: Path, engine: str, services: list[Service], trajectories: int) -> Path:
+    call = {"timeout_seconds": 1, "finish_seconds": 1, "grace_seconds": 0.2}
+    limits = {"engine_retries": 1, "engine_retry_pause_seconds": 0.05, "generate_seconds": 20}
+    place = make_place(
+        folder, model, call=call, limits=limits, engine={"kind": "sglang", "urls": [engine]}, n=GROUP
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for number in range(trajectories // GROUP):
+        what, faults = scenario(number)
+        kwargs = {"ask": {"create_kwargs": {"faults": faults}}}
+        rows.append({"id": f"t{number}", "prompt": f"Play: {what}. ({number})", "answer": "42", "tools_kwargs": kwargs})
+    (place / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    servers = {"mcpServers": {"sums": {"command": sys.executable, "args": [str(MCP_SERVER), "stdio"]}}}
+    (place / "mcp.json").write_text(json.dumps(servers))
+    tools = json.loads((place / "tools.yaml").read_text())
+    tools["tools"] += [
+        {
+            "class_name": "toolyard.tools.code_interpreter.SandboxFusionTool",
+            "config": {
+                "type": "native",
+                "sandbox_fusion_url": [service.url for service in services],
+                "default_timeout": 1,
+                "enable_global_rate_limit": False,
+            },
+        },
+        {
+            "class_name": "toolyard.tools.mcp.MCPTool",
+            "config": {"type": "mcp", "timeout": 3, "ping_seconds": 1, "call": {"retries": 4}},
+            "mcp": {"mcp_servers_config_path": "mcp.json", "tool_selected_list": ["add"]},
+        },
+    ]
+    (place / "tools.yaml").write_text(json.dumps(tools))
+    return place
+
+
+def is_mcp_server(pid: int) -> bool:
+    return MCP_SERVER.name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def disturb(services: list[Service], marker: list[str], chance: random.Random) -> None:
+    """Kill and stop, until cancelled."""
+    while True:
+        await asyncio.sleep(chance.uniform(2, 6))
+        if chance.random() < 0.5:
+            service = chance.choice(services)
+            await service.kill()
+            await asyncio.sleep(chance.uniform(0, 2))
+            await service.start()
+        else:
+            for pid in processes_of(marker[0]) if marker else ():
+                with contextlib.suppress(OSError):
+                    if is_mcp_server(pid):
+                        os.kill(pid, signal.SIGSTOP)
+
+
+async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: int = 0) -> Done:
+    """Play all of them, through `kills` of the run. The last run."""
+    chance = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        services = [Service(free_port()) for _ in range(2)]
+        for service in services:
+            await service.start()
+            stack.push_async_callback(service.kill)
+        engine = await open_engine(stack, model)
+        place = write_place(folder, model, engine, services, trajectories)
+        marker: list[str] = []
+        disturbing = asyncio.create_task(disturb(services, marker, chance))
+        stack.push_async_callback(asyncio.wait, [disturbing])
+        stack.callback(disturbing.cancel)
+        for kill in range(kills + 1):
+            process, name = await start(place)
+            marker[:] = [name]
+            before = lines_in(place)
+            if kill == kills:
+                return await ended(place, process, name, seconds=3600)
+            share = trajectories // (kills + 1)
+            await until(lambda most=before + share: lines_in(place) >= most, process)
+            process.kill()
+            await ended(place, process, name)
+            end_orphans(name)
+    raise AssertionError("unreachable")
+
+
+def end_orphans(marker: str) -> None:
+    """The MCP server of a run that was killed while it was stopped cannot notice."""
+    for pid in processes_of(marker):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def check(done: Done, trajectories: int) -> Counter[str]:
+    """Count for ourselves: every request once, whole groups, a reason for every missing score."""
+    assert done.status == 0, done.stderr[-3000:]
+    lines = done.lines
+    ids = [line["request_id"] for line in lines]
+    assert len(ids) == len(set(ids)), "a request has two lines"
+    groups = Counter(line["batch_data_id"] for line in lines)
+    assert groups == {f"t{number}": GROUP for number in range(trajectories // GROUP)}, "groups are short"
+    for line in lines:
+        if line["score"] is None:
+            assert line["failure"]["whose"] in ("ours", "task"), line["failure"]
+            assert line["failure"]["error"], line["failure"]
+        number = int(line["batch_data_id"][1:])
+        if number % 2 == 0:
+            told = line["finish_reason"], line["failure"], line["messages"][2:]
+            assert line["score"] == 1.0 or (line["failure"] or {}).get("whose") == "ours", told
+    accounting = done.summary["accounting"]
+    assert (accounting["planned"], accounting["dumped"]) == (trajectories, trajectories)
+    assert (accounting["missing"], accounting["problems"]) == ({}, [])
+    left = [pid for pid in processes_of(done.marker) if Path(f"/proc/{pid}/stat").exists()]
+    assert not left, f"processes are left: {left}"
+    return Counter(line["finish_reason"] for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trajectories", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=10, help="how often the run is killed and started again")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    from conftest import make_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "model")
+        model.mkdir()
+        make_model(model)
+        place = Path(folder, "place")
+        place.mkdir()
+        began = time.monotonic()
+        done = asyncio.run(soak(place, model, options.trajectories, options.kills, options.seed))
+        reasons = check(done, options.trajectories)
+    seconds = time.monotonic() - began
+    print(f"{options.trajectories} trajectories, {options.kills} kills, {seconds:.0f} s: all accounted for")
+    for reason, count in reasons.most_common():
+        print(f"{count:>7}  {reason}")
+
+
+if __name__ == "__main__":
+    main()
