@@ -217,7 +217,7 @@ def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["stepz=3"], "stepz: unknown key"),
+        (["stepz=3"], "override 'stepz=3': unknown key"),
         (["-c", "none.yaml"], "none.yaml: No such file"),
         (["trl.loss_typ=x"], r"trl.loss_typ: TRL .*GRPOConfig has no such setting; did you mean loss_type"),
         (["trl.temperature=1"], "trl.temperature: here this follows from rollout.sampling.temperature"),

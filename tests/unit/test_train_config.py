@@ -63,11 +63,11 @@ def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("stepz=3", "stepz: unknown key; given: '3'; known here: output_dir, rollout, steps"),
-        ("lora.rnk=3", "lora.rnk: unknown key; given: '3'; known here: rank, alpha, targets"),
-        ("rollout.engine.modl=x", "rollout.engine.modl: unknown key.*known here: kind, model"),
-        ("rollout=3", "rollout: Input should be a valid dictionary"),
-        ("prompts_per_step=0", "prompts_per_step: Input should be greater than 0; given: '0'"),
+        ("stepz=3", "override 'stepz=3': unknown key; known here: output_dir, rollout, steps"),
+        ("lora.rnk=3", "override 'lora.rnk=3': unknown key; known here: rank, alpha, targets"),
+        ("rollout.engine.modl=x", "override 'rollout.engine.modl=x': unknown key.*known here: kind, model"),
+        ("rollout=3", "override 'rollout=3': Input should be a valid dictionary"),
+        ("prompts_per_step=0", "override 'prompts_per_step=0': Input should be greater than 0"),
         ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task, and needs at least 2"),
         ("rollout.sampling.temperature=0", "all samples would be alike"),
         ("rollout.engine.kind=openai", "'openai': it does not sample from the weights that are trained"),
