@@ -100,6 +100,8 @@ class Faulty(BaseTool):
                 time.sleep(0.1)
         elif how == "leaves a task":
             self.stray = asyncio.create_task(swallow())
+        elif how == "leaves a thread":
+            await asyncio.to_thread(time.sleep, 3600)
         elif how == "raises":
             raise RuntimeError("no idea")
 

@@ -111,8 +111,9 @@ async def test_a_run_whose_tools_swallow_cancellation_can_be_ended(tmp_path, mod
     assert not processes_of(marker)
 
 
-async def test_a_task_that_a_tool_leaves_behind_does_not_keep_the_process_alive(tmp_path, model):
-    check_accounts(await rolled(make_place(tmp_path, model, {"execute": "leaves a task"})))
+@pytest.mark.parametrize("fault", ["leaves a task", "leaves a thread"])
+async def test_what_a_tool_leaves_behind_does_not_keep_the_process_alive(tmp_path, model, fault):
+    check_accounts(await rolled(make_place(tmp_path, model, {"execute": fault}, call={"timeout_seconds": 1})))
 
 
 async def test_a_tool_that_blocks_the_event_loop_is_named_with_its_line_and_costs_the_others_nothing(tmp_path, model):

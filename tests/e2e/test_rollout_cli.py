@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from toolyard.cli.app import app
@@ -172,6 +173,20 @@ def test_nothing_completed_is_a_failure_and_says_why(place):
     done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a", "--limit", "1")
     assert done.returncode == 1
     assert "has no turn 1 for task 't0'" in " ".join(done.stdout.split())
+
+
+def test_own_tasks_are_played_as_they_are_by_the_embedded_defaults(place):
+    embedded = yaml.safe_load(toolyard(place, "rollout", "--print-config").stdout)
+    assert embedded["prompt"]["system"]
+    assert embedded["prompt"]["examples"]
+    own = yaml.safe_load(toolyard(place, "rollout", "--tasks", "tasks.jsonl", "--print-config").stdout)
+    assert own["prompt"] == {"system": None, "examples": [], "instruction": None}
+    assert (own["tasks"]["limit"], own["chat"]["format"]) == (None, "code_block")
+
+
+def test_what_the_settings_put_into_every_prompt_is_printed_before_the_first_turn(place):
+    done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a", "--set", "prompt.instruction=Think first.")
+    assert "every prompt gets the instruction 'Think first.' at its end" in done.stderr
 
 
 def test_settings_are_printed_as_they_would_be_used(place):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from toolyard import __version__
 from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
-from toolyard.cli.console import complain
+from toolyard.cli.console import complain, leave
 from toolyard.errors import ToolyardError
 
 app = typer.Typer(
@@ -68,7 +67,9 @@ def run() -> None:
         command()()
     except ToolyardError as error:
         complain(error)
-        sys.exit(1)
+        leave(1)
+    except SystemExit as error:
+        leave(error.code)
 
 
 def command() -> Any:

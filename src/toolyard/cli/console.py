@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 _NOT_A_TERMINAL_WIDTH = 120
 """Of tables in files and logs, where nobody can widen the window and 80 columns would fold every line."""
+
+_THREADS = "toolyard-default"
+"""Those of asyncio.to_thread, by name."""
+_THREAD_SECONDS = 2.0
 
 T = TypeVar("T")
 
@@ -51,6 +57,22 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
         work.close()  # interrupted before the loop ran: or Python warns that it was never awaited
 
 
+def leave(status: object) -> NoReturn:
+    """End the process. The interpreter would wait for threads of tools that never end."""
+    import threading
+
+    deadline = time.monotonic() + _THREAD_SECONDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREADS):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                err().print("a thread that a tool left behind does not end; it is left alone", style="yellow")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status if isinstance(status, int) else int(status is not None))
+    raise SystemExit(status)
+
+
 async def _leaving_nothing(work: Coroutine[Any, Any, T]) -> T:
     """`work`, after which `asyncio.run` has nothing to wait for: a tool may have left a task that ignores cancellation,
     or a thread that never ends."""
@@ -59,7 +81,7 @@ async def _leaving_nothing(work: Coroutine[Any, Any, T]) -> T:
 
     from toolyard.supervision import end_stray_tasks
 
-    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor()
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor(thread_name_prefix=_THREADS)
     loop.set_default_executor(threads)
     try:
         return await work
