@@ -133,3 +133,36 @@ def test_whatever_happens_there_is_a_server_and_the_books_are_right(events: list
         assert Counter(out) == Counter({name: found.in_flight for name, found in router._servers.items()})
         assert sum(found.at_home for found in router._servers.values()) == len(router._homes) <= 3
         assert all(found.rests_until <= now + 30 for found in router._servers.values())
+
+
+# Held servers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_held_server_is_not_tried_before_it_is_released() -> None:
+    router = Router(["a", "b"])
+    router.hold("a", 0.0)
+    assert {router.pick(f"r{number}", 100.0) for number in range(4)} == {"b"}, (
+        "its rest is over, but nobody released it"
+    )
+    assert router.is_held("a", 100.0)
+    router.release("a", 100.0)
+    assert "a" in {router.pick(f"s{number}", 100.0) for number in range(4)}
+
+
+def test_a_held_server_rests_longer_each_time_until_it_answers() -> None:
+    router = Router(["a", "b"])
+    for rest in (30.0, 60.0, 120.0):
+        router.hold("a", 0.0)
+        assert not router.is_held("a", rest - 1)
+        assert router.is_held("a", rest)
+        router.release("a", rest)
+    router.answered("a")
+    router.hold("a", 0.0)
+    assert router.is_held("a", 30.0)
+
+
+def test_if_all_are_held_the_next_to_come_back_is_used() -> None:
+    router = Router(["a", "b"])
+    router.hold("a", 5.0)
+    router.hold("b", 0.0)
+    assert router.pick("r", 10.0) == "b"
