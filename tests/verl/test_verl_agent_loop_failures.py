@@ -139,12 +139,14 @@ async def test_a_row_that_is_no_task_costs_its_sample_only(make: MakeOurs, other
     assert bad.told["toolyard_finish_reason"] == "bad_task"
 
 
-async def test_an_answer_of_no_tokens_is_no_sample(make: MakeOurs) -> None:
+async def test_an_answer_of_no_tokens_is_the_engines_failure_and_no_sample(make: MakeOurs) -> None:
     nothing = TokenOutput(token_ids=[], log_probs=[], stop_reason="completed")
-    worker = make({"How many?": [nothing]}, [], reward="gsm8k")
+    limits = {"engine_retry_pause_seconds": 0.01}
+    worker = make({"How many?": [nothing] * 9}, [], reward="gsm8k", limits=limits)
     [played] = await play(worker, row("How many?"))
     assert is_masked(played)
-    assert played.told["toolyard_refusal"] == "empty"
+    assert played.told["toolyard_refusal"] == "failed_request"
+    assert played.told["toolyard_finish_reason"] == "engine_failure"
 
 
 async def until(condition: Callable[[], object]) -> None:

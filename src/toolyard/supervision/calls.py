@@ -180,6 +180,7 @@ async def end_stray_tasks(grace: float = GRACE_SECONDS) -> list[str]:
 def _disown(task: asyncio.Task[Any]) -> None:
     """Neither `asyncio.run` shall wait for it, nor the interpreter complain of it."""
     _disowned.add(task)
+    task.add_done_callback(_disowned.discard)
     asyncio._unregister_task(task)  # pyright: ignore  # noqa: SLF001 - documented in "Extending asyncio"
     task._log_destroy_pending = False  # pyright: ignore  # noqa: SLF001
 

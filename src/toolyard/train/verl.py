@@ -99,9 +99,9 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
             session=self._session(names, row),
             decode=opened.chat.decode,
             with_texts=texts_of(self.rollout_config),
+            answered=opened.seen.take,
         )
         trajectory = await self._played(opened, engine, names, row)
-        opened.seen.take(engine.notes)
         if names.step is None:
             trajectory = replace(trajectory, step=engine.notes.newest or 0)
         if self._settings.rollout_data_dir is not None:

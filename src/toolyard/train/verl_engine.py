@@ -71,15 +71,17 @@ class VerlEngine:
         session: str,
         decode: Callable[[Sequence[int]], str],
         with_texts: Mapping[str, Any] | None = None,
+        answered: Callable[[ServerNotes], None] = lambda _: None,
     ) -> None:
         """`session`: by which verl finds the server again that has the conversation in its cache. `with_texts`: what a
         server is told beside stop texts, so that it keeps their tokens; None: it knows no stop texts. What goes beyond
-        one is cut off here anyway."""
+        one is cut off here anyway. `answered` is called with the notes after every answer."""
         self._servers = servers
         self._params = params
         self._session = session
         self._decode = decode
         self._with_texts = with_texts
+        self._answered = answered
         self.with_logprobs = bool(params.get("logprobs"))
         self.notes = ServerNotes()
 
@@ -102,6 +104,7 @@ class VerlEngine:
         except Exception as error:
             raise EngineError(f"verl's server failed: {in_short(error)}") from error
         self.notes.take(answer)
+        self._answered(self.notes)
         return self._generation(answer, sampling)
 
     def _asked(self, sampling: Sampling) -> dict[str, Any]:
