@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import struct
 import sys
 from pathlib import Path
@@ -16,26 +17,32 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from as_user import CHECKOUT, USER, kernel, open_up
 
+MACHINE = platform.machine()
 CAPABILITIES = 0xA80425FB
-REFUSED = (
-    165, 166, 155, 272, 308,  # mount, umount2, pivot_root, unshare, setns
+REFUSED = {
+    # mount, umount2, pivot_root, unshare, setns, kexec_load, kexec_file_load, init_module, finit_module, delete_module,
+    # reboot, chroot, bpf, perf_event_open, keyctl, add_key, request_key, userfaultfd
+    "x86_64": (165, 166, 155, 272, 308, 246, 320, 175, 313, 176, 169, 161, 321, 298, 250, 248, 249, 323),
+    "aarch64": (40, 39, 41, 97, 268, 104, 294, 105, 273, 106, 142, 51, 280, 241, 219, 217, 218, 282),
+}
+REFUSED_EVERYWHERE = (
     428, 429, 430, 431, 432, 433, 442,  # open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr
-    246, 320, 175, 313, 176, 169, 161,  # kexec, modules, reboot, chroot
-    321, 298, 250, 248, 249, 323, 425, 426, 427,  # bpf, perf_event_open, keys, userfaultfd, io_uring
+    425, 426, 427,  # io_uring
 )  # fmt: skip
-CLONE, CLONE3 = 56, 435
+CLONE = {"x86_64": 56, "aarch64": 220}
+CLONE3 = 435
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
 
 def profile() -> bytes:
-    """x86_64 only, and only what the sandbox would like to do and must do without."""
+    """Only what the sandbox would like to do and must do without."""
     refuse, allow = (RETURN, 0, 0, ERROR | errno.EPERM), (RETURN, 0, 0, ALLOW)
     program = [
         (LOAD, 0, 0, 0),
-        *[line for number in REFUSED for line in ((EQUAL, 0, 1, number), refuse)],
+        *[line for number in (*REFUSED[MACHINE], *REFUSED_EVERYWHERE) for line in ((EQUAL, 0, 1, number), refuse)],
         (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERROR | errno.ENOSYS),
-        (EQUAL, 1, 0, CLONE), allow,
+        (EQUAL, 1, 0, CLONE[MACHINE]), allow,
         (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, kernel.NAMESPACES | kernel.CLONE_NEWCGROUP), refuse, allow,
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *line) for line in program)

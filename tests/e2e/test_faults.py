@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
+import sys
 from contextlib import AsyncExitStack
 
 import pytest
@@ -35,6 +37,7 @@ from faulting import (
     until,
     write_tasks,
 )
+from soak import MCP_SERVER, Service, free_port, is_mcp_server
 
 from toolyard.testing.byte_model import ByteModel
 from toolyard.testing.engine_servers import EngineServer
@@ -268,6 +271,72 @@ async def test_an_engine_that_dies_and_comes_back_costs_no_trajectory(tmp_path, 
         done = await ended(tmp_path, process, marker)
     check_accounts(done)
     assert done.summary["completed"] == ALL
+
+
+# Sandboxes and MCP servers --------------------------------------------------------------------------------------------
+
+
+def use_tool(place, entry, call):
+    """Have the model call another tool than `ask`."""
+    tools = json.loads((place / "tools.yaml").read_text())
+    (place / "tools.yaml").write_text(json.dumps({"tools": [*tools["tools"], entry]}))
+    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    (place / "script.json").write_text(json.dumps([said, "#### 42"]))
+
+
+@pytest.mark.parametrize("bad", [stalls, resets, fails])
+async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_path, model, bad):
+    service = Service(free_port())
+    await service.start()
+    try:
+        async with bad_server(bad) as broken:
+            place = make_place(tmp_path, model)
+            use_tool(place, interpreter([broken, service.url]), RUN_CODE)
+            done = await rolled(place)
+    finally:
+        await service.kill()
+    check_accounts(done)
+    assert {line["turns"][0]["tool_calls"][0]["response"] for line in done.lines} == {"42\n"}
+
+
+async def test_a_sandbox_that_is_away_fails_the_trajectory_as_ours_and_is_named(tmp_path, model):
+    place = make_place(tmp_path, model)
+    use_tool(place, interpreter(f"http://127.0.0.1:{free_port()}"), RUN_CODE)
+    done = await rolled(place)
+    check_accounts(done, status=1)
+    for line in done.lines:
+        assert (line["finish_reason"], line["failure"]["whose"]) == ("tool_failure", "ours")
+        assert "http://127.0.0.1:" in line["failure"]["source"]
+        assert line["failure"]["cause"]
+
+
+async def test_an_mcp_server_that_is_stopped_is_replaced_and_nothing_is_scored_for_it(tmp_path, model):
+    place = make_place(tmp_path, model)
+    servers = {"sums": {"command": sys.executable, "args": [str(MCP_SERVER), "stdio"]}}
+    (place / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    entry = {
+        "class_name": "toolyard.tools.mcp.MCPTool",
+        "config": {"type": "mcp", "timeout": 5, "ping_seconds": 1},
+        "mcp": {"mcp_servers_config_path": "mcp.json", "tool_selected_list": ["slow"]},
+    }
+    use_tool(place, entry, {"name": "slow", "arguments": {"seconds": 2}})
+    process, marker = await start(place)
+    found: list[int] = []
+    await until(lambda: found.extend(pid for pid in processes_of(marker) if is_mcp_server(pid)) or found, process)
+    await until(lambda: (place / "diary.jsonl").exists(), process)
+    os.kill(found[0], signal.SIGSTOP)
+    done = await ended(place, process, marker)
+    check_accounts(done)
+    assert {line["turns"][0]["tool_calls"][0]["outcome"] for line in done.lines} == {"ok"}
+    assert any(line["turns"][0]["tool_calls"][0]["attempts"] > 1 for line in done.lines)
+
+
+RUN_CODE = {"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}
+
+
+def interpreter(url):
+    config = {"type": "native", "sandbox_fusion_url": url, "enable_global_rate_limit": False, "call": {"retries": 1}}
+    return {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": config}
 
 
 # Resuming -------------------------------------------------------------------------------------------------------------

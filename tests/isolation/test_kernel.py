@@ -6,104 +6,108 @@ import os
 import platform
 
 import pytest
-from hostile import run, words
+from hostile import NUMBERS, run, words
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 namespaces = pytest.mark.kernel("namespaces")
-x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of this architecture's system calls")
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="these doors are not on this architecture")
 
 REFUSED = {
-    # name: (number on x86_64, arguments that would do something)
-    "ptrace": (101, "0, 0, 0, 0"),
-    "io_uring_setup": (425, "8, ctypes.create_string_buffer(120)"),
-    "io_uring_enter": (426, "0, 0, 0, 0"),
-    "io_uring_register": (427, "0, 0, 0, 0"),
-    "keyctl": (250, "0, -3, 0"),
-    "add_key": (248, "b'user', b'name', b'payload', 7, -3"),
-    "request_key": (249, "b'user', b'name', 0, -3"),
-    "bpf": (321, "0, ctypes.create_string_buffer(128), 128"),
-    "perf_event_open": (298, "ctypes.create_string_buffer(128), 0, -1, -1, 0"),
-    "userfaultfd": (323, "1"),
-    "unshare, user": (272, "0x10000000"),
-    "unshare, mount": (272, "0x20000"),
-    "unshare, network": (272, "0x40000000"),
-    "setns": (308, "0, 0"),
-    "mount": (165, "b'x', b'/tmp', b'tmpfs', 0, 0"),
-    "umount2": (166, "b'/proc', 2"),
-    "pivot_root": (155, "b'.', b'.'"),
-    "chroot": (161, "b'/tmp'"),
-    "open_tree": (428, "-100, b'/', 1"),
-    "move_mount": (429, "0, b'', -100, b'/tmp', 0"),
-    "fsopen": (430, "b'tmpfs', 0"),
-    "fsmount": (432, "0, 0, 0"),
-    "mount_setattr": (442, "-100, b'/', 0, ctypes.create_string_buffer(32), 32"),
-    "name_to_handle_at": (303, "-100, b'/', ctypes.create_string_buffer(128), ctypes.create_string_buffer(8), 0"),
-    "open_by_handle_at": (304, "0, ctypes.create_string_buffer(128), 0"),
-    "fanotify_init": (300, "0, 0"),
-    "sethostname": (170, "b'owned', 5"),
-    "setdomainname": (171, "b'owned', 5"),
-    "reboot": (169, "0xfee1dead, 672274793, 0"),
-    "kexec_load": (246, "0, 0, 0, 0"),
-    "init_module": (175, "b'', 0, b''"),
-    "finit_module": (313, "0, b'', 0"),
-    "delete_module": (176, "b'x', 0"),
-    "swapon": (167, "b'/tmp/x', 0"),
-    "acct": (163, "b'/tmp/x'"),
-    "settimeofday": (164, "ctypes.create_string_buffer(16), 0"),
-    "clock_settime": (227, "0, ctypes.create_string_buffer(16)"),
-    "adjtimex": (159, "ctypes.create_string_buffer(256)"),
-    "syslog": (103, "3, ctypes.create_string_buffer(64), 64"),
-    "iopl": (172, "3"),
-    "ioperm": (173, "0, 1, 1"),
-    "modify_ldt": (154, "1, ctypes.create_string_buffer(16), 16"),
-    "personality": (135, "0x0040000"),
-    "process_vm_readv": (310, "1, 0, 0, 0, 0, 0"),
-    "process_vm_writev": (311, "1, 0, 0, 0, 0, 0"),
-    "kcmp": (312, "1, 1, 0, 0, 0"),
-    "pidfd_getfd": (438, "0, 0, 0"),
-    "process_madvise": (440, "0, 0, 0, 0, 0"),
-    "move_pages": (279, "1, 0, 0, 0, 0, 0"),
-    "memfd_secret": (447, "0"),
-    "vmsplice": (278, "1, 0, 0, 0"),
-    "quotactl": (179, "0, 0, 0, 0"),
-    "shmget": (29, "0, 4096, 0o1600"),
-    "msgget": (68, "0, 0o1600"),
-    "semget": (64, "0, 1, 0o1600"),
-    "mq_open": (240, "b'queue', 0o102, 0o600, 0"),
-    "sched_setscheduler": (144, "0, 1, ctypes.byref(ctypes.c_int(1))"),
-    "sched_setaffinity of the worker": (203, "os.getppid(), 8, ctypes.byref(ctypes.c_ulong(1))"),
-    "setpriority of the worker": (141, "0, os.getppid(), 19"),
-    "setpriority of everybody": (141, "2, 0, 19"),
-    "prlimit of the worker": (302, "os.getppid(), 7, ctypes.create_string_buffer(16), 0"),
-    "ioprio_set": (251, "1, os.getppid(), 0"),
-    "socketpair, inet": (53, "2, 1, 0, ctypes.create_string_buffer(8)"),
-    "landlock_create_ruleset": (444, "0, 0, 1"),
-    "clone, new user namespace": (56, "0x10000011, 0, 0, 0, 0"),
-    "clone, new pid namespace": (56, "0x20000011, 0, 0, 0, 0"),
-    "clone3": (435, "ctypes.create_string_buffer(b'\\x00\\x00\\x00\\x10' + bytes(84)), 88"),
-    "inode flags by ioctl": (16, "os.open('.', 0), 0x40086602, ctypes.byref(ctypes.c_long(0x40))"),
-    "inode attributes by ioctl": (16, "os.open('.', 0), 0x401c5820, ctypes.create_string_buffer(28)"),
-    "file_setattr": (469, "-100, b'.', ctypes.create_string_buffer(24), 24, 0"),
-    "terminal input by ioctl": (16, "0, 0x5412, b'x'"),
+    # the call, and perhaps what about it: arguments that would do something
+    "ptrace": "0, 0, 0, 0",
+    "io_uring_setup": "8, ctypes.create_string_buffer(120)",
+    "io_uring_enter": "0, 0, 0, 0",
+    "io_uring_register": "0, 0, 0, 0",
+    "keyctl": "0, -3, 0",
+    "add_key": "b'user', b'name', b'payload', 7, -3",
+    "request_key": "b'user', b'name', 0, -3",
+    "bpf": "0, ctypes.create_string_buffer(128), 128",
+    "perf_event_open": "ctypes.create_string_buffer(128), 0, -1, -1, 0",
+    "userfaultfd": "1",
+    "unshare, user": "0x10000000",
+    "unshare, mount": "0x20000",
+    "unshare, network": "0x40000000",
+    "setns": "0, 0",
+    "mount": "b'x', b'/tmp', b'tmpfs', 0, 0",
+    "umount2": "b'/proc', 2",
+    "pivot_root": "b'.', b'.'",
+    "chroot": "b'/tmp'",
+    "open_tree": "-100, b'/', 1",
+    "move_mount": "0, b'', -100, b'/tmp', 0",
+    "fsopen": "b'tmpfs', 0",
+    "fsmount": "0, 0, 0",
+    "mount_setattr": "-100, b'/', 0, ctypes.create_string_buffer(32), 32",
+    "name_to_handle_at": "-100, b'/', ctypes.create_string_buffer(128), ctypes.create_string_buffer(8), 0",
+    "open_by_handle_at": "0, ctypes.create_string_buffer(128), 0",
+    "fanotify_init": "0, 0",
+    "sethostname": "b'owned', 5",
+    "setdomainname": "b'owned', 5",
+    "reboot": "0xfee1dead, 672274793, 0",
+    "kexec_load": "0, 0, 0, 0",
+    "init_module": "b'', 0, b''",
+    "finit_module": "0, b'', 0",
+    "delete_module": "b'x', 0",
+    "swapon": "b'/tmp/x', 0",
+    "acct": "b'/tmp/x'",
+    "settimeofday": "ctypes.create_string_buffer(16), 0",
+    "clock_settime": "0, ctypes.create_string_buffer(16)",
+    "adjtimex": "ctypes.create_string_buffer(256)",
+    "syslog": "3, ctypes.create_string_buffer(64), 64",
+    "iopl": "3",
+    "ioperm": "0, 1, 1",
+    "modify_ldt": "1, ctypes.create_string_buffer(16), 16",
+    "personality": "0x0040000",
+    "process_vm_readv": "1, 0, 0, 0, 0, 0",
+    "process_vm_writev": "1, 0, 0, 0, 0, 0",
+    "kcmp": "1, 1, 0, 0, 0",
+    "pidfd_getfd": "0, 0, 0",
+    "process_madvise": "0, 0, 0, 0, 0",
+    "move_pages": "1, 0, 0, 0, 0, 0",
+    "memfd_secret": "0",
+    "vmsplice": "1, 0, 0, 0",
+    "quotactl": "0, 0, 0, 0",
+    "shmget": "0, 4096, 0o1600",
+    "msgget": "0, 0o1600",
+    "semget": "0, 1, 0o1600",
+    "mq_open": "b'queue', 0o102, 0o600, 0",
+    "sched_setscheduler": "0, 1, ctypes.byref(ctypes.c_int(1))",
+    "sched_setaffinity of the worker": "os.getppid(), 8, ctypes.byref(ctypes.c_ulong(1))",
+    "setpriority of the worker": "0, os.getppid(), 19",
+    "setpriority of everybody": "2, 0, 19",
+    "prlimit64 of the worker": "os.getppid(), 7, ctypes.create_string_buffer(16), 0",
+    "ioprio_set": "1, os.getppid(), 0",
+    "socketpair, inet": "2, 1, 0, ctypes.create_string_buffer(8)",
+    "landlock_create_ruleset": "0, 0, 1",
+    "clone, new user namespace": "0x10000011, 0, 0, 0, 0",
+    "clone, new pid namespace": "0x20000011, 0, 0, 0, 0",
+    "clone3": "ctypes.create_string_buffer(b'\\x00\\x00\\x00\\x10' + bytes(84)), 88",
+    "ioctl, inode flags": "os.open('.', 0), 0x40086602, ctypes.byref(ctypes.c_long(0x40))",
+    "ioctl, inode attributes": "os.open('.', 0), 0x401c5820, ctypes.create_string_buffer(28)",
+    "file_setattr": "-100, b'.', ctypes.create_string_buffer(24), 24, 0",
+    "ioctl, terminal input": "0, 0x5412, b'x'",
 }
 
 
-@x86
+def call_in(name: str) -> str:
+    return name.replace(",", " ").split()[0]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 async def test_the_kernel_refuses(any_level: LocalSandbox, name: str) -> None:
-    number, arguments = REFUSED[name]
-    told = await words(any_level, f"print(call({number}, {arguments}))")
+    if NUMBERS[call_in(name)] is None:
+        pytest.skip("this architecture has no such call")
+    told = await words(any_level, f"print(call({call_in(name)!r}, {REFUSED[name]}))")
     assert told[0] in {"EPERM", "ENOSYS", "ENETUNREACH"}
 
 
-@x86
 @pytest.mark.toolchain("c")
 async def test_a_c_program_is_refused_the_same(any_level: LocalSandbox) -> None:
     """Nothing depends on the language: the filter sits below them all, also after execve."""
-    calls = {number for number, _ in REFUSED.values()} - {16, 53, 56, 141, 203, 302}
+    by_arguments = {"clone", "ioctl", "prlimit64", "sched_setaffinity", "setpriority", "socketpair"}
+    calls = {NUMBERS[name] for name in {call_in(name) for name in REFUSED} - by_arguments} - {None}
     source = """
         #define _GNU_SOURCE
         #include <errno.h>
@@ -120,7 +124,7 @@ async def test_a_c_program_is_refused_the_same(any_level: LocalSandbox) -> None:
             return 0;
         }
         """
-    execution = await run(any_level, source.replace("NUMBERS", ", ".join(map(str, sorted(calls)))), "c")
+    execution = await run(any_level, source.replace("NUMBERS", ", ".join(map(str, calls))), "c")
     assert execution.ok, execution
     assert execution.stdout == ""
 
@@ -225,7 +229,8 @@ async def test_the_host_keeps_its_name(sandbox: LocalSandbox) -> None:
         sandbox,
         """
         import socket
-        print(socket.gethostname(), call(170, b"owned", 5), attempt(os.open, "/proc/sys/kernel/hostname", os.O_WRONLY))
+        print(socket.gethostname(), call("sethostname", b"owned", 5))
+        print(attempt(os.open, "/proc/sys/kernel/hostname", os.O_WRONLY))
         """,
     )
     assert told[0] == "sandbox"
@@ -249,7 +254,8 @@ async def test_scheduling_cannot_be_turned_to_advantage(any_level: LocalSandbox)
         """
         class Parameter(ctypes.Structure):
             _fields_ = [("priority", ctypes.c_int)]
-        print(call(144, 0, 1, ctypes.byref(Parameter(50))), call(142, 0, ctypes.byref(Parameter(50))))
+        print(call("sched_setscheduler", 0, 1, ctypes.byref(Parameter(50))))
+        print(call("sched_setparam", 0, ctypes.byref(Parameter(50))))
         print(attempt(os.nice, -5), attempt(os.setpriority, os.PRIO_PROCESS, 0, -10))
         """,
     )
@@ -263,7 +269,7 @@ async def test_io_priority_and_memory_locks_are_out_of_reach(any_level: LocalSan
         size = 64 << 20
         libc.mmap.restype = ctypes.c_void_p
         area = libc.mmap(None, ctypes.c_size_t(size), 3, 0x22, -1, 0)
-        print(call(149, ctypes.c_void_p(area), size), call(151, 3))   # mlock, mlockall
+        print(call("mlock", ctypes.c_void_p(area), size), call("mlockall", 3))
         """,
     )
     assert set(told) <= {"EPERM", "ENOMEM", "EAGAIN"}

@@ -88,8 +88,8 @@ TAMPERING = {
         "print(os.getpriority(os.PRIO_PROCESS, 0))",
     ),
     "the worker's io priority": (
-        "call(251, 1, os.getppid(), 0x6000); call(251, 2, 0, 0x6000)",
-        "print(libc.syscall(252, 1, 0))",
+        "call('ioprio_set', 1, os.getppid(), 0x6000); call('ioprio_set', 2, 0, 0x6000)",
+        "print(libc.syscall(NUMBERS['ioprio_get'], 1, 0))",
     ),
     "the worker's process group": (
         "attempt(os.setpgid, os.getppid(), os.getpid()); attempt(os.setpgid, 1, 0)",
@@ -129,7 +129,7 @@ for place in sorted({os.getcwd(), tempfile.gettempdir()} | {p for p in PLACES if
     print(os.path.basename(place), oct(status.st_mode), status.st_nlink, status.st_uid, status.st_gid)
     print(sorted(name for name in os.listdir(place) if name != "main.py"), attempt(os.listxattr, place))
     flags = ctypes.c_long(0)
-    print(call(16, os.open(place, os.O_RDONLY), 0x80086601, ctypes.byref(flags)), flags.value & 0xFF)
+    print(call("ioctl", os.open(place, os.O_RDONLY), 0x80086601, ctypes.byref(flags)), flags.value & 0xFF)
 """
 PLACES = 'PLACES = ("/sandbox", "/tmp", "/var/tmp", "/dev/shm", "/mnt", "/data")\n'
 
@@ -147,7 +147,7 @@ MARKS = {
         """,
     "flags": """
         for place in PLACES:
-            attempt(lambda: call(16, os.open(place, os.O_RDONLY), 0x40086602, ctypes.byref(ctypes.c_long(0x40))))
+            attempt(lambda: call("ioctl", os.open(place, os.O_RDONLY), 0x40086602, ctypes.byref(ctypes.c_long(0x40))))
         """,
     "files": """
         for place in PLACES:
@@ -197,10 +197,13 @@ async def test_system_v_and_posix_objects_are_gone_or_never_were(one_worker: Loc
     await leaves_no_trace(
         one_worker,
         """
-        call(29, 0x1234, 4096, 0o1666), call(68, 0x1234, 0o1666), call(64, 0x1234, 1, 0o1666)   # shm, msg, sem
-        call(240, b'queue', 0o102, 0o666, 0)   # mq_open
+        call("shmget", 0x1234, 4096, 0o1666), call("msgget", 0x1234, 0o1666), call("semget", 0x1234, 1, 0o1666)
+        call("mq_open", b'queue', 0o102, 0o666, 0)
         """,
-        "print(call(29, 0x1234, 4096, 0), call(68, 0x1234, 0), call(64, 0x1234, 1, 0), call(240, b'queue', 0, 0, 0))",
+        """
+        print(call("shmget", 0x1234, 4096, 0), call("msgget", 0x1234, 0), call("semget", 0x1234, 1, 0))
+        print(call("mq_open", b'queue', 0, 0, 0))
+        """,
     )
 
 

@@ -106,8 +106,8 @@ async def test_no_other_kind_of_socket_can_be_made(any_level: LocalSandbox) -> N
         for family in [*range(2, 46), 255, -1]:
             for kind in (1, 2, 3, 5, 10):
                 for protocol in (0, 1, 255):
-                    print(call(41, family, kind, protocol))
-            print(call(53, family, 1, 0, ctypes.create_string_buffer(8)))   # socketpair
+                    print(call("socket", family, kind, protocol))
+            print(call("socketpair", family, 1, 0, ctypes.create_string_buffer(8)))
         """,
         open_files=1024,
     )

@@ -305,11 +305,12 @@ async def test_other_processes_cannot_be_traced_or_read(any_level: LocalSandbox)
         buffer = ctypes.create_string_buffer(64)
         ours, theirs = Span(ctypes.addressof(buffer), 64), Span(0x400000, 64)
         for target in {1, 2, 3, os.getppid(), os.getpid() - 1, os.getpid() + 1}:
-            print(call(101, 16, target, 0, 0), call(101, 0x4206, target, 0, 0))   # PTRACE_ATTACH, PTRACE_SEIZE
-            print(call(310, target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))   # process_vm_readv
-            print(call(311, target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))   # process_vm_writev
-            print(call(438, 3, 0, 0), call(312, target, os.getpid(), 0, 0, 0))            # pidfd_getfd, kcmp
-        print(call(101, 0, 0, 0, 0))   # PTRACE_TRACEME
+            print(call("ptrace", 16, target, 0, 0))       # PTRACE_ATTACH
+            print(call("ptrace", 0x4206, target, 0, 0))   # PTRACE_SEIZE
+            print(call("process_vm_readv", target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))
+            print(call("process_vm_writev", target, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0))
+            print(call("pidfd_getfd", 3, 0, 0), call("kcmp", target, os.getpid(), 0, 0, 0))
+        print(call("ptrace", 0, 0, 0, 0))   # PTRACE_TRACEME
         """,
     )
     assert set(told) <= {"EPERM", "ENOSYS", "ESRCH"}
@@ -351,7 +352,7 @@ async def test_the_kernels_log_is_closed(any_level: LocalSandbox) -> None:
         """
         buffer = ctypes.create_string_buffer(4096)
         for action in (2, 3, 4, 9, 10):
-            print(call(103, action, buffer, 4096))   # syslog
+            print(call("syslog", action, buffer, 4096))
         print(attempt(os.open, "/dev/kmsg", os.O_RDONLY), attempt(os.open, "/proc/kmsg", os.O_RDONLY))
         """,
     )

@@ -151,7 +151,7 @@ async def test_clocks_of_the_program_do_not_move_its_limit(any_level: LocalSandb
         SYSCALLS
         + """
 import time
-call(227, 0, ctypes.create_string_buffer(16))
+call("clock_settime", 0, ctypes.create_string_buffer(16))
 time.time = time.monotonic = lambda: 0.0
 while True:
     pass
@@ -178,8 +178,8 @@ def by_owner(number):
     os.write(right, b".")
 ways = {{
     "kill": lambda number: os.kill(worker, number),
-    "queue": lambda number: call(129, worker, number, ctypes.create_string_buffer(128)),
-    "thread": lambda number: call(200, worker, number),
+    "queue": lambda number: call("rt_sigqueueinfo", worker, number, ctypes.create_string_buffer(128)),
+    "thread": lambda number: call("tkill", worker, number),
     "descriptor's owner": by_owner,
     "group": lambda number: os.killpg(os.getpgid(worker) or worker, number),
     "everybody": lambda number: os.kill(-1, number),

@@ -312,3 +312,27 @@ def test_a_million_equal_ids_are_compared_in_no_time() -> None:
     start = time.process_time()
     assert check_extension(ids, other) is None
     assert time.process_time() - start < 0.3
+
+
+# What an engine cannot have sampled -----------------------------------------------------------------------------------
+
+
+def test_an_id_outside_the_vocabulary_is_found_with_a_tokenizer() -> None:
+    trajectory = good_trajectory()
+    biggest = max([*trajectory.tokens.prompt_ids, *trajectory.tokens.response_ids])
+    assert audit(trajectory, vocab_size=biggest + 1) == []
+    problems = audit(trajectory, vocab_size=biggest)
+    assert {problem.kind for problem in problems} == {ProblemKind.IDS}
+    assert f"{biggest} is no token id of a vocabulary of {biggest}" in str(problems[0])
+
+
+@pytest.mark.parametrize("stopped_by", [None, 10**6, "DONE"])
+def test_a_stop_without_what_it_was_stopped_by_is_found(stopped_by: int | str | None) -> None:
+    trajectory = good_trajectory()
+    last = trajectory.turns[-1]
+    sampled = replace(last.sampled, finish="stop", stopped_by=stopped_by)
+    turns = (*trajectory.turns[:-1], replace(last, sampled=sampled))
+    assert [problem.kind for problem in audit(replace(trajectory, turns=turns))] == [ProblemKind.STOP]
+    sampled = replace(sampled, stopped_by=trajectory.tokens.response_ids[sampled.end - 1])
+    turns = (*trajectory.turns[:-1], replace(last, sampled=sampled))
+    assert audit(replace(trajectory, turns=turns)) == []

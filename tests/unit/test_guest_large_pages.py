@@ -68,7 +68,7 @@ def gathered(times: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(not steps.possible(), reason="there are no steps on this processor")
+@pytest.mark.skipif(not steps.possible(), reason="there are no steps on this architecture")
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interpreter_in_one_piece_goes_on_as_before(times: int) -> None:
     plain, moved = gathered(0), gathered(times)

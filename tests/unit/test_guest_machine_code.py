@@ -13,7 +13,7 @@ from toolyard.sandbox.guest.kernel import MACHINE
 
 
 @pytest.mark.parametrize("text", [steps.CODE, nursery.CODE], ids=["steps", "nursery"])
-@pytest.mark.skipif(MACHINE != "x86_64", reason="the code is for another processor")
+@pytest.mark.skipif(MACHINE != "x86_64", reason="there is no machine code for this architecture")
 def test_the_machine_code_is_what_its_listing_says(text: str, tmp_path: Path) -> None:
     file = tmp_path / "code"
     file.write_bytes(b"".join(code for code, _ in machine_code.listing(text)))
@@ -23,7 +23,7 @@ def test_the_machine_code_is_what_its_listing_says(text: str, tmp_path: Path) ->
     assert [(bytes.fromhex(code), " ".join(text.split())) for code, text in lines] == machine_code.listing(text)
 
 
-@pytest.mark.skipif(MACHINE != "x86_64", reason="the code is for another processor")
+@pytest.mark.skipif(MACHINE != "x86_64", reason="there is no machine code for this architecture")
 def test_where_the_comments_say_a_part_begins_it_begins() -> None:
     """A number in a comment, as in `; 23: new`, is how many bytes come before."""
     for text in (steps.CODE, nursery.CODE):

@@ -11,7 +11,8 @@ import pytest
 from toolyard.sandbox.guest.kernel import MACHINE
 
 pytestmark = pytest.mark.skipif(
-    MACHINE != "x86_64" or sys.version_info[:2] > (3, 13), reason="there is no nursery on this processor"
+    MACHINE != "x86_64" or sys.version_info[:2] > (3, 13),
+    reason="there is no nursery on this architecture, or in this Python",
 )
 
 BEGIN = """

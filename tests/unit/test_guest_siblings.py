@@ -72,7 +72,7 @@ def forked(by: str, *, close: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("by", ["_siblings_by_steps", "_siblings_by_python"])
 def test_a_sibling_for_every_message(by: str, close: bool) -> None:
     if by == "_siblings_by_steps" and not steps.possible():
-        pytest.skip("there are no steps here")
+        pytest.skip("there are no steps on this architecture")
     told = forked(by, close=close)
     for number, one in enumerate(told["found"]):
         assert one["input"] == f"message {number}\n"
@@ -124,7 +124,7 @@ print(json.dumps({"me": os.getpid(), "found": found, "origin": os.waitpid(origin
 """
 
 
-@pytest.mark.skipif(not clone.possible() or not steps.possible(), reason="there are no steps here")
+@pytest.mark.skipif(not clone.possible() or not steps.possible(), reason="there are no steps on this architecture")
 def test_an_heir_for_every_message_on_the_processors_it_names() -> None:
     command = [sys.executable, "-c", HEIRS, str(SANDBOX)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -12,7 +12,7 @@ import pytest
 from toolyard.sandbox.guest.kernel import MACHINE
 from toolyard.sandbox.guest.steps import At, Steps, address_of
 
-pytestmark = pytest.mark.skipif(MACHINE != "x86_64", reason="there are no steps on this processor")
+pytestmark = pytest.mark.skipif(MACHINE != "x86_64", reason="there are no steps on this architecture")
 
 READ, WRITE, CLOSE, GETPID, PIPE2 = 0, 1, 3, 39, 293
 

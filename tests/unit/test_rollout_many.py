@@ -123,6 +123,26 @@ async def test_the_watchdog_names_who_is_stuck_where_and_for_what():
     assert "TOOL_CALLING: echo" in trajectory.metrics["stuck"]
 
 
+async def test_a_worker_that_somebody_cancels_delivers_a_record_of_its_death_and_goes_on():
+    async with scripted(["#### 42"]) as engine:
+        place = setting(engine)
+        take, doomed = place.speaker.take, []
+
+        def cancelling(request, answer):
+            if not doomed:
+                doomed.append(request.request_id)
+                asyncio.current_task().cancel()
+            return take(request, answer)
+
+        place.speaker.take = cancelling  # type: ignore[method-assign]
+        async with RolloutRun(place, requests_for(place, 6), concurrency=2) as run:
+            ended = {trajectory.request_id: trajectory async for trajectory in run}
+    assert len(ended) == 6, "nobody is lost, and nobody waits for a worker that is gone"
+    assert run.deaths == doomed
+    assert ended[doomed[0]].finish_reason == FinishReason.INTERNAL_ERROR
+    assert sum(trajectory.score == 1.0 for trajectory in ended.values()) == 5
+
+
 async def test_two_requests_of_one_id_are_a_mistake_that_is_told():
     async with scripted(["#### 42"], seconds=0.05) as engine:
         place = setting(engine)

@@ -266,7 +266,8 @@ class Cases:
         fits = len(stdin) <= select.PIPE_BUF
         if self._parent is None:
             self._make_origin()
-        if self._parent is None or not fits or worker.watch.by_looking:  # else most is as it was
+        # A quick case sets the streams itself, and finds the limits as the case before it left them.
+        if self._parent is None or self._quick is None or not fits or worker.watch.by_looking:
             worker.begin(header)
         worker.extra.reset(_WHY)
         if self._parent is None and not self._make_parent(header, order):

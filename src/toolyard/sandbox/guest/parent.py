@@ -33,8 +33,8 @@ REFUSED = 125
 """And ends with this."""
 ORIGIN = program.STATUS
 """The socket between the worker and the process that parents are forked from."""
-_OURS = 4
-"""Processes that are not the program's: the worker, this one, its origin, and one to spare, as in an ordinary run."""
+_OURS = 3
+"""Processes that are not the program's: the worker, this one, and one to spare, as in an ordinary run."""
 _COMMON = frozenset({
     "array", "bisect", "calendar", "cmath", "copy", "dataclasses", "datetime", "decimal", "fractions", "hashlib",
     "heapq", "json", "numbers", "pprint", "queue", "random", "statistics", "string", "textwrap", "threading",
@@ -81,7 +81,7 @@ def serve(setup: Setup, inherit: Call | None = None) -> NoReturn:
         fork(those)
     try:
         interpreter = setup.interpreter
-        order, code = _prepare(interpreter)
+        order, code = _prepare(interpreter, _OURS if inherit is None else _OURS + 1)  # and its origin
         plain = order is None and not setup.listening and "random" not in sys.modules
         begin, argument = setup.fork if plain else (partial(_begin, setup), order)
         setup.recall()
@@ -114,12 +114,15 @@ def _begin(setup: Setup, order: program.Order | None) -> None:
         os._exit(1)
 
 
-def _prepare(interpreter: program.Interpreter) -> tuple[program.Order | None, bytes | CodeType]:
-    """Everything that all cases have in common. Returns what each still has to write to its files, and the program."""
+def _prepare(interpreter: program.Interpreter, ours: int) -> tuple[program.Order | None, bytes | CodeType]:
+    """Everything that all cases have in common. Returns what each still has to write to its files, and the program.
+
+    `ours`: processes that are not the program's.
+    """
     os.closerange(CONTROL + 1, 1 << 20)
     order = program.read_order()
     header, (args, environment, files), code, _ = order
-    program.apply_limits(header, interpreter, _OURS)
+    program.apply_limits(header, interpreter, ours)
     if environment:
         os.environ.update(environment)
     sys.argv[1:] = args
