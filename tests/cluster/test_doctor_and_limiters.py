@@ -28,6 +28,7 @@ from toolyard.errors import ConfigError, LimiterError
 ray = pytest.importorskip("ray", reason="needs toolyard[ray]")
 
 from toolyard.limits import ray_survey  # noqa: E402
+from toolyard.limits.lender_actor import NAMESPACE, Records  # noqa: E402
 from toolyard.limits.prometheus_client import LimiterCollector  # noqa: E402
 from toolyard.limits.ray import PREFIX, RayLimiter  # noqa: E402
 from toolyard.limits.ray_survey import FoundLimiter, Survey, stop, survey  # noqa: E402
@@ -247,12 +248,16 @@ class TestNeverLeaked:
         (before,) = found(limiter.name)
         time.sleep(1.2)
         assert is_alive(limiter.name)  # we are attached, if idle
+        records = Records(NAMESPACE, limiter.name)
+        assert records.read("address")
+        assert len(records.read("roster")["members"]) == 1
         close(limiter)
         wait_until(lambda: not is_alive(limiter.name), 10)
         wait_until(lambda: not exists(before.pid), 10)
         time.sleep(2)  # for Ray to start a fresh one, if it did
         assert not is_alive(limiter.name)
         assert not found(limiter.name)
+        assert records.read("address") is records.read("roster") is None
         with pytest.raises(ConfigError, match="no limiter"):
             RayLimiter(limiter.name)
 

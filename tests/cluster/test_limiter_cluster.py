@@ -271,6 +271,85 @@ def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str
     wait_for(lambda: ray.get(runners[0].statistics.remote())["in_flight"] == 0, within=SOON)
 
 
+LONG = 60.0
+"""Seconds of a lease so long that what a test waits for cannot have come with its end."""
+
+
+def kill_limiter(name: str) -> float:
+    """And wait until Ray has started the next one's process. Returns when it was killed."""
+    before = lender_pid(name)
+    killed = time.monotonic()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: lender_pid(name) not in (0, before), within=SOON)
+    return killed
+
+
+def test_a_limiter_killed_under_load_grants_again_as_soon_as_everybody_is_back(
+    start, referee: Referee, name: str, cluster: Cluster
+) -> None:
+    """It is away for longer than a lease, so that nobody starts anything. Another lease would pass without a roster."""
+    lease = 10.0
+    runners = start.all(10, "first", "second", "third", lease_seconds=lease)
+    flooding = [runner.flood.remote(FLOOD, callers=32) for runner in runners]
+    referee.wait_for_most(10, within=SOON)
+    restarts = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    lender = lender_pid(name)
+    os.kill(restarts, signal.SIGSTOP)
+    try:
+        os.kill(lender, signal.SIGKILL)
+        wait_for(lambda: time.monotonic() - referee.starts[-1] > 1.0, within=SOON)
+    finally:
+        os.kill(restarts, signal.SIGCONT)
+    restarting = time.monotonic()
+    started = referee.started
+    wait_for(lambda: referee.started > started, within=lease)
+    print(f"executions started again after {referee.starts[started] - restarting:.2f} s")
+    referee.wait_for_most(10, within=SOON)  # no permit was lost
+    time.sleep(1.0)  # for more than there should be, if they come
+    end(flooding, *runners)
+    assert referee.most == 10
+
+
+def test_a_killed_limiter_lends_what_is_free_long_before_the_lease_ends(start, referee: Referee, name: str) -> None:
+    holder, other = start.all(10, "first", "second", lease_seconds=LONG)
+    ray.get(holder.keep.remote(6))
+    killed = kill_limiter(name)
+    flooding = other.flood.remote(FLOOD, callers=32)
+    referee.wait_for_most(10, within=LONG / 2)
+    print(f"all permits in use {time.monotonic() - killed:.2f} s after the kill")
+    time.sleep(1.0)  # for more than there should be, if they come
+    end([flooding], other)
+    assert referee.most == 10
+    ray.get(holder.let_go.remote())
+
+
+def test_a_holder_that_dies_with_the_limiter_is_not_waited_for(start, referee: Referee, name: str) -> None:
+    holder, other = start.all(10, "first", "second", lease_seconds=LONG)
+    ray.get(holder.keep.remote(6))
+    os.kill(ray.get(holder.pid.remote()), signal.SIGKILL)
+    kill_limiter(name)
+    flooding = other.flood.remote(FLOOD, callers=32)
+    referee.wait_for_most(10, within=LONG / 2)
+    time.sleep(1.0)  # for more than there should be, if they come
+    end([flooding], other)
+    assert referee.most == 10
+
+
+def test_a_limiter_killed_again_while_it_restarts_forgets_nobody(start, referee: Referee, name: str) -> None:
+    holder, other = start.all(10, "first", "second", lease_seconds=LONG)
+    ray.get(holder.keep.remote(6))
+    flooding = other.flood.remote(FLOOD, callers=32)
+    referee.wait_for_most(10, within=SOON)
+    for _ in range(3):
+        kill_limiter(name)
+    referee.reset()
+    referee.wait_for_most(10, within=LONG / 2)
+    time.sleep(1.0)  # for more than there should be, if they come
+    end([flooding], other)
+    assert referee.most == 10
+    ray.get(holder.let_go.remote())
+
+
 def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, referee: Referee, name: str) -> None:
     holder, other = start.all(4, "first", "first")
     ray.get(holder.resize.remote(9))

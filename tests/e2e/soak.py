@@ -177,8 +177,7 @@ def write_place(folder: Path, model: Path, engine: str, services: list[Service],
         kwargs = {"ask": {"create_kwargs": {"faults": faults}}}
         rows.append({"id": f"t{number}", "prompt": f"Play: {what}. ({number})", "answer": "42", "tools_kwargs": kwargs})
     (place / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    servers = {"mcpServers": {"sums": {"command": sys.executable, "args": [str(MCP_SERVER), "stdio"]}}}
-    (place / "mcp.json").write_text(json.dumps(servers))
+    write_servers(place)
     tools = json.loads((place / "tools.yaml").read_text())
     tools["tools"] += [
         {
@@ -198,6 +197,13 @@ def write_place(folder: Path, model: Path, engine: str, services: list[Service],
     ]
     (place / "tools.yaml").write_text(json.dumps(tools))
     return place
+
+
+def write_servers(place: Path) -> None:
+    """Our MCP server, with the marker by which we find its process: servers get no more of our environment."""
+    env = {"TOOLYARD_TEST_RUN": "${TOOLYARD_TEST_RUN}"}
+    server = {"command": sys.executable, "args": [str(MCP_SERVER), "stdio"], "env": env}
+    (place / "mcp.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
 
 
 def is_mcp_server(pid: int) -> bool:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 from contextlib import AsyncExitStack
 
 import pytest
@@ -37,7 +36,7 @@ from faulting import (
     until,
     write_tasks,
 )
-from soak import MCP_SERVER, Service, free_port, is_mcp_server
+from soak import Service, free_port, is_mcp_server, write_servers
 
 from toolyard.testing.byte_model import ByteModel
 from toolyard.testing.engine_servers import EngineServer
@@ -312,8 +311,7 @@ async def test_a_sandbox_that_is_away_fails_the_trajectory_as_ours_and_is_named(
 
 async def test_an_mcp_server_that_is_stopped_is_replaced_and_nothing_is_scored_for_it(tmp_path, model):
     place = make_place(tmp_path, model)
-    servers = {"sums": {"command": sys.executable, "args": [str(MCP_SERVER), "stdio"]}}
-    (place / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    write_servers(place)
     entry = {
         "class_name": "toolyard.tools.mcp.MCPTool",
         "config": {"type": "mcp", "timeout": 5, "ping_seconds": 1},

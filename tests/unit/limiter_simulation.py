@@ -1,7 +1,8 @@
 """A cluster under one limit in virtual time: real lenders and real desks, simulated clocks, wires and executions.
 
 What is simulated behaves as `LenderServer` and `Client` do: wires deliver in order until they break; a broken one loses
-what is under way, and each side notices at once or late. Clocks run up to a percent fast or slow.
+what is under way, and each side notices at once or late. Clocks run up to a percent fast or slow. The roster outlives
+the lender; reading and writing it fails as often as `Setup` says.
 
 `Audit` knows what really runs. It holds, at every start of an execution and at every move of the lender:
 
@@ -9,6 +10,8 @@ what is under way, and each side notices at once or late. Clocks run up to a per
    until it is drained. So the lender grants only below the limit.
 2. What really runs is no more than `bound`.
 3. No process has more than the lender believes, nor starts anything while the lender does not know it.
+
+4. A restarted lender that waits no longer for anybody has forgotten nobody who runs anything.
 
 The exception: a process that was given up though it lives (cut off for longer than a term, or across a restart) and has
 executions running. They are not counted until it is back, and then `bound` rises by them until they are drained. It
@@ -33,6 +36,7 @@ from toolyard.limits.borrowing import BorrowingDesk
 from toolyard.limits.client import _APART, _CONNECT_SECONDS, _LEAVING, _PAUSES
 from toolyard.limits.lending import Borrower, Lender
 from toolyard.limits.permit import DeskPermit
+from toolyard.limits.server import _MISSING_SECONDS, _STRIKE_OUT_SECONDS
 
 
 class Clock:
@@ -58,6 +62,8 @@ class Setup:
     starts_per_second: float | None = None
     max_hold: float | None = None
     drift: float = 0.0
+    unreliable_store: float = 0.0
+    """How often the roster cannot be read or written."""
     through_json: bool = False
 
 
@@ -150,6 +156,8 @@ class Wire:
         self._sim = sim
         self.process = process
         self.borrower: Borrower | None = None
+        self.hung_up = False
+        """The lender has heard that it ended."""
         self.number = next(sim.wires)
         self._epoch = sim.host.epoch
         self._last = {True: sim.now + sim.random.random() ** 2 * sim.setup.slow_hello, False: 0.0}
@@ -191,9 +199,15 @@ class Wire:
 
 
 class _Lender(Lender):
-    """Tells the audit whom it gives up."""
+    """Tells the audit whom it gives up, and when it waits for nobody any more."""
 
     audit: Audit
+
+    def account_for(self, now: float, *members: str) -> None:
+        recovering = self.recovering(now)
+        super().account_for(now, *members)
+        if recovering and not self.recovering(now):
+            self.audit.everybody_is_back(self)
 
     def dead(self, borrower: Borrower) -> None:
         known = self.borrowers.get(borrower.id) is borrower
@@ -203,9 +217,11 @@ class _Lender(Lender):
 
 
 class LenderHost:
-    """As `LenderServer`."""
+    """As `LenderServer` with its `Roster`."""
 
     def __init__(self, sim: Simulation) -> None:
+        self._store: tuple[bool, frozenset[str]] = True, frozenset()
+        """What outlives the lender: whether the roster is complete, and who is on it."""
         self._sim = sim
         self.epoch = 0
         self.lender: _Lender | None = None
@@ -231,9 +247,15 @@ class LenderHost:
             max_hold=setup.max_hold,
         )
         self.lender.audit = self._sim.audit
+        self._complete, self._members = not recovering, frozenset[str]()
         if recovering:
-            self._sim.at(self.lender._recovering_until, self._sim.audit.recovered, self.lender)
+            self._sim.at(self.lender._recovering_until, self._sim.audit.term_is_over, self.lender)
+            complete, members = self._store
+            if complete and self._store_works():
+                self._complete, self._members = True, members
+                self.lender.expect(self._sim.now, members)
         self._tick(self._ticks)
+        self._keep_roster()
 
     def crash(self) -> None:
         self.lender = None
@@ -264,6 +286,36 @@ class LenderHost:
             for call, args in backlog:
                 call(*args)
 
+    # ---------------------------------------------------------------------------------------------------------- roster
+    def _store_works(self) -> bool:
+        return self._sim.random.random() >= self._sim.setup.unreliable_store
+
+    def _keep_roster(self) -> None:
+        now, lender = self._sim.now, self.lender
+        if lender.recovering(now):
+            everybody = self._sim.processes
+            dead = [name for name in lender.missing or () if not everybody[name].alive and everybody[name].local]
+            if dead:
+                lender.account_for(now, *dead)
+                self._wake()
+        elif self._members - lender.borrowers.keys() or not self._complete:
+            self._members, self._complete = self._members & lender.borrowers.keys(), True
+            if self._store_works():
+                self._store = True, self._members
+        self.later(_MISSING_SECONDS if lender.recovering(now) else _STRIKE_OUT_SECONDS, self._keep_roster)
+
+    def _write_down(self, wire: Wire, hello: dict[str, Any]) -> None:
+        """And register it, unless it cannot be told whether it was written."""
+        members = self._members | {wire.process.id}
+        works = self._store_works()
+        if works or self._sim.random.random() < 0.5:
+            self._store = self._complete, members
+        if works:
+            self._members = members
+            self._register(wire, hello)
+        else:
+            wire.close(by_lender=True)
+
     def resize(self, limit: int) -> None:
         if self.lender is not None:
             self.lender.resize(limit)
@@ -273,21 +325,13 @@ class LenderHost:
         lender, now, process = self.lender, self._sim.now, wire.process
         borrower = wire.borrower
         if message is None:
+            wire.hung_up = True
             self._lost(wire)
-        elif borrower is None and self._overtaken(wire):
-            wire.close(by_lender=True)
         elif borrower is None:
-            self._sim.audit.registers(process, message)
-            wire.borrower = borrower = lender.register(now, process.id, process.id, message)
-            borrower.connection = wire.number
-            self._wires[borrower] = wire
-            wire.send(
-                {
-                    "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
-                    "version": lender.version, "max_hold": lender.max_hold, "adaptive": lender.adaptive,
-                },
-                to_lender=False,
-            )  # fmt: skip
+            if process.id in self._members:
+                self._register(wire, message)
+            else:
+                self.later(self._sim.latency(), self._write_down, wire, message)
         elif lender.borrowers.get(borrower.id) is not borrower:
             wire.close(by_lender=True)
             self._lost(wire)
@@ -300,9 +344,26 @@ class LenderHost:
             self._wake()
         self._sim.audit.lender_moved()
 
-    def _overtaken(self, wire: Wire) -> bool:
-        known = self.lender.borrowers.get(wire.process.id)
-        return known is not None and known.connection > wire.number
+    def _register(self, wire: Wire, hello: dict[str, Any]) -> None:
+        lender, process = self.lender, wire.process
+        known = lender.borrowers.get(process.id)
+        if known is not None and known.connection > wire.number:
+            wire.close(by_lender=True)
+            return
+        self._sim.audit.registers(process, hello)
+        wire.borrower = borrower = lender.register(self._sim.now, process.id, process.id, hello)
+        borrower.connection = wire.number
+        self._wires[borrower] = wire
+        wire.send(
+            {
+                "granted": borrower.granted, "epoch": lender.epoch, "term": lender.term, "limit": lender.limit,
+                "version": lender.version, "max_hold": lender.max_hold, "adaptive": lender.adaptive,
+            },
+            to_lender=False,
+        )  # fmt: skip
+        if wire.hung_up:  # while it was being written down
+            self._lost(wire)
+        self._sim.audit.lender_moved()
 
     def _lost(self, wire: Wire) -> None:
         if wire.borrower is not None:
@@ -586,11 +647,16 @@ class Audit:
         for execution in process.running:
             execution.uncounted = True
 
-    def recovered(self, lender: Lender) -> None:
-        if self._sim.host.lender is lender:
+    def term_is_over(self, lender: Lender) -> None:
+        if self._sim.host.lender is lender and lender._recovering_until == self._sim.now:
             for process in self._sim.alive:
                 if process.id not in lender.borrowers:
                     self.given_up(process.id)
+
+    def everybody_is_back(self, lender: Lender) -> None:
+        for process in self._sim.alive:
+            known = process.id in lender.borrowers or process.disowned
+            self._sim.check(known or not process.running, process.id, "runs, and is forgotten")
 
     def lender_moved(self) -> None:
         lender = self._sim.host.lender

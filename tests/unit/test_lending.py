@@ -102,8 +102,11 @@ class Cluster:
                 if member.borrower is borrower:
                     member.desk.answered(answer)
 
-    def restart(self) -> None:
+    def restart(self, *, with_roster: bool = False) -> None:
+        members = list(self.lender.borrowers)
         self.lender = new_lender(self.lender.configured, epoch="2", now=self.now, recovering=True)
+        if with_roster:
+            self.lender.expect(self.now, members)
 
     def believed(self) -> list[int]:
         return [member.borrower.held for member in self.members]
@@ -259,7 +262,7 @@ class TestClaims:
 
 
 class TestRestart:
-    def test_nothing_is_granted_for_a_term(self, cluster: Cluster):
+    def test_without_a_roster_nothing_is_granted_for_a_term(self, cluster: Cluster):
         old, new = cluster.join(), cluster.join()
         old.ask(4)
         cluster.settle()
@@ -273,6 +276,81 @@ class TestRestart:
             cluster.wait(BURIED / 10)
         cluster.settle()
         assert (old.running, new.running) == (4, 6)
+
+    def test_with_one_granting_begins_when_the_last_member_is_back(self, cluster: Cluster):
+        members = [cluster.join() for _ in range(3)]
+        members[0].ask(4)
+        cluster.settle()
+        cluster.restart(with_roster=True)
+        members[1].ask(6)
+        for member in members:
+            cluster.settle()
+            assert members[1].running == 0, f"{member.name} may have them"
+            member.connect()
+        cluster.settle()
+        assert [member.running for member in members] == [4, 6, 0]
+
+    def test_a_member_that_does_not_come_back_costs_the_rest_of_the_term(self, cluster: Cluster):
+        gone, other = cluster.join(), cluster.join()
+        gone.ask(4)
+        cluster.settle()
+        cluster.restart(with_roster=True)
+        other.connect()
+        other.ask(10)
+        cluster.wait(BURIED - 0.002)
+        cluster.settle()
+        assert other.running == 0
+        cluster.wait(0.002)
+        cluster.settle()
+        assert other.running == 10
+
+    def test_a_member_that_died_with_the_lender_costs_nothing(self, cluster: Cluster):
+        dead, other = cluster.join(), cluster.join()
+        dead.ask(4)
+        cluster.settle()
+        cluster.restart(with_roster=True)
+        cluster.members.remove(dead)
+        other.connect()
+        other.ask(10)
+        cluster.settle()
+        assert other.running == 0
+        cluster.lender.account_for(cluster.now, dead.name)
+        cluster.settle()
+        assert other.running == 10
+
+    def test_a_process_on_no_roster_ends_no_waiting(self, cluster: Cluster):
+        old = cluster.join()
+        old.ask(10)
+        cluster.settle()
+        cluster.restart(with_roster=True)
+        new = cluster.join()
+        new.ask(10)
+        cluster.settle()
+        assert (old.running, new.running) == (10, 0)
+        old.connect()
+        old.end(4)
+        cluster.settle()
+        assert old.running + new.running == 10
+
+    def test_what_a_member_was_granted_with_the_last_breath_of_the_lender_is_counted(self, cluster: Cluster):
+        last, other = cluster.join(), cluster.join()
+        last.ask(10)
+        last.report()
+        cluster.lender.schedule(cluster.now)
+        grant = dict(cluster.lender.answers(cluster.now))[last.borrower]
+        cluster.restart(with_roster=True)
+        other.connect()
+        other.ask(10)
+        last.desk.answered(grant)  # read before the connection's end is
+        last.connect()
+        cluster.settle()
+        assert (last.running, other.running) == (10, 0)
+
+    def test_an_empty_roster_ends_the_waiting_at_once_and_a_late_one_changes_nothing(self, cluster: Cluster):
+        cluster.restart(with_roster=True)
+        assert not cluster.lender.recovering(cluster.now)
+        cluster.lender.expect(cluster.now, ["somebody"])
+        assert not cluster.lender.recovering(cluster.now)
 
     def test_processes_go_on_with_what_they_have_meanwhile(self, cluster: Cluster):
         member = cluster.join()

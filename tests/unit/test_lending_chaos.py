@@ -14,9 +14,9 @@ from itertools import pairwise
 import pytest
 from limiter_simulation import Execution, Process, Setup, Simulation, Wire
 
-from toolyard.limits.borrowing import LINGER_CONTENDED
-from toolyard.limits.client import _APART
-from toolyard.limits.lending import QUANTUM
+from toolyard.limits.borrowing import LINGER_CONTENDED, SAFETY
+from toolyard.limits.client import _APART, _PAUSES
+from toolyard.limits.lending import DRIFT, QUANTUM
 
 SEEDS = 150
 PART = 10
@@ -41,6 +41,7 @@ class Chaos:
             starts_per_second=draw.choice([50.0, 500.0]) if draw.random() < 0.1 else None,
             max_hold=term * draw.uniform(0.5, 2.0) if draw.random() < 0.2 else None,
             drift=draw.choice([0.0, 0.009]),
+            unreliable_store=draw.choice([0.0, 0.3, 0.6]),
             through_json=draw.random() < 0.1,
         )
         self.sim = Simulation(self.setup, seed)
@@ -391,6 +392,48 @@ class TestNobodyWaitsForNothing:
         sim.run(0.95)
         assert sim.host.lender.borrowers[lost.id].held == 0
         assert len(working.running) == 4
+
+
+class TestRestart:
+    TERM = 4.0
+    SOON = 0.25 * TERM + 1.5 * max(_PAUSES)
+    """How much sooner the oldest lease ends than a new one, and how long processes take to find the lender."""
+
+    def standstill(self, sim: Simulation, *, down: float, gone: int = 0) -> float:
+        """The longest time without a start around a crash of the lender, of which `gone` members die with it."""
+        processes = [sim.process() for _ in range(4)]
+        for process in processes:
+            process.local = False
+            flood(process, "", 0.02, workers=8)
+        sim.run(1.0)
+        for process in processes[:gone]:
+            process.kill(lender_notices=math.inf)
+        sim.host.crash()
+        for process in processes[gone:]:
+            process.wire.cut(math.inf, 0.0)
+        sim.after(down, lambda: sim.host.start(recovering=True))
+        sim.run(1.0 + down + 2 * self.TERM)
+        begun = [execution.started for execution in sim.executions]
+        assert begun[-1] > sim.now - 0.1
+        return max(after - before for before, after in pairwise(begun))
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_shorter_than_a_lease_nobody_stands_still(self, seed: int):
+        sim = Simulation(Setup(12, term=self.TERM), seed)
+        assert self.standstill(sim, down=0.5 * self.TERM) < 0.1
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_longer_than_a_lease_all_start_again_when_the_last_one_is_back(self, seed: int):
+        sim = Simulation(Setup(12, term=self.TERM), seed)
+        lapsed = self.TERM * (2.0 - SAFETY)
+        assert lapsed < self.standstill(sim, down=2.0 * self.TERM) < lapsed + self.SOON
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_member_elsewhere_that_dies_with_the_lender_costs_a_term(self, seed: int):
+        sim = Simulation(Setup(12, term=self.TERM), seed)
+        lapsed = self.TERM * (2.0 - SAFETY)
+        found = self.standstill(sim, down=2.0 * self.TERM, gone=1)
+        assert lapsed + self.TERM < found < lapsed + self.TERM * DRIFT + self.SOON
 
 
 class TestLowering:
