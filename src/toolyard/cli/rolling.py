@@ -93,6 +93,7 @@ class _Board(Observer):
         self._summary = Summary()
         self._total = self._done = 0
         self._doing = "reading the tasks"
+        self._blocked_at = ""
         self._counts: deque[tuple[float, int, int]] = deque()
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -134,7 +135,10 @@ class _Board(Observer):
         self._console.print(f"stuck: {stuck}", style="bold yellow", markup=False)
 
     def stalled(self, stall: Stall) -> None:
-        self._console.print(f"blocked: {stall}\n{stall.stack.rstrip()}", style="bold yellow", markup=False)
+        self._console.print(f"blocked: {stall}", style="bold yellow", markup=False)
+        if stall.line != self._blocked_at:  # its stack once, however long it lasts
+            self._console.print(stall.stack.rstrip(), style="yellow", markup=False)
+        self._blocked_at = stall.line
 
     # ------------------------------------------------------------------------------------------------------- drawing
     async def draw(self) -> None:

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import linecache
+import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-_UNKNOWN = "an unknown place"
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
 
 
 def suspended_at(coroutine: Any) -> str:
-    """The innermost line at which a coroutine waits."""
-    last: FrameType | None = None
-    for frame in _awaited(coroutine):
-        last = frame
-    return _UNKNOWN if last is None else line_of(last)
+    """The line at which a coroutine waits."""
+    frames = list(_awaited(coroutine))
+    return line_of(frames) if frames else "an unknown place"
 
 
-def line_of(frame: FrameType) -> str:
+def frames_below(frame: FrameType | None) -> list[FrameType]:
+    """Those of a running call, outermost first: without what runs it."""
+    frames: list[FrameType] = []
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        frames.insert(0, frame)
+        frame = frame.f_back
+    return frames
+
+
+def line_of(frames: Sequence[FrameType]) -> str:
+    """The innermost line that is not the standard library's: in there, everybody stands at the same few lines."""
+    own = [frame for frame in frames if not _is_standard(frame.f_code.co_filename)]
+    frame = (own or frames)[-1]
     code = frame.f_code
     text = linecache.getline(code.co_filename, frame.f_lineno).strip()
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}" + (f": {text}" if text else "")
 
 
-def stack_of(frame: FrameType) -> str:
+def stack_of(frames: Sequence[FrameType]) -> str:
     """Outermost call first, as in a traceback."""
-    return "".join(traceback.format_stack(frame))
+    return "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)))
+
+
+def _is_standard(filename: str) -> bool:
+    return filename.startswith("<") or (filename.startswith(_STANDARD) and "site-packages" not in filename)
 
 
 def _awaited(coroutine: Any) -> Iterator[FrameType]:

@@ -16,7 +16,7 @@ from types import FrameType
 
 from .calls import call_of
 from .clock import LoopClock, loop_clock
-from .places import line_of, stack_of
+from .places import frames_below, line_of, stack_of
 
 _BEAT_SECONDS = 0.1
 STALL_SECONDS = 1.0
@@ -91,5 +91,5 @@ class LoopWatch:
                         self._told(self._seen(stalled, frame))
 
     def _seen(self, seconds: float, frame: FrameType) -> Stall:
-        call = call_of(asyncio.current_task(self._loop))
-        return Stall(seconds, "" if call is None else str(call), line_of(frame), stack_of(frame))
+        call, frames = call_of(asyncio.current_task(self._loop)), frames_below(frame)
+        return Stall(seconds, "" if call is None else str(call), line_of(frames), stack_of(frames))
