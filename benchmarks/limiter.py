@@ -2,6 +2,8 @@
 
     python benchmarks/limiter.py                 the tables, five to six minutes
     python benchmarks/limiter.py --quick         rougher ones, one round, about a minute
+    python benchmarks/limiter.py --kill-lender 10             kill -9 of the lender under load, ten times: four minutes
+    python benchmarks/limiter.py --kill-lender 10 --busy 8    the same, beside eight processes that use the CPU
 
 Compare ratios, not numbers: they are measured in turn on the same, possibly busy, machine; the better of two rounds is
 shown. A *driver* is a process that asks for permits; callers are split over the drivers. A wait is the time from asking
@@ -508,6 +510,97 @@ def show_crashes(console: Console, found: Sequence[Crash]) -> None:
     console.print(grid)
 
 
+# The lender's death, again and again --------------------------------------------------------------------------------
+
+DRIVERS = 4
+WATCHED = 20.0
+"""Seconds after each kill: five lease terms."""
+
+
+@dataclass
+class Standstill:
+    seconds: float
+    """Longest time around the kill in which nobody started anything."""
+    one: float
+    """Longest time in which some one process started nothing."""
+    forked: float
+    """Seconds from the kill until the new lender's process was there. Negative: Ray had one in stock."""
+    answers: float
+    """Seconds from the kill until the new lender answered a Ray call."""
+    peak: int
+    at_the_end: int
+    """Most in flight in the last second that was watched: all permits, unless some were lost."""
+
+
+def kill_lender_often(bench: Bench, kills: int) -> list[Standstill]:
+    found: list[Standstill] = []
+    for number in range(kills):
+        bench.status.update(f"RayLimiter: kill {number + 1} of {kills}")
+        drivers = bench.some(DRIVERS)
+        job = Job("RayLimiter", LIMIT, 4 * LIMIT, 1.0 + WATCHED, work=0.02)
+        start = begin(drivers, job)
+        lender = lender_pid(LIMIT)
+        time.sleep(max(0.0, start + RUN_IN + 1.0 + number / kills - clock()))  # leases are of all ages
+        killed = clock()
+        os.kill(lender, signal.SIGKILL)
+        successor, answered = restarted(LIMIT, lender)
+        shares = collect(drivers, job)
+        end = start + RUN_IN + job.seconds
+        everybody = replace(shares[0], executions=[one for share in shares for one in share.executions])
+        crash = judge("", "", [everybody], killed, end)
+        counts = [count for when, count in in_flight(everybody.executions) if end - 1 < when < end]
+        found.append(
+            Standstill(
+                crash.gap,
+                judge("", "", shares, killed, end).gap,
+                started_at(successor) - killed,
+                answered - killed,
+                crash.peak,
+                max(counts, default=0),
+            )
+        )
+    return found
+
+
+def restarted(limit: int, before: int) -> tuple[int, float]:
+    """The pid of the next lender, and when it answered."""
+    while True:
+        with contextlib.suppress(ray.exceptions.RayError):
+            pid = lender_pid(limit)
+            if pid != before:
+                return pid, clock()
+        time.sleep(0.02)
+
+
+def started_at(pid: int) -> float:
+    """By `clock`, to a hundredth of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return clock() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def show_standstills(console: Console, found: Sequence[Standstill], busy: int) -> None:
+    beside = f" beside {busy} busy processes" if busy else ""
+    grid = table(
+        f"kill -9 of the lender{beside}: limit {LIMIT}, {DRIVERS} drivers, executions of 20 ms, default settings",
+        "kill", "standstill, s", "of one process, s", "new process, s", "it answers, s", "most in flight",
+        "in flight at the end",
+    )  # fmt: skip
+    for number, one in enumerate(found, 1):
+        seconds = (f"{value:.2f}" for value in (one.seconds, one.one, one.forked, one.answers))
+        grid.add_row(str(number), *seconds, str(one.peak), str(one.at_the_end))
+    console.print(grid)
+    for text, values in (
+        ("standstill", [one.seconds for one in found]),
+        ("of one process", [one.one for one in found]),
+        ("the new lender answers", [one.answers for one in found]),
+    ):
+        console.print(f"{text}: p50 {statistics.median(values):.2f} s, max {max(values):.2f} s")
+    held = max(one.peak for one in found) <= LIMIT
+    console.print(f"{'[green]the limit held[/]' if held else '[red]THE LIMIT WAS EXCEEDED[/]'}")
+    lost = LIMIT - min(one.at_the_end for one in found)
+    console.print(f"{'[green]no permit was lost[/]' if not lost else f'[red]{lost} PERMITS WERE LOST[/]'}")
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -550,9 +643,9 @@ def short(value: float) -> str:
 
 
 @contextlib.contextmanager
-def ray_of_our_own() -> Iterator[str]:
-    # Actors are at nice 15 otherwise, and lose to every other process here.
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+def ray_of_our_own(*, nice: bool) -> Iterator[str]:
+    if not nice:  # actors are at nice 15 by default, and lose to every other process here
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     # The seeds have a worker for each driver; Ray would warn of every few that start.
     os.environ["RAY_worker_maximum_startup_concurrency"] = "16"  # noqa: SIM112
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -578,17 +671,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rows, less time each")
     parser.add_argument("--seconds", type=float, default=2.0, help="time per row and round")
+    parser.add_argument("--kill-lender", type=int, metavar="N", help="only kill the lender N times under load")
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="beside N busy processes of a Ray worker's niceness"
+    )
     parser.add_argument("--driver", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.driver:
         return drive(args.driver)
     console = Console(width=max(120, Console().width))
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(ray_of_our_own())
+        address = stack.enter_context(ray_of_our_own(nice=bool(args.kill_lender)))
         status = stack.enter_context(console.status("starting"))
         bench = Bench(console, status, address, args.quick, args.seconds * (0.3 if args.quick else 1))
         stack.callback(lambda: [driver.kill() for driver in bench.drivers])
         console.print(f"Python {sys.version.split()[0]}, Ray {ray.__version__}, {len(os.sched_getaffinity(0))} cores")
+        for _ in range(args.busy):
+            burner = subprocess.Popen(["nice", "-n", "15", sys.executable, "-c", "while True: pass"])
+            stack.callback(burner.wait)
+            stack.callback(burner.kill)
+        if args.kill_lender:
+            return show_standstills(console, kill_lender_often(bench, args.kill_lender), args.busy)
         found = costs(bench)
         show_costs(console, found)
         show_practical(bench)

@@ -241,9 +241,11 @@ async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: i
         stack.push_async_callback(asyncio.wait, [disturbing])
         stack.callback(disturbing.cancel)
         for kill in range(kills + 1):
-            process, name = await start(place)
-            marker[:] = [name]
+            marker.clear()  # a run whose MCP server is stopped while it starts does not begin, and that is right
             before = lines_in(place)
+            process, name = await start(place)
+            await until(lambda before=before: lines_in(place) > before, process)
+            marker.append(name)
             if kill == kills:
                 return await ended(place, process, name, seconds=3600)
             share = trajectories // (kills + 1)

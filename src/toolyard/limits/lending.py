@@ -10,9 +10,11 @@ term after it *sent* the last message that was answered. A process that is merel
 stalled: what it runs still runs, so it keeps its permits, and is named in the statistics. (Where `max_hold` is set,
 that also bounds a stall.)
 
-**Restart.** A restarted lender knows nothing. It grants nothing for a term, in which every process that is still alive
-registers and says what it has. What then still turns up with executions running is counted, even past the limit:
-they run. Nothing is granted until they are done.
+**Restart.** A restarted lender does not know what is lent. It grants nothing until every process that may have permits
+has registered and said what it has, or is dead; which processes these are, it reads in the `roster` that the lender
+before it left. It waits a term at most, and just that if there is no roster: by then the missing have stopped starting
+executions. What still turns up with executions running is counted, even past the limit: they run. Nothing is granted
+until they are done.
 
 **Fairness.** When more is wanted than there is, `fair_shares` says what each process should have. Shares are fractions,
 permits are not: the whole parts are held on to, and the rest goes round in turns of a *quantum*, always to those who
@@ -22,7 +24,7 @@ are furthest behind their share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,6 +159,8 @@ class Lender:
         self.contended = False
         self._adaptive = AdaptiveLimit(limit) if adaptive else None
         self._recovering_until = now + term * DRIFT if recovering else -math.inf
+        self.missing: set[str] | None = None
+        """Processes that may have permits of the lender before this one and have not registered. None: not known."""
         self._scheduled = now
         self._refusals = 0
         self._graves: dict[str, Message] = {}
@@ -168,6 +172,21 @@ class Lender:
     def adaptive(self) -> bool:
         return self._adaptive is not None
 
+    def recovering(self, now: float) -> bool:
+        return now < self._recovering_until
+
+    def expect(self, now: float, members: Iterable[str]) -> None:
+        """Nobody but these can have permits of the lender before this one."""
+        self.missing = set(members)
+        self.account_for(now, *self.borrowers)
+
+    def account_for(self, now: float, *members: str) -> None:
+        """They have registered, or are known to be dead. When nobody is missing any more, granting begins."""
+        if self.missing is not None:
+            self.missing.difference_update(members)
+            if not self.missing:
+                self._recovering_until = min(self._recovering_until, now)
+
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
         """A process connects, perhaps again: it says what it has in use and what it has to spare."""
         old = self.borrowers.get(client)
@@ -175,7 +194,7 @@ class Lender:
         if message["version"] > self.version:
             self._set_limit(_whole(message["limit"]), _whole(message["version"]))
         in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
-        if now >= self._recovering_until:
+        if not self.recovering(now):
             # What it had when it was last known here it may be starting now: its lease has not lapsed.
             had = old.held if old is not None else 0
             spare = min(spare, max(had - in_use, self.capacity - (self.outstanding - had) - in_use, 0))
@@ -186,6 +205,7 @@ class Lender:
             borrower.report = grave
         self._graves.pop(client, None)
         self.borrowers[client] = borrower
+        self.account_for(now, client)
         return borrower
 
     def sync(self, now: float, borrower: Borrower, message: Message) -> None:
@@ -258,7 +278,7 @@ class Lender:
         for borrower in self.borrowers.values():
             behind = borrower.credit + (borrower.fair - borrower.held) * passed
             borrower.credit = max(-_MOST_CREDIT, min(_MOST_CREDIT, behind)) if borrower.demand else 0.0
-        if now < self._recovering_until:
+        if self.recovering(now):
             for borrower in self.borrowers.values():
                 borrower.target = borrower.held
             return self._recovering_until

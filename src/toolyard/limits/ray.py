@@ -12,14 +12,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import itertools
 import os
-import secrets
 import threading
 import time
-import uuid
-import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
@@ -27,89 +24,24 @@ from pydantic import TypeAdapter
 
 from toolyard.errors import ConfigError, LimiterClosedError, LimiterError, MissingDependencyError
 
-from .background import background
 from .client import Address, Client
 from .desk import DeskPermit
-from .lending import Lender
 from .local import check_hold, check_limit
 from .protocol import LimiterStatistics
 from .rate import TokenBucket
-from .server import LenderServer
 
 try:
     ray: Any = import_module("ray")  # whose annotations say little
 except ImportError as error:
     raise MissingDependencyError("ray", "ray", "a limit for a whole cluster") from error
 
-NAMESPACE = "toolyard"
+from .lender_actor import NAMESPACE, LenderOptions, Records, lender_class
+
 PREFIX = "limiter:"
 _statistics = TypeAdapter(LimiterStatistics)
 _ATTACH_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LenderOptions:
-    """What a lender is made with; those who attach later take it as it is."""
-
-    term: float
-    adaptive: bool
-    starts_per_second: float | None
-    burst: float | None
-    max_hold_seconds: float | None
-    idle_seconds: float
-
-
-class LenderActor:
-    """The actor. Everything but its address goes over its socket, which its background thread serves."""
-
-    def __init__(self, name: str, limit: int, options: LenderOptions) -> None:
-        self._options = options
-        self._itself = ray.get_runtime_context().current_actor
-        lender = Lender(
-            name,
-            limit,
-            epoch=uuid.uuid4().hex[:8],
-            now=time.monotonic(),
-            term=options.term,
-            recovering=_was_restarted(),
-            adaptive=options.adaptive,
-            starts_per_second=options.starts_per_second,
-            burst=options.burst,
-            max_hold=options.max_hold_seconds,
-        )
-        self._address = background().run(self._serve(lender)).result()
-        self._leaving = background().run(self._leave_when_idle())
-
-    async def _serve(self, lender: Lender) -> tuple[str, int, str]:
-        secret = secrets.token_hex(16)
-        self._server = LenderServer(lender, secret)
-        host = ray.util.get_node_ip_address()
-        return host, await self._server.start(host), secret
-
-    def address(self) -> tuple[str, int, str]:
-        return self._address
-
-    def statistics(self) -> dict[str, Any]:
-        """For who only wants to look."""
-
-        async def look() -> dict[str, Any]:
-            return asdict(self._server.lender.statistics(time.monotonic()))
-
-        return background().run(look()).result()
-
-    async def _leave_when_idle(self) -> None:
-        while self._server.idle_seconds < self._options.idle_seconds:  # noqa: ASYNC110 - nothing would set an event
-            await asyncio.sleep(min(5.0, self._options.idle_seconds / 4))
-        await self._server.stop()
-        # Not `exit_actor`, which only a call of the actor may use, nor `os._exit`, which Ray would take for a crash.
-        await asyncio.to_thread(ray.kill, self._itself, no_restart=True)
-
-
-def _was_restarted() -> bool:
-    """Of an actor, whether there was one in its place before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what it calls itself to find out
-        return ray.get_runtime_context().was_current_actor_reconstructed
+_LOOK_SECONDS = (0.02, 0.05, 0.1, 0.2)
+"""Between two looks for a lender's new address. Many processes may be looking."""
 
 
 class RayLimiter:
@@ -252,6 +184,8 @@ class _Search:
         self._limit = limit
         self._namespace = namespace
         self._options = options
+        self._records = Records(namespace, name)
+        self._found: Address | None = None
         self._lender: Any = None
         self.made = False
 
@@ -262,17 +196,42 @@ class _Search:
             LimiterError: it does not answer; it may yet.
             LimiterClosedError: it was stopped, or this process left the cluster.
         """
-        if not ray.is_initialized():  # or asking would start a cluster
-            raise LimiterClosedError(f"limiter {self._name!r}: this process is no longer connected to Ray")
+        self._check_connection()
         if self._lender is None:
             self._lender = self._look_up() if self.made else self._look_up_or_make()
         try:
-            return Address(*ray.get(self._lender.address.remote(), timeout=_ATTACH_SECONDS))
+            self._found = self._ask()
         except ray.exceptions.ActorDiedError as error:
             self._lender = None  # for good; there may be another of its name, or we make one
             raise LimiterError(f"limiter {self._name!r} has ended: {error}") from error
         except ray.exceptions.RayError as error:
             raise LimiterError(f"limiter {self._name!r} does not answer: {error}") from error
+        return self._found
+
+    def _ask(self) -> Address:
+        """The lender, or the records: a call to an actor that is being restarted may take two seconds too long."""
+        asked = self._lender.address.remote()
+        until = time.monotonic() + _ATTACH_SECONDS
+        for look in itertools.count():
+            pause = _LOOK_SECONDS[min(look, len(_LOOK_SECONDS) - 1)]
+            if ray.wait([asked], timeout=pause)[0] or time.monotonic() > until:
+                break
+            self._check_connection()
+            published = self._published()
+            if published not in (None, self._found):
+                return published
+        return Address(*ray.get(asked, timeout=1.0))
+
+    def _check_connection(self) -> None:
+        if not ray.is_initialized():  # or asking would start a cluster
+            raise LimiterClosedError(f"limiter {self._name!r}: this process is no longer connected to Ray")
+
+    def _published(self) -> Address | None:
+        """Not for the first time: a lender of this name that was killed long ago leaves its address behind."""
+        if Records.kept and self._found is not None:
+            with contextlib.suppress(Exception):  # the call is under way
+                return Address(*self._records.read("address"))
+        return None
 
     def _look_up(self) -> Any:
         try:
@@ -284,7 +243,7 @@ class _Search:
         if self._limit is None:
             return self._look_up()
         return (
-            ray.remote(LenderActor)
+            ray.remote(lender_class(self._name, self._namespace, self._limit, self._options))
             .options(
                 name=PREFIX + self._name,
                 namespace=self._namespace,
@@ -294,7 +253,7 @@ class _Search:
                 num_cpus=0,
                 scheduling_strategy=_near_the_head(),
             )
-            .remote(self._name, self._limit, self._options)
+            .remote()
         )
 
 

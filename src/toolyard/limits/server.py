@@ -15,18 +15,24 @@ from typing import Any
 
 from .channel import PROTOCOL, identity, is_dead, receive, send, watch_peer
 from .lending import Borrower, Lender
+from .roster import Roster
 
 _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
 _FAILED_SECONDS = 0.1
 _DYING_SECONDS = 2.0
 """How long a process whose connection broke is looked at for signs of death: its sockets close a moment before it."""
+_MISSING_SECONDS = 0.05
+"""Between two looks at whether the processes that a restarted lender waits for have died."""
+_STRIKE_OUT_SECONDS = 1.0
 
 
 class LenderServer:
-    def __init__(self, lender: Lender, secret: str) -> None:
+    def __init__(self, lender: Lender, secret: str, roster: Roster | None = None) -> None:
+        """Without a roster, a lender that follows this one waits for a whole term."""
         self.lender = lender
-        self._secret = secret.encode()
+        self._roster = roster
+        self.secret = secret
         self._writers: dict[Borrower, asyncio.StreamWriter] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._due = asyncio.Event()
@@ -37,13 +43,18 @@ class LenderServer:
     async def start(self, host: str) -> int:
         """Listen on a free port of `host`, and return it."""
         self._server = await asyncio.start_server(self._connected, host, 0, backlog=1024)
-        self._ticking = asyncio.create_task(self._tick(), name=f"limiter {self.lender.name}")
+        self._tasks = [asyncio.create_task(self._tick(), name=f"limiter {self.lender.name}")]
+        if self._roster is not None:
+            if self._roster.complete:
+                self.lender.expect(time.monotonic(), self._roster.members)
+            keeping = self._keep_roster(self._roster)
+            self._tasks.append(asyncio.create_task(keeping, name=f"roster of {self.lender.name}"))
         return self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         self._stopping = True
         self._server.close()
-        for task in (self._ticking, *self._connections):
+        for task in (*self._tasks, *self._connections):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -79,6 +90,20 @@ class LenderServer:
                 send(writer, answer)
         return None if until == math.inf else max(0.001, until - time.monotonic())
 
+    async def _keep_roster(self, roster: Roster) -> None:
+        """Look for the dead among the members of the lender before this one; then, strike out those that are gone."""
+        lender = self.lender
+        while lender.recovering(time.monotonic()):
+            dead = [member for member in lender.missing or () if is_dead(roster.members[member])]
+            if dead:
+                lender.account_for(time.monotonic(), *dead)
+                self._due.set()
+            await asyncio.sleep(_MISSING_SECONDS)
+        while True:
+            with contextlib.suppress(ConnectionError):  # it is in the log, and tried again
+                await roster.strike_out_all_but(lender.borrowers)
+            await asyncio.sleep(_STRIKE_OUT_SECONDS)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -104,18 +129,22 @@ class LenderServer:
         if hello.get("protocol") != PROTOCOL:
             send(writer, {"refused": f"it speaks protocol {PROTOCOL} and this process {hello.get('protocol')}"})
             return
-        if not hmac.compare_digest(str(hello["secret"]).encode(), self._secret):
+        if not hmac.compare_digest(str(hello["secret"]).encode(), self.secret.encode()):
             send(writer, {"refused": "wrong secret"})
             return
         if hello["limit_wanted"] not in (None, lender.limit, lender.configured):
             send(writer, {"conflict": lender.limit})
             return
-        identity_there = dict(hello["identity"])
-        known = lender.borrowers.get(hello["client"])
+        client, there = str(hello["client"]), hello["identity"]
+        identity_there = {"machine": str(there["machine"]), "pid": int(there["pid"]), "started": there["started"]}
+        if self._roster is not None:
+            await self._roster.add(client, identity_there)
+            # Nothing is awaited from here until it is registered, or it could be struck out again in between.
+        known = lender.borrowers.get(client)
         if known is not None and known.connection > number:
             return  # came late, and has long been overtaken by another of its own
         watch_peer(writer, lender.term)
-        borrower = lender.register(time.monotonic(), str(hello["client"]), str(hello["process"]), hello)
+        borrower = lender.register(time.monotonic(), client, str(hello["process"]), hello)
         borrower.connection = number
         self._writers[borrower] = writer
         send(writer, {
