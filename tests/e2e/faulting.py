@@ -206,11 +206,12 @@ def lines_in(place: Path) -> int:
 async def until(reached: Callable[[], object], process: asyncio.subprocess.Process) -> None:
     while not reached():
         if process.returncode is not None:
-            raise AssertionError(f"it ended: {(await process.communicate())[1].decode()[-2000:]}")
+            raise AssertionError(f"it ended: {((await process.communicate())[1] or b'').decode()[-2000:]}")
         await asyncio.sleep(0.01)
 
 
-async def start(place: Path, *arguments: str) -> tuple[asyncio.subprocess.Process, str]:
+async def start(place: Path, *arguments: str, errors: int = asyncio.subprocess.PIPE) -> tuple[Any, str]:
+    """The process and its marker. `errors`: where stderr goes; a pipe that nobody reads stops a run that says much."""
     marker = f"TOOLYARD_TEST_RUN={uuid.uuid4().hex}"
     name, _, value = marker.partition("=")
     process = await asyncio.create_subprocess_exec(
@@ -220,7 +221,7 @@ async def start(place: Path, *arguments: str) -> tuple[asyncio.subprocess.Proces
         env={**os.environ, name: value},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=errors,
     )  # fmt: skip
     return process, marker
 
@@ -232,7 +233,7 @@ async def ended(place: Path, process: asyncio.subprocess.Process, marker: str, s
     except TimeoutError:
         process.send_signal(signal.SIGABRT)
         raise AssertionError(f"the run did not end within {seconds} s") from None
-    return Done(place, process.returncode or 0, out.decode(), err.decode(), marker)
+    return Done(place, process.returncode or 0, out.decode(), (err or b"").decode(), marker)
 
 
 async def rolled(place: Path, *arguments: str, seconds: float = 90) -> Done:

@@ -237,13 +237,14 @@ async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: i
         engine = await open_engine(stack, model)
         place = write_place(folder, model, engine, services, trajectories)
         marker: list[str] = []
+        errors = stack.enter_context((place / "stderr.txt").open("ab"))
         disturbing = asyncio.create_task(disturb(services, marker, chance))
         stack.push_async_callback(asyncio.wait, [disturbing])
         stack.callback(disturbing.cancel)
         for kill in range(kills + 1):
             marker.clear()  # a run whose MCP server is stopped while it starts does not begin, and that is right
             before = lines_in(place)
-            process, name = await start(place)
+            process, name = await start(place, errors=errors.fileno())
             await until(lambda before=before: lines_in(place) > before, process)
             marker.append(name)
             if kill == kills:
@@ -265,7 +266,7 @@ def end_orphans(marker: str) -> None:
 
 def check(done: Done, trajectories: int) -> Counter[str]:
     """Count for ourselves: every request once, whole groups, a reason for every missing score."""
-    assert done.status == 0, done.stderr[-3000:]
+    assert done.status == 0, (done.place / "stderr.txt").read_text()[-3000:]
     lines = done.lines
     ids = [line["request_id"] for line in lines]
     assert len(ids) == len(set(ids)), "a request has two lines"

@@ -81,6 +81,19 @@ async def test_a_call_that_is_late_is_cancelled():
     assert (call.expired, call.abandoned) == (True, False)
 
 
+async def test_a_call_in_a_busy_loop_has_begun_before_its_time_is_up():
+    begun = []
+
+    async def work():
+        begun.append(True)
+        await asyncio.sleep(60)
+
+    call = Call(work(), "test", seconds=0.01)
+    time.sleep(0.05)  # noqa: ASYNC251 - the loop is busy with something else
+    await call.ended()
+    assert (begun, call.expired) == ([True], True)
+
+
 async def test_a_call_that_ignores_cancellation_is_abandoned_with_the_line_where_it_hangs():
     call = Call(swallow(), "test", seconds=0.02, grace=0.02)
     async with asyncio.timeout(5):

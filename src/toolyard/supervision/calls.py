@@ -33,8 +33,8 @@ class Call:
     """Runs from the next turn of the event loop on. One task waits for it with `ended`."""
 
     __slots__ = (
-        "_deadline", "_grace", "_has_begun", "_is_cancelled", "_waiter", "_work", "abandoned", "error", "expired", "of",
-        "over", "task", "value", "what",
+        "_clock", "_deadline", "_grace", "_has_begun", "_is_cancelled", "_seconds", "_waiter", "_work", "abandoned",
+        "error", "expired", "of", "over", "task", "value", "what",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class Call:
         """Args:
         what: Its name for people: `tool 'search': execute`.
         of: The request it belongs to.
-        seconds: How long it may take before it is cancelled; None: any time.
+        seconds: How long it may take from its first step on, before it is cancelled; None: any time.
         grace: How long it may take to end after that, before it is abandoned.
         clock: That of the running loop, if it is at hand.
         """
@@ -65,15 +65,15 @@ class Call:
         """It took too long, and was cancelled for it."""
         self.abandoned = False
         """It ignored its cancellation, and runs on for all we know."""
+        self._seconds = seconds
         self._grace = grace
+        self._clock = clock
         self._has_begun = self._is_cancelled = False
         self._work = work
         self._waiter: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._contain())
         _running[self.task] = self
         self._deadline: Deadline | None = None
-        if seconds is not None:
-            self._deadline = (clock or loop_clock()).after(seconds, self._expire)
 
     async def ended(self) -> None:
         """Wait until it is over. If the waiter is cancelled, so is the call; the cancellation is raised afterwards."""
@@ -109,6 +109,8 @@ class Call:
 
     async def _contain(self) -> None:
         self._has_begun = True
+        if self._seconds is not None:  # not before: in a busy loop a call could be over before it began
+            self._deadline = (self._clock or loop_clock()).after(self._seconds, self._expire)
         try:
             self.value = await self._work
         except KeyboardInterrupt as error:

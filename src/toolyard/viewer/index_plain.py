@@ -90,7 +90,7 @@ _TOKENS = (
     *_optional("prompt_ids", "response_ids", "response_mask", types=(list,)),
     *_optional("response_logprobs", types=(list, _NONE)),
 )
-_FAILURE = _optional("whose", "stage", "error", types=(str,))
+_FAILURE = _optional("whose", "stage", "error", "source", "cause", types=(str,))
 _MESSAGE = (*_needed("role", "content", types=(str,)), *_optional("tool_calls", types=(list,)))
 _ASKED = _needed("function", types=(dict,))
 _FUNCTION = _needed("name", "arguments", types=(str,))
