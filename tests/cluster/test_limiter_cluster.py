@@ -288,7 +288,7 @@ def test_a_limiter_killed_under_load_grants_again_as_soon_as_everybody_is_back(
     start, referee: Referee, name: str, cluster: Cluster
 ) -> None:
     """It is away for longer than a lease, so that nobody starts anything. Another lease would pass without a roster."""
-    lease = 10.0
+    lease = 25.0
     runners = start.all(10, "first", "second", "third", lease_seconds=lease)
     flooding = [runner.flood.remote(FLOOD, callers=32) for runner in runners]
     referee.wait_for_most(10, within=SOON)
