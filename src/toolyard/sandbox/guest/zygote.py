@@ -163,7 +163,13 @@ class Zygote:
                 kind, data = data[:1], data[1:]
                 if kind == b"m":
                     if self._config["namespaces"]:
-                        probe.map_ids(pid)
+                        try:
+                            probe.map_ids(pid)
+                        except OSError:
+                            # Of a launcher that was killed meanwhile, nobody may write these files.
+                            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                                raise
+                            return 0, "", frames.LAUNCHER_DIED
                     os.write(go, b"k")
                 elif kind == b"p":
                     worker, data = int.from_bytes(data[:4], "little"), data[4:]
