@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections import Counter
@@ -44,8 +45,11 @@ class Faulty(BaseTool):
 
     def __init__(self, config, tool_schema):
         super().__init__(config, tool_schema)
-        self.limiter = LocalLimiter(1000)
+        self.limiter, self.one = self.limiters()
         self.faults = {}
+
+    def limiters(self):
+        return LocalLimiter(1000), LocalLimiter(1)
 
     def note(self, what, instance_id):
         with open("diary.jsonl", "a") as file:
@@ -98,17 +102,25 @@ class Faulty(BaseTool):
             Path("blocking").touch()
             while True:
                 time.sleep(0.1)
+        elif how == "takes a second":
+            await asyncio.sleep(1)
         elif how == "leaves a task":
             self.stray = asyncio.create_task(swallow())
         elif how == "leaves a thread":
             await asyncio.to_thread(time.sleep, 3600)
         elif how == "raises":
             raise RuntimeError("no idea")
+        elif how == "gets no permit in time":
+            async with self.one.permit(), self.one.permit(timeout=0.1):
+                pass
+        elif how == "waits for a permit for ever":
+            async with self.one.permit(), self.one.permit():
+                pass
 
     async def close(self):
         calls = sum("Call._contain" in repr(task) for task in asyncio.all_tasks())
-        held = (await self.limiter.statistics()).in_flight
-        Path("closed.json").write_text(json.dumps({"permits": held, "calls": calls}))
+        held = [(await limiter.statistics()).in_flight for limiter in (self.limiter, self.one)]
+        Path("closed.json").write_text(json.dumps({"permits": sum(held), "calls": calls}))
 
 
 class Blocking(Faulty):
@@ -117,6 +129,21 @@ class Blocking(Faulty):
     def execute(self, instance_id, parameters, **kwargs):
         time.sleep(0.5)
         return ToolResponse(text="42"), None, {}
+
+
+class Limited(Faulty):
+    """Its permits are those of a Ray cluster."""
+
+    def limiters(self):
+        import ray
+        from toolyard.limits.ray import RayLimiter
+
+        ray.init(_node_ip_address="127.0.0.2", logging_level="error", log_to_driver=False)
+        return RayLimiter("many", 64), RayLimiter("one", 1)
+
+    async def close(self):
+        for limiter in (self.limiter, self.one):
+            await limiter.close()
 '''
 SCHEMA = {
     "type": "function",
@@ -210,7 +237,9 @@ async def until(reached: Callable[[], object], process: asyncio.subprocess.Proce
         await asyncio.sleep(0.01)
 
 
-async def start(place: Path, *arguments: str, errors: int = asyncio.subprocess.PIPE) -> tuple[Any, str]:
+async def start(
+    place: Path, *arguments: str, errors: int = asyncio.subprocess.PIPE, ray: str = ""
+) -> tuple[asyncio.subprocess.Process, str]:
     """The process and its marker. `errors`: where stderr goes; a pipe that nobody reads stops a run that says much."""
     marker = f"TOOLYARD_TEST_RUN={uuid.uuid4().hex}"
     name, _, value = marker.partition("=")
@@ -218,7 +247,7 @@ async def start(place: Path, *arguments: str, errors: int = asyncio.subprocess.P
         str(Path(sys.executable).with_name("toolyard")),
         "rollout", "rollout.yaml", "--json", *arguments,
         cwd=place,
-        env={**os.environ, name: value},
+        env={**os.environ, name: value, "RAY_ADDRESS": ray},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
@@ -240,8 +269,11 @@ async def rolled(place: Path, *arguments: str, seconds: float = 90) -> Done:
     return await ended(place, *await start(place, *arguments), seconds)
 
 
-def check_accounts(done: Done, *, status: int = 0, tasks: int | None = None) -> None:
-    """Lines, groups, instances, calls and processes of a run that came to its end."""
+def check_accounts(done: Done, *, status: int = 0, tasks: int | None = None, abandoned: int = 0) -> None:
+    """Lines, groups, instances, permits, calls and processes of a run that came to its end.
+
+    `abandoned`: permits of calls that the run had to leave behind, and which hold them for as long as they run.
+    """
     assert done.status == status, (done.stdout, done.stderr)
     planned = len(read_tasks(done.place)) if tasks is None else tasks
     ids = [line["request_id"] for line in done.lines]
@@ -260,14 +292,13 @@ def check_accounts(done: Done, *, status: int = 0, tasks: int | None = None) -> 
         created = {instance for what, instance in notes if what == "created"}
         assert created == {instance for what, instance in notes if what == "released"}, "instances are left"
         assert len(notes) == 2 * len(created), "created or released twice"
-    closed = done.place / "closed.json"
-    if closed.exists():
-        assert json.loads(closed.read_text())["calls"] == 0, "tool calls still run"
+    if not uses_ray(done.place):  # whose permits are counted from outside
+        assert json.loads((done.place / "closed.json").read_text()) == {"permits": abandoned, "calls": 0}
     assert not processes_of(done.marker), "processes are left"
 
 
-def permits_held(done: Done) -> int:
-    return json.loads((done.place / "closed.json").read_text())["permits"]
+def uses_ray(place: Path) -> bool:
+    return "faulty.Limited" in (place / "tools.yaml").read_text()
 
 
 def processes_of(marker: str) -> list[int]:
@@ -281,6 +312,12 @@ def processes_of(marker: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]
 
 
 # Servers that misbehave -----------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Thousands of trajectories, something wrong with every second one, and everything around them killed now and then.
 
     python tests/e2e/soak.py                        10,000 trajectories, `make soak`
-    python tests/e2e/soak.py --trajectories 400     as `make test` does it
+    python tests/e2e/soak.py --trajectories 400
 
 Real parts: the command in processes of its own, an engine over HTTP that fails in many ways, two sandbox services, an
-MCP server, tools that do everything they must not. Meanwhile the run is killed with -9 and started again, the services
-are killed and restarted, the MCP server is stopped (SIGSTOP). In the end every request must have exactly one line.
+MCP server, limiters of a Ray cluster, tools that do everything they must not. Meanwhile the run is killed with -9 and
+started again, the services and the limiters' actors are killed, and the MCP server is stopped (SIGSTOP). In the end
+every request must have exactly one line, and no permit may be held or lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from faulting import CALL, Done, ended, lines_in, make_place, processes_of, start, until
+from faulting import CALL, Done, ended, free_port, lines_in, make_place, processes_of, start, until
+from ray_head import RayHead, ray_head
 
 GROUP = 4
 ENGINE_FAULTS = (
@@ -39,7 +41,18 @@ ENGINE_FAULTS = (
     "abort once",
     "no json",
 )
-TOOL_FAULTS = ("task group", "GeneratorExit", "BaseExceptionGroup", "SystemExit", "cancels itself", "hangs", "swallows")
+TOOL_FAULTS = (
+    "task group",
+    "GeneratorExit",
+    "BaseExceptionGroup",
+    "SystemExit",
+    "cancels itself",
+    "hangs",
+    "swallows",
+    "gets no permit in time",
+    "waits for a permit for ever",
+)
+LIMITERS = "many", "one", "rate-limiter"
 CODE = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>'
 LOOP = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "while True: pass"}}\n</tool_call>'
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 40, "b": 2}}\n</tool_call>'
@@ -157,20 +170,11 @@ class Service:
             await self._process.wait()
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def write_place(folder: Path, model: Path, engine: str, services: list[Service], trajectories: int) -> Path:
     call = {"timeout_seconds": 1, "finish_seconds": 1, "grace_seconds": 0.2}
     limits = {"engine_retries": 1, "engine_retry_pause_seconds": 0.05, "generate_seconds": 20}
-    place = make_place(
-        folder, model, call=call, limits=limits, engine={"kind": "sglang", "urls": [engine]}, n=GROUP
-    )  # fmt: skip
+    served = {"kind": "sglang", "urls": [engine]}
+    place = make_place(folder, model, class_name="faulty.Limited", call=call, limits=limits, engine=served, n=GROUP)
     rows: list[dict[str, Any]] = []
     for number in range(trajectories // GROUP):
         what, faults = scenario(number)
@@ -186,7 +190,6 @@ def write_place(folder: Path, model: Path, engine: str, services: list[Service],
                 "type": "native",
                 "sandbox_fusion_url": [service.url for service in services],
                 "default_timeout": 1,
-                "enable_global_rate_limit": False,
             },
         },
         {
@@ -210,51 +213,80 @@ def is_mcp_server(pid: int) -> bool:
     return MCP_SERVER.name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-async def disturb(services: list[Service], marker: list[str], chance: random.Random) -> None:
-    """Kill and stop, until cancelled."""
-    while True:
-        await asyncio.sleep(chance.uniform(2, 6))
-        if chance.random() < 0.5:
-            service = chance.choice(services)
-            await service.kill()
-            await asyncio.sleep(chance.uniform(0, 2))
-            await service.start()
-        else:
-            for pid in processes_of(marker[0]) if marker else ():
-                with contextlib.suppress(OSError):
-                    if is_mcp_server(pid):
-                        os.kill(pid, signal.SIGSTOP)
+class Disturbance:
+    """Kills and stops what the runs use, one thing after another, and counts it."""
+
+    def __init__(self, services: list[Service], ray: RayHead, chance: random.Random) -> None:
+        self.marker = ""
+        """Of the run whose MCP server may be stopped."""
+        self.done: Counter[str] = Counter()
+        self._services = services
+        self._ray = ray
+        self._chance = chance
+
+    async def go_on(self) -> None:
+        while True:
+            for disturb in (self._kill_a_service, self._kill_the_limiters, self._stop_the_mcp_server):
+                await asyncio.sleep(self._chance.uniform(1, 4))
+                await disturb()
+
+    async def _kill_a_service(self) -> None:
+        service = self._chance.choice(self._services)
+        await service.kill()
+        self.done["sandbox services killed"] += 1
+        await asyncio.sleep(self._chance.uniform(0, 2))
+        await service.start()
+
+    async def _kill_the_limiters(self) -> None:
+        self.done["limiters killed"] += self._ray.kill_limiters()
+
+    async def _stop_the_mcp_server(self) -> None:
+        for pid in processes_of(self.marker) if self.marker else ():
+            with contextlib.suppress(OSError):
+                if is_mcp_server(pid):
+                    os.kill(pid, signal.SIGSTOP)
+                    self.done["MCP servers stopped"] += 1
 
 
-async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: int = 0) -> Done:
-    """Play all of them, through `kills` of the run. The last run."""
+async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: int = 0) -> tuple[Done, Counter[str]]:
+    """Play all of them, through `kills` of the run. The last run, and what was done to all of them."""
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
         services = [Service(free_port()) for _ in range(2)]
         for service in services:
             await service.start()
             stack.push_async_callback(service.kill)
+        ray = await stack.enter_async_context(ray_head())
         engine = await open_engine(stack, model)
         place = write_place(folder, model, engine, services, trajectories)
-        marker: list[str] = []
         errors = stack.enter_context((place / "stderr.txt").open("ab"))
-        disturbing = asyncio.create_task(disturb(services, marker, chance))
+        disturbance = Disturbance(services, ray, chance)
+        disturbing = asyncio.create_task(disturbance.go_on())
         stack.push_async_callback(asyncio.wait, [disturbing])
         stack.callback(disturbing.cancel)
-        for kill in range(kills + 1):
-            marker.clear()  # a run whose MCP server is stopped while it starts does not begin, and that is right
-            before = lines_in(place)
-            process, name = await start(place, errors=errors.fileno())
-            await until(lambda before=before: lines_in(place) > before, process)
-            marker.append(name)
-            if kill == kills:
-                return await ended(place, process, name, seconds=3600)
-            share = trajectories // (kills + 1)
-            await until(lambda most=before + share: lines_in(place) >= most, process)
+        for _ in range(kills):
+            process, name = await begin(place, errors.fileno(), ray, disturbance)
+            enough = lines_in(place) + trajectories // (kills + 1)
+            await until(lambda enough=enough: lines_in(place) >= enough, process)
             process.kill()
+            disturbance.done["runs killed"] += 1
             await ended(place, process, name)
             end_orphans(name)
-    raise AssertionError("unreachable")
+        done = await ended(place, *await begin(place, errors.fileno(), ray, disturbance), seconds=3600)
+        disturbing.cancel()
+        await asyncio.wait([disturbing])
+        await ray.check_permits(*LIMITERS)
+        return done, disturbance.done
+
+
+async def begin(place: Path, errors: int, ray: RayHead, disturbance: Disturbance) -> tuple[Any, str]:
+    """A run that has dumped something. One whose MCP server is stopped while it starts does not begin, and rightly."""
+    disturbance.marker = ""
+    before = lines_in(place)
+    process, name = await start(place, errors=errors, ray=ray.address)
+    await until(lambda: lines_in(place) > before, process)
+    disturbance.marker = name
+    return process, name
 
 
 def end_orphans(marker: str) -> None:
@@ -265,7 +297,7 @@ def end_orphans(marker: str) -> None:
 
 
 def check(done: Done, trajectories: int) -> Counter[str]:
-    """Count for ourselves: every request once, whole groups, a reason for every missing score."""
+    """Count for ourselves: every request once, whole groups, a reason for every missing score. How they ended."""
     assert done.status == 0, (done.place / "stderr.txt").read_text()[-3000:]
     lines = done.lines
     ids = [line["request_id"] for line in lines]
@@ -304,12 +336,12 @@ def main() -> None:
         place = Path(folder, "place")
         place.mkdir()
         began = time.monotonic()
-        done = asyncio.run(soak(place, model, options.trajectories, options.kills, options.seed))
+        done, disturbed = asyncio.run(soak(place, model, options.trajectories, options.kills, options.seed))
         reasons = check(done, options.trajectories)
     seconds = time.monotonic() - began
-    print(f"{options.trajectories} trajectories, {options.kills} kills, {seconds:.0f} s: all accounted for")
-    for reason, count in reasons.most_common():
-        print(f"{count:>7}  {reason}")
+    print(f"{options.trajectories} trajectories, {seconds:.0f} s: all accounted for, and no permit lost")
+    for what, count in [*reasons.most_common(), *disturbed.most_common()]:
+        print(f"{count:>7}  {what}")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from faulting import (
     check_accounts,
     ended,
     fails,
+    free_port,
     lines_in,
     loses_its_health,
     make_place,
-    permits_held,
     processes_of,
     read_tasks,
     resets,
@@ -36,7 +36,8 @@ from faulting import (
     until,
     write_tasks,
 )
-from soak import Service, free_port, is_mcp_server, write_servers
+from ray_head import ray_head
+from soak import Service, is_mcp_server, write_servers
 
 from toolyard.testing.byte_model import ByteModel
 from toolyard.testing.engine_servers import EngineServer
@@ -68,7 +69,6 @@ def gone_off(tmp_path_factory, model) -> Done:
 def test_tools_that_go_off_do_not_end_the_run(gone_off):
     check_accounts(gone_off)
     assert {line["score"] for line in gone_off.of("good")} == {1.0}
-    assert permits_held(gone_off) == 0
     accounting = gone_off.summary["accounting"]
     assert accounting["planned"] == accounting["dumped"] == (GOOD + len(FAULTS)) * SAMPLES
     assert (accounting["missing"], accounting["problems"]) == ({}, [])
@@ -91,7 +91,7 @@ def test_a_tool_that_goes_off_harms_its_own_trajectory_alone(gone_off, number):
 async def test_a_tool_that_swallows_cancellation_is_abandoned_named_and_counted(tmp_path, model):
     call = {"timeout_seconds": 0.5, "finish_seconds": 0.5}
     done = await rolled(make_place(tmp_path, model, *({stage: "swallows"} for stage in STAGES), call=call))
-    check_accounts(done)
+    check_accounts(done, abandoned=SAMPLES)
     assert {line["score"] for line in done.of("good")} == {1.0}
     named = done.summary["abandoned"]
     assert sorted(what.partition(", at ")[0] for what in named) == sorted(f"tool 'ask': {stage}" for stage in STAGES)
@@ -335,6 +335,35 @@ RUN_CODE = {"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}
 def interpreter(url):
     config = {"type": "native", "sandbox_fusion_url": url, "enable_global_rate_limit": False, "call": {"retries": 1}}
     return {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": config}
+
+
+# The limiter ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_permit_that_does_not_come_harms_its_own_trajectory_alone_and_none_is_lost(tmp_path, model):
+    faults = {"execute": "gets no permit in time"}, {"execute": "waits for a permit for ever"}
+    done = await rolled(make_place(tmp_path, model, *faults, call={"timeout_seconds": 2, "retries": 0}))
+    check_accounts(done)
+    assert {line["score"] for line in done.of("good")} == {1.0}
+    assert {line["turns"][0]["tool_calls"][0]["outcome"] for line in done.of("bad-1")} == {"timed_out"}
+
+
+async def test_killing_the_limiter_and_a_run_that_holds_permits_loses_no_permit_and_no_trajectory(tmp_path, model):
+    place = make_place(tmp_path, model, *[{"execute": "takes a second"}] * 8, class_name="faulty.Limited")
+    async with ray_head() as ray:
+        for run_is_killed_too in (True, False):
+            before = lines_in(place)
+            process, marker = await start(place, "--concurrency", "4", ray=ray.address)
+            await until(lambda before=before: lines_in(place) >= before + 2, process)
+            assert ray.kill_limiters() == 2
+            await until(lambda before=before: lines_in(place) >= before + 6, process)
+            if run_is_killed_too:
+                process.kill()
+            done = await ended(place, process, marker)
+            await ray.check_permits("many", "one")
+        (place / "diary.jsonl").unlink()  # what was killed released nothing
+    check_accounts(done)
+    assert {line["score"] for line in done.lines} == {1.0}
 
 
 # Resuming -------------------------------------------------------------------------------------------------------------
