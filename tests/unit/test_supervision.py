@@ -38,6 +38,18 @@ async def in_a_task_group():
         await asyncio.sleep(60)
 
 
+class Alarm:
+    """Calls a function when it expires."""
+
+    when = 0.0
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def expire(self):
+        self.function(*self.args)
+
+
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
@@ -204,15 +216,27 @@ async def test_a_cancellation_from_elsewhere_passes_a_scope():
 
 
 async def test_deadlines_are_served_in_their_order_and_cancelled_ones_not_at_all():
-    served = []
-    clock = loop_clock()
+    served, clock, last = [], loop_clock(), asyncio.Event()
     for seconds in (0.06, 0.02, 0.04):
-        clock.after(seconds, lambda seconds=seconds: served.append(seconds))
-    clock.after(0.03, lambda: served.append("cancelled")).cancel()
-    late = asyncio.Event()
-    clock.after(0.08, late.set)
-    await late.wait()
+        clock.watch(Alarm(served.append, seconds), seconds)
+    forgotten = Alarm(served.append, "forgotten")
+    clock.watch(forgotten, 0.03)
+    clock.forget(forgotten)
+    clock.watch(Alarm(last.set), 0.08)
+    await last.wait()
     assert served == [0.02, 0.04, 0.06]
+
+
+async def test_what_is_given_more_time_while_deadlines_are_served_has_that_time():
+    served, clock, last = [], loop_clock(), asyncio.Event()
+    second = Alarm(served.append, "second")
+    clock.watch(Alarm(clock.watch, second, 0.05), 0.02)
+    clock.watch(second, 0.02)
+    clock.watch(Alarm(lambda: served.append("between")), 0.04)
+    clock.watch(Alarm(last.set), 0.1)
+    time.sleep(0.03)  # noqa: ASYNC251 - so that the first two are served together
+    await last.wait()
+    assert served == ["between", "second"]
 
 
 async def test_the_time_in_which_the_loop_stands_still_counts_towards_no_deadline():

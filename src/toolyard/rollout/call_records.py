@@ -8,7 +8,7 @@ from typing import Any
 
 from toolyard.chat.protocol import ParsedTurn
 from toolyard.errors import RecordError, in_short
-from toolyard.messages import JSON
+from toolyard.messages import JSON, ToolCall
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord
 from toolyard.tools.instance import ToolResult
@@ -20,6 +20,11 @@ _CHARS_OF_A_TOKEN = 16
 """More than a token has on average in any text that a program prints."""
 
 
+def tool_calls(parsed: ParsedTurn, turn: int) -> tuple[ToolCall, ...]:
+    """For the assistant's message."""
+    return tuple(ToolCall(_id_of(turn, i, call.id), call.name, call.arguments) for i, call in enumerate(parsed.calls))
+
+
 def call_records(
     parsed: ParsedTurn, results: Sequence[ToolResult], turn: int, limits: RolloutLimits, count: Callable[[str], int]
 ) -> list[CallRecord]:
@@ -28,7 +33,7 @@ def call_records(
     for call, result in zip(parsed.calls, results, strict=False):
         text, cut = _shortened(_told(result), limits, count)
         record = CallRecord(
-            id=call_id_of(turn, len(records), call.id),
+            id=_id_of(turn, len(records), call.id),
             name=call.name,
             arguments=call.arguments,
             outcome=result.outcome.value,
@@ -43,11 +48,11 @@ def call_records(
         records.append(record)
     for call in parsed.calls[len(results) :]:
         said = f"Error: at most {limits.max_parallel_calls} calls at once; this one was not made"
-        number = call_id_of(turn, len(records), call.id)
+        number = _id_of(turn, len(records), call.id)
         records.append(CallRecord(number, call.name, call.arguments, "too_many_calls", said))
     for bad in parsed.malformed:
         text, _ = _shortened(f"Error: this call could not be read: {bad.why}", limits, count)
-        number = call_id_of(turn, len(records), None)
+        number = _id_of(turn, len(records), None)
         records.append(CallRecord(number, "", bad.text, "malformed", text, error=bad.why))
     return records
 
@@ -64,7 +69,7 @@ def _shortened(text: str, limits: RolloutLimits, count: Callable[[str], int]) ->
     return truncate(text, limit, limits.tool_response_truncate_side, measure)
 
 
-def call_id_of(turn: int, index: int, given: str | None) -> str:
+def _id_of(turn: int, index: int, given: str | None) -> str:
     """The model's own, or one that is unique in the request."""
     return given or f"call_{turn}_{index}"
 

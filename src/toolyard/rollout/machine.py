@@ -141,16 +141,16 @@ class Machine:
         """
         if now.state.ended:
             return now, ()
-        match now.state, event:
-            case _, Broke(reason):
+        match event:
+            case Broke(reason):
                 return _ended(now, reason)
-            case RolloutState.PENDING, Prepared(tokens):
+            case Prepared(tokens) if now.state is RolloutState.PENDING:
                 return self._prepared(now._replace(prompt_tokens=tokens))
-            case RolloutState.GENERATING, Sampled():
+            case Sampled() if now.state is RolloutState.GENERATING:
                 return self._sampled(now, event)
-            case RolloutState.TOOL_CALLING, ToolsAnswered(tokens):
+            case ToolsAnswered(tokens) if now.state is RolloutState.TOOL_CALLING:
                 return self._answered(now, tokens, FinishReason.TOOL_RESPONSE_TOO_LONG)
-            case RolloutState.INTERACTING, UserSaid(tokens, done):
+            case UserSaid(tokens, done) if now.state is RolloutState.INTERACTING:
                 after = now._replace(user_turns=now.user_turns + 1)
                 if done:
                     return _ended(after, FinishReason.INTERACTION_ENDED)
@@ -165,8 +165,9 @@ class Machine:
         return now._replace(state=RolloutState.GENERATING), (Sample(room),)
 
     def _sampled(self, now: Progress, event: Sampled) -> tuple[Progress, tuple[Effect, ...]]:
+        calling = event.calls or event.malformed
         after = Progress(
-            now.state,
+            RolloutState.TOOL_CALLING if calling else RolloutState.INTERACTING,
             now.prompt_tokens,
             now.response_tokens + event.tokens,
             now.assistant_turns + 1,
@@ -176,9 +177,7 @@ class Machine:
         reason = self._end_after(after, event)
         if reason is not None:
             return _ended(after, reason)
-        if event.calls or event.malformed:
-            return after._replace(state=RolloutState.TOOL_CALLING), (CallTools(),)
-        return after._replace(state=RolloutState.INTERACTING), (Interact(),)
+        return after, (CallTools() if calling else Interact(),)
 
     def _end_after(self, now: Progress, event: Sampled) -> FinishReason | None:
         """Why a request ends with the message that was sampled; None if it goes on."""

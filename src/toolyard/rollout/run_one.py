@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from toolyard.chat.protocol import ParsedCall
 from toolyard.errors import DivergenceError, InteractionError, RecordError, in_short
-from toolyard.messages import JSON, Message, ToolCall
+from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.final import FinalReward
@@ -29,7 +30,7 @@ from toolyard.tools.base import BaseTool
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
 
 from .blame import OURS, TASK, Broken, broken, late
-from .call_records import call_id_of, call_records, plain, plain_metrics
+from .call_records import call_records, plain, plain_metrics, tool_calls
 from .chance import Chance
 from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
@@ -214,7 +215,7 @@ class Play:
         except Exception as error:  # of what we do with the answers: deterministic, and so not on the tape
             event = broken(error, stage)
         seconds = self.chance.now() - began
-        key = stage.value.lower()
+        key = stage.lower()
         self.stages[key] = self.stages.get(key, 0.0) + seconds
         if self._spoken is not None:
             self._timings[key] = seconds
@@ -271,21 +272,25 @@ class Play:
         request, speaker = self.request, self.setting.speaker
         answer = await self._asked(
             "sampled",
-            lambda: {**speaker.prompt(request), "max_tokens": max_tokens, "seed": turn_seed(request)},
+            partial(self._next_prompt, max_tokens),
             ANSWER,
-            lambda: self.supervised(speaker.ask(request, max_tokens), "engine"),
+            partial(self._ask_engine, max_tokens),
             self.setting.limits.generate_seconds,
         )
         if isinstance(answer, Broken):
             return answer
         self._spoken = spoken = speaker.take(request, answer)
         parsed = spoken.parsed
-        calls = tuple(
-            ToolCall(call_id_of(len(request.turns), i, call.id), call.name, call.arguments)
-            for i, call in enumerate(parsed.calls)
-        )
+        calls = tool_calls(parsed, len(request.turns))
         request.messages.append(Message("assistant", parsed.text, parsed.reasoning, calls))
         return Sampled(spoken.tokens, answer.generation.finish, len(parsed.calls), len(parsed.malformed))
+
+    def _next_prompt(self, max_tokens: int) -> JSON:
+        prompt = self.setting.speaker.prompt(self.request)
+        return {**prompt, "max_tokens": max_tokens, "seed": turn_seed(self.request)}
+
+    def _ask_engine(self, max_tokens: int) -> Awaitable[Answer]:
+        return self.supervised(self.setting.speaker.ask(self.request, max_tokens), "engine")
 
     async def _call_tools(self) -> Event | Broken:
         assert self._spoken is not None
@@ -293,11 +298,7 @@ class Play:
         made = parsed.calls[: limits.max_parallel_calls]
         request.waits_for = ", ".join(call.name for call in made)
         results = await self._asked(
-            "tools",
-            lambda: {"calls": [[call.name, call.arguments] for call in made]},
-            _RESULTS,
-            lambda: self._executed(made),
-            limits.tool_seconds,
+            "tools", partial(_question_of, made), _RESULTS, partial(self._executed, made), limits.tool_seconds
         )
         if isinstance(results, Broken):
             return results
@@ -314,12 +315,15 @@ class Play:
         return ToolsAnswered(self._propose(messages))
 
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
-        assert self._instances is not None
         if len(calls) == 1:  # most often; a task of its own would cost as much as the call
-            return [plain(await self._instances.call(calls[0].name, calls[0].arguments))]
+            return [plain(await self._call(calls[0]))]
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(self._instances.call(call.name, call.arguments)) for call in calls]
+            running = list(map(group.create_task, map(self._call, calls)))
         return [plain(task.result()) for task in running]
+
+    def _call(self, call: ParsedCall) -> Coroutine[Any, Any, ToolResult]:
+        assert self._instances is not None
+        return self._instances.call(call.name, call.arguments)
 
     async def _interact(self) -> Event | Broken:
         request, interaction = self.request, self.setting.interaction
@@ -373,7 +377,7 @@ class Play:
         seconds: float,
     ) -> Awaitable[T | Broken]:
         """What the world answers within `seconds`, and within what the request has left."""
-        return self.chance.got(kind, asked, made_of, lambda: self._bounded(ask, seconds))
+        return self.chance.got(kind, asked, made_of, partial(self._bounded, ask, seconds))
 
     async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | Broken:
         request, stage = self.request, self.request.state
@@ -429,3 +433,7 @@ class Play:
             raise TimeoutError(f"finalize took more than {limits.interaction_seconds:g} s")
         if call.error is not None:
             raise call.error
+
+
+def _question_of(calls: Sequence[ParsedCall]) -> JSON:
+    return {"calls": [[call.name, call.arguments] for call in calls]}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .clock import Deadline, LoopClock, loop_clock
+from .clock import LoopClock, loop_clock
 from .places import suspended_at
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ class Call:
     """Runs from the next turn of the event loop on. One task waits for it with `ended`."""
 
     __slots__ = (
-        "_clock", "_deadline", "_grace", "_has_begun", "_is_cancelled", "_seconds", "_waiter", "_work", "abandoned",
-        "error", "expired", "of", "over", "task", "value", "what",
+        "_clock", "_grace", "_has_begun", "_is_cancelled", "_seconds", "_waiter", "_work", "abandoned", "error",
+        "expired", "of", "over", "task", "value", "what", "when",
     )  # fmt: skip
 
     def __init__(
@@ -67,17 +67,27 @@ class Call:
         """It ignored its cancellation, and runs on for all we know."""
         self._seconds = seconds
         self._grace = grace
-        self._clock = clock
+        self._clock = clock or loop_clock()
+        self.when = 0.0
         self._has_begun = self._is_cancelled = False
         self._work = work
         self._waiter: asyncio.Future[None] | None = None
-        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._contain())
+        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._contain(), name=what)
         _running[self.task] = self
-        self._deadline: Deadline | None = None
 
-    async def ended(self) -> None:
-        """Wait until it is over. If the waiter is cancelled, so is the call; the cancellation is raised afterwards."""
-        if await self._outlasted(cancelling=True):
+    async def ended(self, *, cancelling: bool = True) -> None:
+        """Wait until it is over. If the waiter is cancelled, the cancellation is raised afterwards, and `cancelling`
+        says whether the call is cancelled, too."""
+        cancelled = False
+        while not self.over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                cancelled = True
+                if cancelling:
+                    self.cancel()
+        if cancelled:
             raise asyncio.CancelledError
 
     def cancel(self) -> None:
@@ -90,27 +100,20 @@ class Call:
             self.error = asyncio.CancelledError()
             self._conclude()
             return
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = loop_clock().after(self._grace, self._abandon)
+        self._clock.watch(self, self._grace)
 
-    async def _outlasted(self, *, cancelling: bool) -> bool:
-        """Whether the waiter was cancelled meanwhile."""
-        cancelled = False
-        while not self.over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:
-                cancelled = True
-                if cancelling:
-                    self.cancel()
-        return cancelled
+    def expire(self) -> None:
+        """Its time is up; or its grace period, if it was cancelled."""
+        if self._is_cancelled:
+            self._abandon()
+        else:
+            self.expired = True
+            self.cancel()
 
     async def _contain(self) -> None:
         self._has_begun = True
         if self._seconds is not None:  # not before: in a busy loop a call could be over before it began
-            self._deadline = (self._clock or loop_clock()).after(self._seconds, self._expire)
+            self._clock.watch(self, self._seconds)
         try:
             self.value = await self._work
         except KeyboardInterrupt as error:
@@ -121,10 +124,6 @@ class Call:
         finally:
             self._conclude()
 
-    def _expire(self) -> None:
-        self.expired = True
-        self.cancel()
-
     def _abandon(self) -> None:
         self.abandoned = True
         _log.warning("%s%s ignores its cancellation, and is abandoned at %s", self.what, self._owner, self.place)
@@ -133,9 +132,7 @@ class Call:
 
     def _conclude(self) -> None:
         _running.pop(self.task, None)
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._clock.forget(self)
         self.over = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -162,7 +159,10 @@ async def uninterrupted(*calls: Call) -> None:
     """Wait for calls that must come to their end. Cancellations that arrive meanwhile are raised afterwards."""
     cancelled = False
     for call in calls:
-        cancelled |= await call._outlasted(cancelling=False)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+        try:
+            await call.ended(cancelling=False)
+        except asyncio.CancelledError:
+            cancelled = True
     if cancelled:
         raise asyncio.CancelledError
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from weakref import WeakKeyDictionary
 
 _SLACK_SECONDS = 0.25
@@ -20,23 +20,14 @@ _GRAIN_SECONDS = 0.002
 """Deadlines this close together are served by one timer."""
 
 
-class Deadline:
-    """Made by `LoopClock.after`. `cancel` it as soon as it no longer matters."""
+class Expiring(Protocol):
+    """What a `LoopClock` can watch."""
 
-    __slots__ = ("_clock", "_expire", "when")
-
-    def __init__(self, clock: LoopClock, when: float, expire: Callable[[], None]) -> None:
-        self.when = when
-        """On the clock it belongs to."""
-        self._clock = clock
-        self._expire = expire
-
-    def cancel(self) -> None:
-        self._clock.forget(self)
+    when: float
+    """When its time is up. Set by the clock."""
 
     def expire(self) -> None:
-        self.cancel()
-        self._expire()
+        """Its time is up: the clock has forgotten it."""
 
 
 class LoopClock:
@@ -44,7 +35,7 @@ class LoopClock:
 
     def __init__(self) -> None:
         self._lost = 0.0
-        self._deadlines: set[Deadline] = set()
+        self._watched: set[Expiring] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._beat_due: float | None = None
 
@@ -61,18 +52,19 @@ class LoopClock:
         self._catch_up()
         self._beat_due = due
 
-    def after(self, seconds: float, expire: Callable[[], None]) -> Deadline:
-        """Call `expire` in the loop when it could work for `seconds`, unless the deadline is cancelled before."""
-        deadline = Deadline(self, self.now() + seconds, expire)
-        self._deadlines.add(deadline)
+    def watch(self, one: Expiring, seconds: float) -> None:
+        """Have it expire when the loop could work for `seconds`, unless it is forgotten before. If it is watched
+        already, only the new time counts."""
+        one.when = when = self.now() + seconds
+        self._watched.add(one)
         timer = self._timer
-        if timer is None or timer.when() > deadline.when + self._lost:
-            self._arm(deadline.when)
-        return deadline
+        if timer is None or timer.when() > when + self._lost:
+            self._arm(when)
 
-    def forget(self, deadline: Deadline) -> None:
-        self._deadlines.discard(deadline)
-        if not self._deadlines and self._timer is not None:
+    def forget(self, one: Expiring) -> None:
+        """It no longer matters. Nothing happens if it is not watched."""
+        self._watched.discard(one)
+        if not self._watched and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
@@ -86,12 +78,13 @@ class LoopClock:
         self._catch_up()
         now = self.now() + _GRAIN_SECONDS
         try:
-            for deadline in sorted((one for one in self._deadlines if one.when <= now), key=lambda one: one.when):
-                if deadline in self._deadlines:  # an earlier one may have cancelled it
-                    deadline.expire()
+            for one in sorted((one for one in self._watched if one.when <= now), key=lambda one: one.when):
+                if one in self._watched and one.when <= now:  # an earlier one may have ended it, or given it more time
+                    self.forget(one)
+                    one.expire()
         finally:
-            if self._deadlines and self._timer is None:
-                self._arm(min(deadline.when for deadline in self._deadlines))
+            if self._watched and self._timer is None:
+                self._arm(min(one.when for one in self._watched))
 
     def _catch_up(self) -> None:
         """Stop the clock for the time since the loop should have been here."""
@@ -123,7 +116,7 @@ class Scope:
     The block is cancelled when time is up, and left without an exception. Cancellations from anywhere else pass.
     """
 
-    __slots__ = ("_before", "_clock", "_deadline", "_expiring", "_seconds", "_task", "expired")
+    __slots__ = ("_before", "_clock", "_expiring", "_is_open", "_seconds", "_task", "expired", "when")
 
     def __init__(
         self,
@@ -138,14 +131,14 @@ class Scope:
         self._task = task
         self._clock = clock
         self._seconds = seconds
-        self._deadline: Deadline | None = None
+        self._is_open = False
         self._before = 0
+        self.when = 0.0
 
     def expire(self) -> None:
         """End the block now."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        if self._is_open:
+            self._close()
             self.expired = True
             if self._expiring is not None:
                 self._expiring()
@@ -153,15 +146,18 @@ class Scope:
 
     def __enter__(self) -> Self:
         self._before = self._task.cancelling()
-        self._deadline = self._clock.after(self._seconds, self.expire)
+        self._clock.watch(self, self._seconds)
+        self._is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._close()
         if not self.expired or self._task.uncancel() > self._before:
             return False
         return kind is None or issubclass(kind, asyncio.CancelledError)
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._clock.forget(self)

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -199,7 +200,7 @@ async def run_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """What a tool's method returns. A plain function runs in a thread: in the loop it would hold up everybody."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **kwargs)
-    returned = await run_in_thread(lambda: method(*args, **kwargs), "toolyard tool")
+    returned = await run_in_thread(partial(method, *args, **kwargs), "toolyard tool")
     return await returned if inspect.isawaitable(returned) else returned
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -182,16 +182,18 @@ class ToolInstances(Mapping[str, ToolInstance]):
         counts = Counter({ToolOutcome.UNKNOWN_TOOL: self._unknown} if self._unknown else {})
         return sum((instance.outcomes for instance in self._instances.values()), counts)
 
-    async def call(
+    def call(
         self, name: str, arguments: str | Mapping[str, Any], *, measure: Measure | None = None
-    ) -> ToolResult:
+    ) -> Coroutine[Any, Any, ToolResult]:
+        """See `ToolInstance.call`."""
         instance = self._instances.get(name)
-        if instance is None:
-            self._unknown += 1
-            there = ", ".join(self._instances) or "none"
-            said = f"Error: there is no tool {name[:100]!r}. Tools that can be called: {there}"
-            return ToolResult(name, ToolOutcome.UNKNOWN_TOOL, ToolResponse(text=said), error=said)
-        return await instance.call(arguments, measure=measure)
+        return self._not_there(name) if instance is None else instance.call(arguments, measure=measure)
+
+    async def _not_there(self, name: str) -> ToolResult:
+        self._unknown += 1
+        there = ", ".join(self._instances) or "none"
+        said = f"Error: there is no tool {name[:100]!r}. Tools that can be called: {there}"
+        return ToolResult(name, ToolOutcome.UNKNOWN_TOOL, ToolResponse(text=said), error=said)
 
     def __getitem__(self, name: str) -> ToolInstance:
         return self._instances[name]
