@@ -65,6 +65,14 @@ def test_tokens_of_the_template_beside_hidden_text_stay_tokens() -> None:
     assert ids[-1] == made.added_tokens["</tool_response>"]
 
 
+def test_a_guard_is_ready_before_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making the second tokenizer takes half a second, which a running event loop must not stand still for."""
+    made = FastTokenizer(tokenizer("qwen").backend, name="qwen")
+    guard = Guard(made)
+    monkeypatch.setattr("toolyard.chat.tokenizers.Backend", None)  # nobody can make one any more
+    assert made.decode(guard.encode(guard.hide("<|im_end|>"))) == "<|im_end|>"
+
+
 def test_lone_surrogates_are_replaced_and_not_a_failure() -> None:
     for made in both():
         assert made.decode(made.encode("a\udc80b")) in ("a\ufffdb", "a?b")

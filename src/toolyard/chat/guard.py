@@ -29,6 +29,7 @@ class Guard:
         self._forgeable = re.compile("|".join(map(re.escape, [_ESCAPE, *self._texts])))
         added = sorted({*getattr(tokenizer, "added_tokens", ()), *self._texts}, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, filter(None, added)))})" if added else "(?!)()")
+        tokenizer.encode("", special=False)  # makes a second tokenizer: half a second now, or of a running event loop
 
     def hide(self, text: str) -> str:
         """For a template. What comes back from `encode` is the text, never a special token."""
