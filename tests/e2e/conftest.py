@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left() -> Iterator[None]:
+    yield
+    if "faulting" in sys.modules:
+        sys.modules["faulting"].end_runs()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -91,6 +92,9 @@ class Faulty(BaseTool):
             raise asyncio.CancelledError
         elif how == "cancels itself":
             asyncio.current_task().cancel()
+            await asyncio.sleep(60)
+        elif how == "cancels a worker":
+            next(task for task in asyncio.all_tasks() if "_work()" in repr(task)).cancel()
             await asyncio.sleep(60)
         elif how == "swallows":
             await swallow()
@@ -237,6 +241,10 @@ async def until(reached: Callable[[], object], process: asyncio.subprocess.Proce
         await asyncio.sleep(0.01)
 
 
+running: list[asyncio.subprocess.Process] = []
+"""What was started, so that a test that fails leaves nothing behind."""
+
+
 async def start(
     place: Path, *arguments: str, errors: int = asyncio.subprocess.PIPE, ray: str = ""
 ) -> tuple[asyncio.subprocess.Process, str]:
@@ -252,7 +260,16 @@ async def start(
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
     )  # fmt: skip
+    running.append(process)
     return process, marker
+
+
+def end_runs() -> None:
+    while running:
+        process = running.pop()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 async def ended(place: Path, process: asyncio.subprocess.Process, marker: str, seconds: float = 90) -> Done:

@@ -161,6 +161,21 @@ def test_a_held_server_rests_longer_each_time_until_it_answers() -> None:
     assert router.is_held("a", 30.0)
 
 
+def test_a_held_server_is_not_released_before_its_rest_is_over() -> None:
+    router = Router(["a", "b"])
+    router.hold("a", 0.0)
+    router.release("a", 29.0)
+    assert router.is_held("a", 30.0)
+
+
+def test_what_a_held_server_still_fails_changes_nothing() -> None:
+    router = Router(["a", "b"])
+    router.hold("a", 0.0)
+    for _ in range(9):
+        router.failed("a", 31.0, gone=True)  # requests that were there before
+    assert router.is_held("a", 31.0)
+
+
 def test_if_all_are_held_the_next_to_come_back_is_used() -> None:
     router = Router(["a", "b"])
     router.hold("a", 5.0)

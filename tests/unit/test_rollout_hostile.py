@@ -53,13 +53,22 @@ class Simulator(BaseInteraction):
         await self._do("finalize")
 
 
-@pytest.mark.parametrize("where", ["start", "respond", "score", "finalize"])
-async def test_a_cancellation_that_nobody_sent_loses_no_request(where):
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("start", "interaction_failure"),
+        ("respond", "interaction_failure"),
+        ("score", "reward_failure"),
+        ("finalize", "interaction_ended"),
+    ],
+)
+async def test_a_cancellation_that_nobody_sent_loses_no_request(where, reason):
     simulator = Simulator(**{where: asyncio.CancelledError()})
     async with scripted(["#### 42"]) as engine:
         ended = await run(setting(engine, interaction=simulator), 10)
     assert len(ended) == 10
     assert simulator.finalized == 10
+    assert {trajectory.finish_reason for trajectory in ended} == {reason}
 
 
 @pytest.mark.parametrize("score", ["0.5 points", float("nan"), object()])

@@ -87,6 +87,22 @@ async def test_a_task_group_of_a_call_cancels_the_call_and_not_who_waits():
     assert task.cancelling() == 0
 
 
+async def test_a_call_that_cancels_its_own_task_does_not_cancel_who_waits():
+    async def work():
+        running = asyncio.current_task()
+        assert running is not None
+        running.cancel()
+        return running
+
+    task = asyncio.current_task()
+    assert task is not None
+    call = Call(work(), "test")
+    await call.ended()
+    assert call.value is not task
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
 async def test_a_call_that_is_late_is_cancelled():
     call = Call(asyncio.sleep(60), "test", seconds=0.02)
     await call.ended()
@@ -100,10 +116,20 @@ async def test_a_call_in_a_busy_loop_has_begun_before_its_time_is_up():
         begun.append(True)
         await asyncio.sleep(60)
 
-    call = Call(work(), "test", seconds=0.01)
-    time.sleep(0.05)  # noqa: ASYNC251 - the loop is busy with something else
-    await call.ended()
-    assert (begun, call.expired) == ([True], True)
+    calls = []
+
+    def make():
+        calls.append(Call(work(), "test", seconds=0.01))
+        time.sleep(0.05)  # the loop is busy with something else
+
+    # Both are due when the loop is free again: deadlines are served after `make`, and before the call's first step.
+    asyncio.get_running_loop().call_later(0.001, make)
+    loop_clock().watch(Alarm(lambda: None), 0.005)
+    time.sleep(0.03)  # noqa: ASYNC251 - likewise
+    while not calls:  # noqa: ASYNC110 - likewise
+        await asyncio.sleep(0)
+    await calls[0].ended()
+    assert (begun, calls[0].expired) == ([True], True)
 
 
 async def test_a_call_that_ignores_cancellation_is_abandoned_with_the_line_where_it_hangs():
@@ -148,6 +174,8 @@ async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing():
     call.cancel()
     await call.ended()
     assert isinstance(call.error, asyncio.CancelledError)
+    del call  # which holds the coroutine
+    await asyncio.sleep(0)
     gc.collect()  # a coroutine that was never awaited would warn now, and warnings are errors
 
 
@@ -215,6 +243,25 @@ async def test_a_cancellation_from_elsewhere_passes_a_scope():
         await working
 
 
+async def test_a_cancellation_from_elsewhere_passes_a_scope_that_expires_at_the_same_time():
+    scopes = []
+
+    async def work():
+        task = asyncio.current_task()
+        assert task is not None
+        with Scope(task, loop_clock(), 60) as scope:
+            scopes.append(scope)
+            await asyncio.sleep(60)
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    scopes[0].expire()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert scopes[0].expired
+
+
 async def test_deadlines_are_served_in_their_order_and_cancelled_ones_not_at_all():
     served, clock, last = [], loop_clock(), asyncio.Event()
     for seconds in (0.06, 0.02, 0.04):
@@ -225,6 +272,27 @@ async def test_deadlines_are_served_in_their_order_and_cancelled_ones_not_at_all
     clock.watch(Alarm(last.set), 0.08)
     await last.wait()
     assert served == [0.02, 0.04, 0.06]
+
+
+async def test_a_deadline_is_served_in_time_though_a_later_one_was_there_before():
+    clock, served, later = loop_clock(), asyncio.Event(), Alarm(lambda: None)
+    clock.watch(later, 60)
+    clock.watch(Alarm(served.set), 0.02)
+    try:
+        async with asyncio.timeout(5):
+            await served.wait()
+    finally:
+        clock.forget(later)
+
+
+async def test_deadlines_that_are_due_at_once_are_served_in_their_order():
+    served, clock, last = [], loop_clock(), asyncio.Event()
+    for seconds in (0.03, 0.01, 0.02):
+        clock.watch(Alarm(served.append, seconds), seconds)
+    clock.watch(Alarm(last.set), 0.04)
+    time.sleep(0.1)  # noqa: ASYNC251 - all of them are due by then
+    await last.wait()
+    assert served == [0.01, 0.02, 0.03]
 
 
 async def test_what_is_given_more_time_while_deadlines_are_served_has_that_time():

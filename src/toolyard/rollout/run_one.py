@@ -251,7 +251,9 @@ class Play:
                 try:
                     work = setting.interaction.start(request.request_id, **(request.task.interaction_kwargs or {}))
                     await self.supervised(work, "simulator: start")
-                except Exception as error:
+                except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
+                    if self._task.cancelling():
+                        raise
                     raise InteractionError(f"start failed: {in_short(error)}") from error
                 self.simulating = True
             said = {name: instance.creation.text for name, instance in self._instances.items()}
