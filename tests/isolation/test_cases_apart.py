@@ -14,7 +14,6 @@ from test_faults import alive, below
 from test_leftovers import LOOK_AT_DIRECTORIES, MARKS, PLACES, TAMPERING
 from test_secrets import SCAN, make_needle
 
-from toolyard.sandbox.guest import steps
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Program, Verdict
 
@@ -28,7 +27,7 @@ async def alone() -> AsyncIterator[LocalSandbox]:
         yield sandbox
 
 
-PARENTS = 2 if steps.possible() else 1
+PARENTS = 1
 """Processes beside a case that are not its own: the one that all cases are forked from, and, where there is machine
 code, the origin, from which that one was forked."""
 THE_PARENT = f"""

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from . import frames
+from .frames import Request
 
 TICK = 0.02
 SLOW_TICK = 0.1
@@ -111,21 +112,19 @@ class Watch:
         """Whether the program's processes are looked at, since nobody else counts for us."""
         self._next = 0.0
         self._cpu_before = 0.0
-        self.own_memory = OWN_MEMORY
-        """Bytes in the same group that are not the program's."""
-        self.spared: set[str] = set()
+        self.ours: set[int] = set()
         """Processes besides this one that are not the program's, by their numbers."""
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""
         if self.cgroup is not None:
-            self.cgroup.lift_limit(2 * size + self.own_memory)
+            self.cgroup.lift_limit(2 * size + OWN_MEMORY)
 
-    def begin(self, header: tuple[Any, ...]) -> None:
-        self._seconds, self._cpu, self._memory, self._space = header[1], header[2], header[3], header[7]
+    def begin(self, header: Request) -> None:
+        self._seconds, self._cpu, self._memory, self._space = header.wall_seconds, header.cpu_seconds, header.memory_bytes, header.disk_bytes
         if self.cgroup is not None:
-            self.cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
-            self.cgroup.set_processes(header[4] + OWN_PROCESSES)
+            self.cgroup.set_limit(self._memory + OWN_MEMORY + header.end)
+            self.cgroup.set_processes(header.processes + OWN_PROCESSES)
         by_sampling = not self._pidns or self.cgroup is None
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
@@ -206,7 +205,7 @@ class Watch:
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
 
     def _processes(self) -> list[str]:
-        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and name not in self.spared]
+        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and int(name) not in self.ours]
 
 
 def _tree_bytes(path: str) -> int:

@@ -18,8 +18,9 @@ import time
 from typing import Any, NoReturn
 
 from . import collect, frames, program, warmth
-from .cases import Cases
+from .batch.cases import Cases
 from .child import KEPT, BecomeError, Child, Pipes, Stream, private_memory, reap, reap_orphans, write_all
+from .frames import Request
 from .replies import Replies
 from .rooms import Rooms
 from .watch import Cgroup, Watch
@@ -63,7 +64,7 @@ class Worker:
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         program.install_handlers()
         self.rooms = Rooms(config)
-        self.cases = Cases(self)
+        self.cases = Cases(self, config["library"])
 
     def serve(self) -> NoReturn:
         """Requests until the host closes its end."""
@@ -83,7 +84,7 @@ class Worker:
             if self.prepares and self.ready is None and self.session is None:
                 self.ready = Child(self.interpreter, self.null)
             header = self._receive()
-            operation = header[0]
+            operation = header.operation
             if operation in (frames.RUN_PYTHON, frames.RUN_COMMAND):
                 self._run(header)
             elif operation in (frames.EACH_PYTHON, frames.EACH_COMMAND):
@@ -100,20 +101,19 @@ class Worker:
             self._shrink()
 
     # ------------------------------------------------------------------------------------------------ frames
-    def _receive(self) -> tuple[Any, ...]:
+    def _receive(self) -> Request:
         if self.session is not None:
             self._guard_idle_session()
         have = self._receive_at_least(0, frames.REQUEST.size)
-        header = frames.REQUEST.unpack_from(self.request)
-        if header[0] == frames.CANCEL:
+        header = frames.read_request(self.request)
+        if header.operation == frames.CANCEL:
             return header  # came after its run had ended: nothing is left to cancel
-        total = frames.REQUEST.size + sum(header[10:15])
-        if total > len(self.request):
-            self.watch.make_room(total)
-            larger = private_memory(total)
+        if header.end > len(self.request):
+            self.watch.make_room(header.end)
+            larger = private_memory(header.end)
             larger[:have] = self.request[:have]
             self.request = larger
-        self._receive_at_least(have, total)
+        self._receive_at_least(have, header.end)
         return header
 
     def _receive_at_least(self, have: int, wanted: int) -> int:
@@ -139,21 +139,19 @@ class Worker:
             stream.shrink()
 
     # ---------------------------------------------------------------------------------------------- programs
-    def _run(self, header: tuple[Any, ...]) -> None:
-        files_end = frames.REQUEST.size + sum(header[10:13])
-        stdin = self.request[files_end : files_end + header[13]]
-        fetch = self.request[files_end + header[13] : files_end + header[13] + header[14]]
+    def _run(self, header: Request) -> None:
+        stdin = self.request[header.order_end : header.stdin_end]
+        fetch = self.request[header.stdin_end : header.end]
         self.prepares = True
-        self.run_child(header, self.request[:files_end], stdin, fetch)
+        self.run_child(header, self.request[: header.order_end], stdin, fetch)
 
-    def run_child(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
+    def run_child(self, header: Request, order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run a program in a process of its own making and reply. Returns the reason of its end."""
-        self.cases.end_origin()
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self.begin(header)
         start = time.monotonic()
         self._order(child, order)
-        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start + header[1], header[9])
+        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start + header.wall_seconds, header.flood_bytes)
         wall = time.monotonic() - start
         status, usage = self._end(child)
         self.extra.drain(child.status, self.scratch)
@@ -162,7 +160,7 @@ class Worker:
         child.close()
         return reason
 
-    def begin(self, header: tuple[Any, ...]) -> None:
+    def begin(self, header: Request) -> None:
         self._reset(header)
         self.watch.begin(header)
 
@@ -189,9 +187,9 @@ class Worker:
         self.replies.put((reason, 0, status, wall, cpu, peak), (self.out, self.err, self.extra), hold=True)
         return reason
 
-    def _reset(self, header: tuple[Any, ...]) -> None:
-        self.out.reset(header[8])
-        self.err.reset(header[8])
+    def _reset(self, header: Request) -> None:
+        self.out.reset(header.output_bytes)
+        self.err.reset(header.output_bytes)
         self.extra.reset(4096)
 
     def _order(self, child: Child, order: memoryview) -> None:
@@ -231,7 +229,7 @@ class Worker:
                     self.cancelled()
                     reason = frames.CANCELLED
             if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
-                reap_orphans(child.pid)
+                reap_orphans({child.pid, *self.watch.ours})
                 reason = self.watch.check() if tick else frames.TIMED_OUT
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
@@ -278,7 +276,6 @@ class Worker:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
             reap()
-        self.cases.forget_origin()
 
     def drop_ready(self) -> None:
         if self.ready is not None:
@@ -287,12 +284,12 @@ class Worker:
             self.ready = None
 
     # ---------------------------------------------------------------------------------------------- sessions
-    def _open_session(self, header: tuple[Any, ...]) -> None:
+    def _open_session(self, header: Request) -> None:
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self._reset(header)
         self.watch.begin(header)
         child.close_input()
-        write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        write_all(child.command, self.request[: header.order_end])
         while self.extra.size < 4 and self.extra.take(child.status, self.scratch):
             pass
         if bytes(self.extra.view()) == bytes(4):
@@ -303,24 +300,24 @@ class Worker:
             self._lose(child)
             self._respond(frames.REFUSED)
 
-    def _cell(self, header: tuple[Any, ...]) -> None:
+    def _cell(self, header: Request) -> None:
         child = self.session
         if child is None:
             self._reset(header)
             self._respond(frames.LOST)
             return
-        self.out.reset(header[8])
-        self.err.reset(header[8])
+        self.out.reset(header.output_bytes)
+        self.err.reset(header.output_bytes)
         self.extra.reset(_REPLY)
         self.watch.begin(header)
         start = time.monotonic()
-        alive = write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
-        reason, alive = self._pump_cell(child, start + header[1], header[9]) if alive else (frames.ENDED, False)
+        alive = write_all(child.command, self.request[: header.order_end])
+        reason, alive = self._pump_cell(child, start + header.wall_seconds, header.flood_bytes) if alive else (frames.ENDED, False)
         wall, status = time.monotonic() - start, 0
         if not alive:
             status = self._lose(child)
             reason = self.watch.verdict(wall) if reason == frames.ENDED else reason
-        elif reason == frames.ENDED and wall > header[1]:
+        elif reason == frames.ENDED and wall > header.wall_seconds:
             reason = frames.TIMED_OUT
         self._respond(reason, status, wall=wall)
 
@@ -349,7 +346,7 @@ class Worker:
                     reason, alive = frames.OUTPUT_EXCEEDED, False
             due = alive and (not events or timeout == 0) and not self._answered()
             if due and tick:
-                reap_orphans(child.pid)
+                reap_orphans({child.pid})
                 found = self.watch.check()
                 reason, alive = (found, False) if found >= 0 else (reason, alive)
             elif due and reason == frames.ENDED:
@@ -384,11 +381,11 @@ class Worker:
                 self.session = None
 
     # ------------------------------------------------------------------------------------------------- files
-    def _files(self, header: tuple[Any, ...]) -> None:
+    def _files(self, header: Request) -> None:
         self._reset(header)
         self.extra.reset(frames.MAX_FETCH_BYTES)
-        task = collect.write_files if header[0] == frames.WRITE_FILES else collect.read_files
-        order = self.request[frames.REQUEST.size : frames.REQUEST.size + header[10]]
+        task = collect.write_files if header.operation == frames.WRITE_FILES else collect.read_files
+        order = self.request[frames.REQUEST.size : frames.REQUEST.size + header.meta_size]
         failed = self._helper(task, order, self.extra)
         self._respond(frames.REFUSED if failed else frames.ENDED)
 
