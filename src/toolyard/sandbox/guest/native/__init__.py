@@ -52,14 +52,27 @@ class Native:
         self.fork_siblings: Any = library.toolyard_fork_siblings
         self.fork_siblings.restype = None
         self.run_case: Any = library.toolyard_run_case
-        self.replace: Any = library.toolyard_replace
-        self.replace.argtypes = (_POINTER, _POINTER, ctypes.c_size_t)
+
+
+LIBRARY = os.path.join(os.path.dirname(__file__), "guest.so")
 
 
 def built_library() -> str:
     """Where it is; empty where it was not built, or is not wanted (TOOLYARD_NATIVE=0)."""
-    path = os.path.join(os.path.dirname(__file__), "guest.so")
-    return path if os.environ.get("TOOLYARD_NATIVE") != "0" and os.path.exists(path) else ""
+    return LIBRARY if os.environ.get("TOOLYARD_NATIVE") != "0" and os.path.exists(LIBRARY) else ""
+
+
+def why_not() -> str:
+    """Why the library cannot be used here; empty if it can."""
+    if os.environ.get("TOOLYARD_NATIVE") == "0":
+        return "switched off by TOOLYARD_NATIVE=0"
+    if not os.path.exists(LIBRARY):
+        return "not built"
+    try:
+        Native(LIBRARY)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def address_of(memory: memoryview) -> int:

@@ -7,8 +7,6 @@
  *   toolyard_fork_siblings   in the parent: waits for a case, forks it, and returns only in the fork
  *   toolyard_run_case        in the worker: hands the case over, waits for a short while, collects what it left
  *
- * and a third, toolyard_replace, swaps a range of memory for a copy of it (see large_pages.py).
- *
  * There is nothing of CPython's ABI in this file. It is loaded with ctypes by whatever interpreter a user has chosen.
  * Whatever is not as it is with most cases (it takes long, says much, leaves a process or a file) is left to the
  * Python in batch/cases.py, which does the same things one at a time.
@@ -24,7 +22,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -279,16 +276,4 @@ VISIBLE int toolyard_run_case(struct toolyard_case *plan) {
     }
     close_all((int[]){plan->out.handle, plan->err.handle}, 2);
     return left_nothing(plan) ? TOOLYARD_CLEAN : TOOLYARD_ALONE;
-}
-
-/* ------------------------------------------------------------------------------------------------ in the zygote */
-
-/* Put `copy`, a mapping of our own, in the place of what is at `start`, with its contents. Nothing may write to either
- * in between, which is why this is not done in Python: the memory may be the interpreter's own, or this library's. */
-VISIBLE int toolyard_replace(void *start, void *copy, size_t size) {
-    struct iovec from = {start, size}, to = {copy, size};
-    if (process_vm_writev(getpid(), &from, 1, &to, 1, 0) != (ssize_t)size) {
-        return 0;
-    }
-    return mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, start) == start;
 }

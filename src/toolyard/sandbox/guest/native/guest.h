@@ -3,7 +3,6 @@
 #ifndef TOOLYARD_GUEST_H
 #define TOOLYARD_GUEST_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 /* How cases are forked from their parent. */
@@ -61,6 +60,5 @@ enum {
 int toolyard_can_fork_siblings(void);
 void toolyard_fork_siblings(const struct toolyard_siblings *plan);
 int toolyard_run_case(struct toolyard_case *plan);
-int toolyard_replace(void *start, void *copy, size_t size);
 
 #endif
