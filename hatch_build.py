@@ -1,4 +1,4 @@
-"""Hatch calls this when it builds a wheel or an editable install: the sandbox's C library comes along, if it can be built.
+"""Builds the sandbox's C library when Hatch makes a wheel or an editable install.
 
 Without a compiler the installation succeeds, and batches of programs run more slowly; `toolyard doctor` says so.
 """

@@ -11,6 +11,7 @@ from toolyard.sandbox.protocol import Execution, Limits, Program
 
 pytestmark = pytest.mark.kernel("full")
 
+
 @pytest.fixture(params=["native", "plain"])
 async def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalSandbox]:
     if request.param == "plain":

@@ -55,7 +55,7 @@ def test_its_tests_in_c_pass(tmp_path: Path, flags: tuple[str, ...]) -> None:
 
 @pytest.mark.skipif(
     shutil.which(f"{OTHER}-linux-gnu-gcc") is None or shutil.which(f"qemu-{OTHER}") is None,
-    reason=f"needs a compiler and an emulator for {OTHER}: apt-get install gcc-{OTHER.replace('_', '-')}-linux-gnu qemu-user",
+    reason=f"needs a compiler and an emulator for {OTHER}; .ci/toolchains installs them",
 )
 def test_its_parts_pass_on_the_other_processor(tmp_path: Path) -> None:
     """Not the forking of siblings, which the emulator cannot."""

@@ -11,7 +11,6 @@ import mmap
 import os
 import resource
 import time
-from typing import Any
 
 from . import frames
 from .frames import Request
@@ -121,7 +120,8 @@ class Watch:
             self.cgroup.lift_limit(2 * size + OWN_MEMORY)
 
     def begin(self, header: Request) -> None:
-        self._seconds, self._cpu, self._memory, self._space = header.wall_seconds, header.cpu_seconds, header.memory_bytes, header.disk_bytes
+        self._seconds, self._cpu = header.wall_seconds, header.cpu_seconds
+        self._memory, self._space = header.memory_bytes, header.disk_bytes
         if self.cgroup is not None:
             self.cgroup.set_limit(self._memory + OWN_MEMORY + header.end)
             self.cgroup.set_processes(header.processes + OWN_PROCESSES)

@@ -312,7 +312,9 @@ class Worker:
         self.watch.begin(header)
         start = time.monotonic()
         alive = write_all(child.command, self.request[: header.order_end])
-        reason, alive = self._pump_cell(child, start + header.wall_seconds, header.flood_bytes) if alive else (frames.ENDED, False)
+        reason = frames.ENDED
+        if alive:
+            reason, alive = self._pump_cell(child, start + header.wall_seconds, header.flood_bytes)
         wall, status = time.monotonic() - start, 0
         if not alive:
             status = self._lose(child)

@@ -1,9 +1,9 @@
 """Where cases come from: a process that holds a program, compiled, and is forked once for each input.
 
 It runs no line of the program, and learns nothing of a case, not even how it ends: the cases are the worker's children
-(see `fork_sibling` in guest.c). So no case finds traces of another in the memory it is forked with. The cases have the same user id as
-this process. What keeps them from it is that it is not dumpable, so that nobody opens its memory or its descriptors,
-and the system-call filter. They can signal it: then it is gone or silent, and the worker goes on without it.
+(see `fork_sibling` in guest.c). So no case finds traces of another in the memory it is forked with. The cases have the
+same user id as this process. What keeps them from it is that it is not dumpable, so that nobody opens its memory or its
+descriptors, and the system-call filter. They can signal it: then it is gone or silent, and the worker goes on without.
 
 A fork copies a page when it is first written to, and in Python even looking at an object is writing. That is what a
 case costs. So what can be done once is done once, by the worker or here, and the rest with as few objects as will do.

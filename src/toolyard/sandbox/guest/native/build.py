@@ -42,7 +42,7 @@ def main() -> int:
     try:
         build(strict="--strict" in sys.argv[1:])
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"{getattr(error, 'stderr', '') or error}", file=sys.stderr)  # noqa: T201
+        print(f"{getattr(error, 'stderr', '') or error}", file=sys.stderr)
         return 1
     return 0
 
