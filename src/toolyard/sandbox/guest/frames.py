@@ -68,8 +68,8 @@ CASES = struct.Struct("<Ii?")
 CASE = struct.Struct("<Q")
 ANY = -1
 
-# reason, flags, wait status, wall s, cpu s, peak bytes, then the lengths of the parts: stdout, stderr, extra.
-RESPONSE = struct.Struct("<BBxxiddQQQQ")
+# reason, flags, wait status, wall s, cpu s, starved s, peak bytes, then the lengths of stdout, stderr and extra.
+RESPONSE = struct.Struct("<BBxxidddQQQQ")
 
 ENDED = 0
 """The program ended by itself; the wait status tells how."""
@@ -83,6 +83,8 @@ REFUSED = 7
 """It never started: `extra` says why (bad file name, no such command)."""
 LOST = 8
 """There is no session (any more) to run a cell in."""
+STARVED = 9
+"""It waited for a processor for longer than a time limit is extended for that: it was not run."""
 
 STDOUT_CUT = 1
 STDERR_CUT = 2
@@ -94,6 +96,12 @@ FILES_CUT = 8
 # A file handed back: length of name, length of content; then both.
 FILE = struct.Struct("<II")
 MAX_FETCH_BYTES = 64 << 20
+
+
+def patience(seconds: float) -> float:
+    """How much longer than `seconds` a program may take that had to wait for a processor."""
+    return max(5.0, seconds)
+
 
 NO_CPU_LIMIT = 0.0
 """In the header's cpu field."""

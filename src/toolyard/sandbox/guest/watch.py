@@ -14,6 +14,7 @@ import time
 
 from . import frames
 from .frames import Request
+from .starvation import NOTHING, Starvation, see, see_alone
 
 TICK = 0.02
 SLOW_TICK = 0.1
@@ -103,6 +104,7 @@ class Watch:
         self._tick = TICK if pidns else SLOW_TICK
         self._disk_bytes = disk_bytes
         self._pidns = pidns
+        self.starvation = Starvation()
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
@@ -119,7 +121,8 @@ class Watch:
         if self.cgroup is not None:
             self.cgroup.lift_limit(2 * size + OWN_MEMORY)
 
-    def begin(self, header: Request) -> None:
+    def begin(self, header: Request, first: int = 0) -> None:
+        """`first`: the program's first process, if it is there already."""
         self._seconds, self._cpu = header.wall_seconds, header.cpu_seconds
         self._memory, self._space = header.memory_bytes, header.disk_bytes
         if self.cgroup is not None:
@@ -128,8 +131,8 @@ class Watch:
         by_sampling = not self._pidns or self.cgroup is None
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
-        if self.by_looking:
-            self._cpu_before = self._reaped_seconds()
+        self._cpu_before = self._reaped_seconds()
+        self.starvation.begin(see_alone(first) if first and self._pidns else NOTHING)
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
         """Milliseconds to wait for events, and whether it is a sample, rather than the deadline, that then is due."""
@@ -156,6 +159,19 @@ class Watch:
         if self._cpu != frames.NO_CPU_LIMIT and seconds > self._cpu:
             return frames.CPU_EXCEEDED
         return -1
+
+    def begin_here(self) -> None:
+        """Of what runs already: from here on it counts how long it waits for a processor."""
+        self._cpu_before = self._reaped_seconds()
+        self.starvation.begin(see(self._processes()) if self._pidns else NOTHING)
+
+    def starved(self) -> float:
+        """Seconds that the program has waited for a processor; 0 where /proc is closed to us."""
+        if not self._pidns:
+            return 0.0
+        found = see(self._processes())
+        found = found._replace(ran=found.ran + self._reaped_seconds() - self._cpu_before)
+        return self.starvation.seconds(found, time.monotonic())
 
     def _used(self) -> int:
         if self._pidns:

@@ -23,8 +23,10 @@ from .child import KEPT, BecomeError, Child, Pipes, Stream, private_memory, reap
 from .frames import Request
 from .replies import Replies
 from .rooms import Rooms
-from .watch import Cgroup, Watch
+from .watch import TICK, Cgroup, Watch
 
+_NOTICEABLE = 0.005
+"""Seconds. A time limit is not extended by less."""
 GRACE = 0.1
 """Seconds between the polite end of a program at its limit and the certain one."""
 CELL_GRACE = 1.0
@@ -61,6 +63,8 @@ class Worker:
         """Whether to have a child ready ahead of the next request."""
         self.session: Child | None = None
         self.retiring = False
+        self.starved = 0.0
+        """Seconds that the program, or the cell, has waited for a processor, if it was late."""
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         program.install_handlers()
         self.rooms = Rooms(config)
@@ -130,7 +134,7 @@ class Worker:
         flags = (frames.STDOUT_CUT if self.out.cut else 0) | (frames.STDERR_CUT if self.err.cut else 0)
         flags |= (frames.RETIRING if self.retiring else 0) | (frames.FILES_CUT if self.extra.cut else 0)
         streams = (self.out, self.err, self.extra)
-        self.replies.put((reason, flags, status, wall, cpu, peak), streams, hold=hold)
+        self.replies.put((reason, flags, status, wall, cpu, self.starved, peak), streams, hold=hold)
 
     def _shrink(self) -> None:
         if len(self.request) > KEPT:
@@ -148,10 +152,10 @@ class Worker:
     def run_child(self, header: Request, order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run a program in a process of its own making and reply. Returns the reason of its end."""
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
-        self.begin(header)
+        self.begin(header, child.pid)
         start = time.monotonic()
         self._order(child, order)
-        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start + header.wall_seconds, header.flood_bytes)
+        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start, header)
         wall = time.monotonic() - start
         status, usage = self._end(child)
         self.extra.drain(child.status, self.scratch)
@@ -160,16 +164,16 @@ class Worker:
         child.close()
         return reason
 
-    def begin(self, header: Request) -> None:
+    def begin(self, header: Request, first: int = 0) -> None:
         self._reset(header)
-        self.watch.begin(header)
+        self.watch.begin(header, first)
 
     def conclude(
         self, reason: int, status: int, cpu: float, peak: int, wall: float, fetch: memoryview, *, hold: bool = False
     ) -> int:
         """Everything is dead: fetch files, clean up, reply. In `extra` is why it was refused, if it was."""
         # Also where it does not count: what it has seen must not count again. What is refused has no time limit.
-        found = self.watch.verdict(0.0 if self.extra.size else wall, cpu, peak)
+        found = self.watch.verdict(0.0 if self.extra.size else wall - self.starved, cpu, peak)
         reason = found if reason == frames.ENDED else reason
         if reason == frames.ENDED and self.extra.size:
             reason = frames.REFUSED
@@ -183,21 +187,23 @@ class Worker:
 
     def conclude_clean(self, status: int, cpu: float, peak: int, wall: float) -> int:
         """The same where nothing was killed for its memory, no output is cut and there are no files. Sent later."""
-        reason = self.watch.verdict(wall, cpu, peak, killed=False)
-        self.replies.put((reason, 0, status, wall, cpu, peak), (self.out, self.err, self.extra), hold=True)
+        reason = self.watch.verdict(wall - self.starved, cpu, peak, killed=False)
+        numbers = (reason, 0, status, wall, cpu, self.starved, peak)
+        self.replies.put(numbers, (self.out, self.err, self.extra), hold=True)
         return reason
 
     def _reset(self, header: Request) -> None:
         self.out.reset(header.output_bytes)
         self.err.reset(header.output_bytes)
         self.extra.reset(4096)
+        self.starved = 0.0
 
     def _order(self, child: Child, order: memoryview) -> None:
         write_all(child.command, order)  # if it died while reading, its wait status tells
         os.close(child.command)
         child.command = -1
 
-    def pump(self, child: Pipes, ended: int, stdin: memoryview, deadline: float, flood: int) -> int:
+    def pump(self, child: Pipes, ended: int, stdin: memoryview, start: float, header: Request) -> int:
         """Move bytes until the program's first process is gone or a limit is reached. Returns the reason.
 
         Its end is the process's end, which `ended` tells, not the pipes': a daemon that keeps them open delays nothing.
@@ -209,9 +215,10 @@ class Worker:
         stdin = child.feed(stdin)
         if len(stdin):
             poll.register(child.stdin, select.POLLOUT)
-        reason = -1
+        reason, waited, deadline = -1, 0.0, start + header.wall_seconds
         while reason < 0:
             timeout, tick = self.watch.next_wait(deadline)
+            waited = self.watch.starvation.worker_waited()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle == ended:
@@ -219,7 +226,7 @@ class Worker:
                 elif handle in streams:
                     if not streams[handle].take(handle, self.scratch):
                         poll.unregister(handle)
-                    elif streams[handle].seen > flood:
+                    elif streams[handle].seen > header.flood_bytes:
                         reason = frames.OUTPUT_EXCEEDED
                 elif handle == child.stdin:
                     stdin = child.feed(stdin)
@@ -230,13 +237,35 @@ class Worker:
                     reason = frames.CANCELLED
             if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
                 reap_orphans({child.pid, *self.watch.ours})
-                reason = self.watch.check() if tick else frames.TIMED_OUT
+                if tick:
+                    reason = self.watch.check()
+                    self._look_ahead(deadline)
+                else:
+                    deadline = self._extended(start, header)
+                    if deadline < time.monotonic() + _NOTICEABLE:
+                        reason = self._too_late(header)
+        if reason == frames.ENDED and time.monotonic() > deadline:  # when we saw it
+            late = self.watch.starvation.worker_waited() - waited
+            self.starved = self.watch.starved() + late
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
         os.close(ended)
         for handle, stream in streams.items():
             stream.drain(handle, self.scratch)
         return reason
+
+    def _look_ahead(self, deadline: float) -> None:
+        """A moment before the deadline: see `Starvation.seconds`."""
+        if deadline - time.monotonic() < 2 * TICK:
+            self.watch.starved()
+
+    def _extended(self, start: float, header: Request) -> float:
+        """The deadline of a program that has waited for a processor: that is not its time."""
+        self.starved = self.watch.starved()
+        return start + header.wall_seconds + min(self.starved, frames.patience(header.wall_seconds))
+
+    def _too_late(self, header: Request) -> int:
+        return frames.STARVED if self.starved > frames.patience(header.wall_seconds) else frames.TIMED_OUT
 
     def give_up(self) -> None:
         """The host says, between two cases, that it wants no more of them."""
@@ -309,21 +338,23 @@ class Worker:
         self.out.reset(header.output_bytes)
         self.err.reset(header.output_bytes)
         self.extra.reset(_REPLY)
+        self.starved = 0.0
         self.watch.begin(header)
+        self.watch.begin_here()
         start = time.monotonic()
         alive = write_all(child.command, self.request[: header.order_end])
         reason = frames.ENDED
         if alive:
-            reason, alive = self._pump_cell(child, start + header.wall_seconds, header.flood_bytes)
+            reason, alive = self._pump_cell(child, start, header)
         wall, status = time.monotonic() - start, 0
         if not alive:
             status = self._lose(child)
-            reason = self.watch.verdict(wall) if reason == frames.ENDED else reason
-        elif reason == frames.ENDED and wall > header.wall_seconds:
+            reason = self.watch.verdict(wall - self.starved) if reason == frames.ENDED else reason
+        elif reason == frames.ENDED and wall - self.starved > header.wall_seconds:
             reason = frames.TIMED_OUT
         self._respond(reason, status, wall=wall)
 
-    def _pump_cell(self, child: Child, deadline: float, flood: int) -> tuple[int, bool]:
+    def _pump_cell(self, child: Child, start: float, header: Request) -> tuple[int, bool]:
         """Until the cell's answer is whole. At the deadline SIGINT, which most code heeds; then the end.
 
         Returns the reason, and whether the session is still alive.
@@ -333,9 +364,10 @@ class Worker:
         streams = {child.stdout: self.out, child.stderr: self.err, child.status: self.extra}
         for handle in (*streams, ended, self.channel.fileno()):
             poll.register(handle, select.POLLIN)
-        reason, alive = frames.ENDED, True
+        reason, alive, waited, deadline = frames.ENDED, True, 0.0, start + header.wall_seconds
         while alive and not self._answered():
             timeout, tick = self.watch.next_wait(deadline)
+            waited = self.watch.starvation.worker_waited()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle not in streams:
@@ -344,18 +376,23 @@ class Worker:
                         self.cancelled()
                 elif not streams[handle].take(handle, self.scratch):
                     poll.unregister(handle)
-                elif streams[handle].seen > flood:
+                elif streams[handle].seen > header.flood_bytes:
                     reason, alive = frames.OUTPUT_EXCEEDED, False
             due = alive and (not events or timeout == 0) and not self._answered()
             if due and tick:
                 reap_orphans({child.pid})
                 found = self.watch.check()
                 reason, alive = (found, False) if found >= 0 else (reason, alive)
+                self._look_ahead(deadline)
             elif due and reason == frames.ENDED:
-                reason, deadline = frames.TIMED_OUT, deadline + CELL_GRACE
-                os.kill(child.pid, signal.SIGINT)
+                deadline = self._extended(start, header)
+                if deadline < time.monotonic() + _NOTICEABLE:
+                    reason, deadline = frames.TIMED_OUT, time.monotonic() + CELL_GRACE
+                    os.kill(child.pid, signal.SIGINT)
             elif due:
                 alive = False
+        if reason == frames.ENDED and time.monotonic() > deadline:
+            self.starved = self.watch.starved() + self.watch.starvation.worker_waited() - waited
         os.close(ended)
         self.out.drain(child.stdout, self.scratch)
         self.err.drain(child.stderr, self.scratch)

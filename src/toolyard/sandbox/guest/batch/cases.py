@@ -214,10 +214,13 @@ class Cases:
             return -1
         made = self._parent
         assert made is not None
-        start = time.monotonic()
+        worker.starved = 0.0
+        start, waited = time.monotonic(), worker.watch.starvation.worker_waited()
         reason, found = frames.ENDED, None
         if quick:
             state = self._run_quickly(stdin)
+            if state >= ENDED and time.monotonic() - start > header.wall_seconds:
+                worker.starved = worker.watch.starvation.worker_waited() - waited  # it has ended long ago
             if state == CLEAN and not len(fetch) and self._plan.status != _REFUSED:
                 return worker.conclude_clean(*self._how_it_ended(), time.monotonic() - start)
             if state in (ALONE, CLEAN):
@@ -278,8 +281,8 @@ class Cases:
             self._await(case, start + self._soon)
         if case.pid and case.ending is None:
             worker.replies.flush()
-            ended = os.pidfd_open(case.pid)
-            reason = worker.pump(case, ended, rest, start + header.wall_seconds, header.flood_bytes)
+            worker.watch.begin_here()
+            reason = worker.pump(case, os.pidfd_open(case.pid), rest, start, header)
             os.kill(case.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
             case.await_end()
         worker.out.drain(case.stdout, worker.scratch)
