@@ -9,6 +9,7 @@ VENV_VLLM ?= .venv-vllm
 ARGS ?=
 BENCH ?= sandbox
 
+GUEST := src/toolyard/sandbox/guest/native
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
@@ -19,11 +20,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.ready-to-run ## the main job: a small model plays word problems, and its code runs in the sandbox
+demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
 	$(BIN)/toolyard rollout $(ARGS)
 
 # What attacks the sandbox and what kills nodes has the machine to itself; the rest shares it by file.
-test: $(VENV)/.ready-to-develop ## run the tests
+test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/e2e
 	$(BIN)/python -m pytest tests/isolation tests/cluster
@@ -37,7 +38,7 @@ test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and a
 test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
-soak: $(VENV)/.ready-to-develop ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
+soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
 	$(BIN)/python tests/e2e/soak.py $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
@@ -49,12 +50,15 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop ## the sandbox against plain subprocesses; BENCH=train, rewards, viewer, rollout, engine, limiter, tools
+bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain subprocesses; BENCH=train, rewards, viewer, rollout, engine, limiter, tools
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
-	rm -rf $(VENV) $(VENV_VERL) $(VENV_VLLM) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VERL) $(VENV_VLLM) $(GUEST)/guest.so dist build .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(GUEST)/guest.so: $(GUEST)/guest.c $(GUEST)/guest.h $(GUEST)/build.py
+	$(PYTHON) $(GUEST)/build.py --strict
 
 # Environments ---------------------------------------------------------------------------------------------------------
 

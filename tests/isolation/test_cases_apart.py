@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from textwrap import dedent, indent
@@ -14,7 +13,6 @@ from test_faults import alive, below
 from test_leftovers import LOOK_AT_DIRECTORIES, MARKS, PLACES, TAMPERING
 from test_secrets import SCAN, make_needle
 
-from toolyard.sandbox.guest import steps
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Program, Verdict
 
@@ -28,29 +26,20 @@ async def alone() -> AsyncIterator[LocalSandbox]:
         yield sandbox
 
 
-PARENTS = 2 if steps.possible() else 1
-"""Processes beside a case that are not its own: the one that all cases are forked from, and, where there is machine
-code, the origin, from which that one was forked."""
-THE_PARENT = f"""
+THE_PARENT = """
 def others():
-    return sorted({{int(name) for name in os.listdir("/proc") if name.isdigit()}} - {{1, os.getpid()}})
+    return sorted({int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()})
 
-parents = [*others(), 1 << 21, 1 << 21][:{PARENTS}]
-origin, parent = parents[0], parents[-1]
+parent = [*others(), 1 << 21][0]
 if not others():
     print("without a parent", file=sys.stderr)
 """
-"""These processes by their numbers; nobody, in a run without them. `getppid` is the worker."""
-HAS_ORIGIN = pytest.mark.skipif(PARENTS == 1, reason="parents have no origin on this architecture")
-WHOM = pytest.mark.parametrize("whom", ["parent", pytest.param("origin", marks=HAS_ORIGIN)])
-"""Whom a case tries to harm."""
+"""The process that all cases are forked from, by its number; nobody, in a run without it. `getppid` is the worker."""
 
 
-async def each(
-    sandbox: LocalSandbox, code: str, stdins: Sequence[str], whom: str = "parent", **limits: float
-) -> list[Execution]:
-    """Indented source is fine; `call`, `attempt`, `others`, `parents`, `origin`, `parent` and `whom` are at hand."""
-    program = Program(f"{SYSCALLS}{THE_PARENT}whom = {whom}\n{dedent(code)}")
+async def each(sandbox: LocalSandbox, code: str, stdins: Sequence[str], **limits: float) -> list[Execution]:
+    """Indented source is fine; `call`, `attempt`, `others` and `parent` are at hand."""
+    program = Program(f"{SYSCALLS}{THE_PARENT}{dedent(code)}")
     found: list[Execution] = []
     for _ in range(5):
         found = [execution async for execution in sandbox.run_each(program, stdins, QUICK.model_copy(update=limits))]
@@ -163,9 +152,9 @@ if input() == "stray":
 {indent(dedent(STRAYS[way]), "    ")}
     time.sleep(0.02)
 else:
-    print(others() == parents, "left" in os.listdir("/tmp"), os.listdir())
+    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
     time.sleep(0.02)
-    print(others() == parents, "left" in os.listdir("/tmp"), os.listdir())
+    print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
 """
     stray, look, stray_again, look_again = await each(alone, code, ["stray", "look", "stray", "look"])
     assert stray.ok, stray
@@ -173,7 +162,7 @@ else:
     assert look.stdout == look_again.stdout == "True False ['main.py']\n" * 2
 
 
-async def test_a_case_sees_nobody_but_the_worker_and_its_parents(alone: LocalSandbox) -> None:
+async def test_a_case_sees_nobody_but_the_worker_and_its_parent(alone: LocalSandbox) -> None:
     found = await each(
         alone,
         """
@@ -183,7 +172,7 @@ async def test_a_case_sees_nobody_but_the_worker_and_its_parents(alone: LocalSan
     )
     assert len({execution.stdout for execution in found}) == 1
     others, worker = found[0].stdout.rsplit(maxsplit=1)
-    assert (len(others.split()), int(worker)) == (PARENTS, 1)
+    assert (len(others.split()), int(worker)) == (1, 1)
 
 
 async def test_a_fork_bomb_does_not_reach_the_next_case(alone: LocalSandbox) -> None:
@@ -217,25 +206,24 @@ async def test_the_number_of_processes_is_that_of_a_run(alone: LocalSandbox) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------- the parent
-@WHOM
-async def test_the_parents_memory_and_descriptors_are_closed(alone: LocalSandbox, whom: str) -> None:
+async def test_the_parents_memory_and_descriptors_are_closed(alone: LocalSandbox) -> None:
     code = """
     for name in ("mem", "maps", "environ", "fd", "root", "cwd", "exe", "auxv", "stack", "pagemap", "smaps", "fdinfo"):
-        place = f"/proc/{whom}/{name}"
+        place = f"/proc/{parent}/{name}"
         print(attempt(os.open, place, os.O_RDONLY), attempt(os.listdir, place), attempt(os.readlink, place))
     for name in ("mem", "comm", "oom_score_adj", "clear_refs", "timerslack_ns", "sched", "coredump_filter"):
-        print(attempt(lambda: os.write(os.open(f"/proc/{whom}/{name}", os.O_RDWR), b"1")))
+        print(attempt(lambda: os.write(os.open(f"/proc/{parent}/{name}", os.O_RDWR), b"1")))
     class Span(ctypes.Structure):
         _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
     buffer = ctypes.create_string_buffer(8)
     span = Span(ctypes.addressof(buffer), 8)
-    print(call("ptrace", 16, whom, 0, 0), call("ptrace", 0x4206, whom, 0, 0))
-    print(call("process_vm_readv", whom, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
-    print(call("process_vm_writev", whom, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
+    print(call("ptrace", 16, parent, 0, 0), call("ptrace", 0x4206, parent, 0, 0))
+    print(call("process_vm_readv", parent, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
+    print(call("process_vm_writev", parent, ctypes.byref(span), 1, ctypes.byref(span), 1, 0))
     for number in range(64):
-        print(call("pidfd_getfd", os.pidfd_open(whom), number, 0))
+        print(call("pidfd_getfd", os.pidfd_open(parent), number, 0))
     """
-    for execution in await each(alone, code, ["", ""], whom):
+    for execution in await each(alone, code, ["", ""]):
         assert execution.ok, execution
         assert set(execution.stdout.split()) <= {"EACCES", "EPERM", "ENOENT", "ENOTDIR", "EINVAL"}, execution.stdout
 
@@ -259,29 +247,19 @@ if input() == "look":
     print([resource.getrlimit(number) for number in range(16)], call("ioprio_get", 1, 0), os.sched_getscheduler(0))
 else:
     for number in range(16):
-        attempt(resource.prlimit, whom, number, (0, 0))
-    attempt(os.sched_setaffinity, whom, {0})
-    attempt(os.sched_setscheduler, whom, os.SCHED_IDLE, os.sched_param(0))
-    attempt(os.setpriority, os.PRIO_PROCESS, whom, 19)
-    attempt(os.setpriority, os.PRIO_PGRP, os.getpgid(whom), 19)
+        attempt(resource.prlimit, parent, number, (0, 0))
+    attempt(os.sched_setaffinity, parent, {0})
+    attempt(os.sched_setscheduler, parent, os.SCHED_IDLE, os.sched_param(0))
+    attempt(os.setpriority, os.PRIO_PROCESS, parent, 19)
+    attempt(os.setpriority, os.PRIO_PGRP, os.getpgid(parent), 19)
     attempt(os.setpriority, os.PRIO_USER, 0, 19)
-    attempt(os.setpgid, whom, 0)
-    call("ioprio_set", 1, whom, 3 << 13)
+    attempt(os.setpgid, parent, 0)
+    call("ioprio_set", 1, parent, 3 << 13)
 """
 
 
-@WHOM
-async def test_the_parents_limits_and_place_cannot_be_changed(alone: LocalSandbox, whom: str) -> None:
-    first, _, second = await each(alone, LOOK_OR_HARM, ["look", "harm", "look"], whom)
-    assert first.ok
-    assert first.stdout == second.stdout
-
-
-@HAS_ORIGIN
-async def test_nor_those_of_the_next_programs_parent(alone: LocalSandbox) -> None:
-    (first, _), _, (second, _) = [
-        await each(alone, LOOK_OR_HARM, [word, word], "origin") for word in ("look", "harm", "look")
-    ]
+async def test_the_parents_limits_and_place_cannot_be_changed(alone: LocalSandbox) -> None:
+    first, _, second = await each(alone, LOOK_OR_HARM, ["look", "harm", "look"])
     assert first.ok
     assert first.stdout == second.stdout
 
@@ -289,23 +267,22 @@ async def test_nor_those_of_the_next_programs_parent(alone: LocalSandbox) -> Non
 SIGNALS = ["SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT", "SIGXCPU", "SIGSEGV", "SIGTSTP", "SIGCHLD", "SIGUSR1"]
 
 
-@WHOM
 @pytest.mark.parametrize("name", SIGNALS)
-async def test_signals_to_the_parent_change_nothing(alone: LocalSandbox, name: str, whom: str) -> None:
+async def test_signals_to_the_parent_change_nothing(alone: LocalSandbox, name: str) -> None:
     """Neither for the case that sends them nor for the next one, whether it ends at once or takes its time."""
     code = f"""
     import signal, sys, time
     word, seconds = input().split()
     if word == "harm":
         for _ in range(3):
-            print(attempt(os.kill, whom, signal.{name}), file=sys.stderr)
+            print(attempt(os.kill, parent, signal.{name}), file=sys.stderr)
     time.sleep(float(seconds))
     print(word)
     sys.exit(3 if word == "harm" else 0)
     """
     began = time.monotonic()
     words = ["harm 0", "fine 0", "harm 0.05", "fine 0.05", "harm 0", "fine 0", "fine 0"]
-    found = await each(alone, code, words, whom)
+    found = await each(alone, code, words)
     assert [execution.stdout for execution in found] == [
         "harm\n", "fine\n", "harm\n", "fine\n", "harm\n", "fine\n", "fine\n",
     ]  # fmt: skip
@@ -331,18 +308,17 @@ async def test_a_signal_to_everybody_changes_nothing(alone: LocalSandbox) -> Non
     assert [execution.stdout for execution in found] == ["fine\n", "harm\n", "fine\n", "harm\n", "fine\n"]
 
 
-@WHOM
-async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone: LocalSandbox, whom: str) -> None:
+async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone: LocalSandbox) -> None:
     code = """
     import time
     if input() == "harm":
-        os.kill(whom, 9)
+        os.kill(parent, 9)
         print("begun", flush=True)
         while True: pass
     print("fine")
     """
     began = time.monotonic()
-    harm, fine = await each(alone, code, ["harm", "-"], whom, run_seconds=1)
+    harm, fine = await each(alone, code, ["harm", "-"], run_seconds=1)
     assert (harm.verdict, harm.stdout) == (Verdict.TIMED_OUT, "begun\n")
     assert harm.run
     assert 0.05 < harm.run.cpu_seconds < 3
@@ -350,9 +326,8 @@ async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone:
     assert time.monotonic() - began < 10
 
 
-@WHOM
 @pytest.mark.parametrize("signal", [9, 19])
-async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, signal: int, whom: str) -> None:
+async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, signal: int) -> None:
     """A process that outlives the case strikes at the parent in the moment in which it is to tell."""
     code = f"""
     import time
@@ -360,7 +335,7 @@ async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, 
     if os.fork() == 0:
         while os.getppid() == first:
             pass
-        while attempt(os.kill, whom, {signal}) is None:
+        while attempt(os.kill, parent, {signal}) is None:
             pass
         while True:
             time.sleep(1)
@@ -368,34 +343,28 @@ async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, 
     print("said")
     raise SystemExit(7)
     """
-    found = await each(alone, code, [""] * 6, whom)
+    found = await each(alone, code, [""] * 6)
     assert [(execution.exit_code, execution.stdout) for execution in found] == [(7, "said\n")] * 6
 
 
-@HAS_ORIGIN
-@pytest.mark.parametrize("signal", [9, 19])
-async def test_the_next_program_finds_no_harm_done_to_the_origin(alone: LocalSandbox, signal: int) -> None:
-    """Which is there for all programs of a worker. The last case of one kills it or stops it."""
-
-    async def seconds_of_next() -> float:
-        began = time.monotonic()
-        found = await each(alone, "print(len(others()), os.sched_getaffinity(0))", ["", "", ""])
-        assert {execution.stdout for execution in found} == {f"2 {os.sched_getaffinity(0)}\n"}
-        return time.monotonic() - began
-
-    unharmed = await seconds_of_next()
-    harmed: list[float] = []
-    for _ in range(3):
-        await each(alone, f"os.kill(origin, {signal})", ["", ""])
-        harmed.append(await seconds_of_next())
-    assert min(harmed) < unharmed + 0.4  # who waits for a stopped one gives it half a second, each time
-
-
-@HAS_ORIGIN
-async def test_a_batch_of_one_after_a_larger_one_is_a_case_as_well(alone: LocalSandbox) -> None:
-    for count in (2, 1, 1, 3):
-        found = await each(alone, "print(len(others()), input())", [f"input {number}" for number in range(count)])
-        assert [execution.stdout for execution in found] == [f"2 input {number}\n" for number in range(count)]
+async def test_the_number_of_a_parent_that_was_killed_stays_taken(alone: LocalSandbox) -> None:
+    """Or a process that a case leaves behind could get it, pass for the parent, and outlive its case."""
+    code = """
+    import time
+    if input() == "harm":
+        os.kill(parent, 9)
+        for _ in range(10):
+            if os.fork() == 0:
+                os.fork()  # and an orphan, for the worker to wait for
+                os._exit(0)
+            os.wait()
+            time.sleep(0.01)
+        print(attempt(os.kill, parent, 0), open(f"/proc/{parent}/stat").read().split()[2])
+    else:
+        print("fine")
+    """
+    found = await each(alone, code, ["-", "harm", "-", "harm", "-"])
+    assert [execution.stdout for execution in found] == ["fine\n", "None Z\n", "fine\n", "None Z\n", "fine\n"]
 
 
 async def test_an_ordinary_run_is_alone_also_after_a_batch(alone: LocalSandbox) -> None:

@@ -29,6 +29,7 @@ from toolyard.errors import LimiterError, MissingDependencyError, SandboxError, 
 from toolyard.limits import ray_survey
 from toolyard.limits.ray_survey import FoundLimiter, Survey
 from toolyard.sandbox import languages
+from toolyard.sandbox.guest import native
 from toolyard.sandbox.isolation import Grants, Level, probe
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
@@ -192,6 +193,7 @@ async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> li
         opened = duration(time.monotonic() - started)
         checks = [Check(group=Group.SANDBOX, name="start", status=Status.OK, detail=f"ready in {opened}")]
         checks.append(await _check_speed(sandbox))
+        checks.append(_check_batches())
         checks.append(await _check_session(sandbox))
         # The sandbox runs as many at a time as it has workers; the others wait, and their own time does not run.
         async with asyncio.TaskGroup() as group:
@@ -207,6 +209,14 @@ async def _check_speed(sandbox: LocalSandbox) -> Check:
         times.append(time.perf_counter() - started)
     median = duration(statistics.median(times))
     return Check(group=Group.SANDBOX, name="speed", status=Status.OK, detail=f"a small Python program takes {median}")
+
+
+def _check_batches() -> Check:
+    reason = native.why_not()
+    status = Status.MISSING if reason else Status.OK
+    detail = f"one by one, since the C library is {reason}" if reason else "forked from one prepared process"
+    remedy = "with a C compiler: python -m toolyard.sandbox.guest.native.build" if reason else None
+    return Check(group=Group.SANDBOX, name="batches", status=status, detail=detail, remedy=remedy)
 
 
 async def _check_session(sandbox: LocalSandbox) -> Check:

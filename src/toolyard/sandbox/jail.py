@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .guest import root
+from .guest import native, root
 from .isolation import SCOPED_SIGNALS, Grants, Level
 
 
@@ -52,6 +52,7 @@ def zygote_config(
     return {
         "modules": list(modules),
         "with_sessions": sessions,
+        "native": native.built_library(),
         "namespaces": jailed,
         "landlock": level is not Level.NONE and grants.has("landlock"),
         "seccomp": level is not Level.NONE and grants.has("seccomp"),

@@ -111,6 +111,8 @@ class StageResult:
     cpu_seconds: float = 0.0
     max_memory_bytes: int = 0
     """Largest resident size seen of one process; 0 where the sandbox cannot tell."""
+    starved_seconds: float = 0.0
+    """How long it waited for a processor, if that made it late: its time limit was extended by as much."""
 
     @property
     def stdout(self) -> str:

@@ -107,6 +107,11 @@ async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdi
 def accepted(reply: Reply) -> Reply:
     if reply.reason == frames.REFUSED:
         raise ProgramError(reply.extra.decode("utf-8", "replace"))
+    if reply.reason == frames.STARVED:
+        raise SandboxError(
+            f"the machine is too busy: of {reply.wall:.1f} s the program waited {reply.starved:.1f} s for a processor, "
+            "and was stopped; it can be run again"
+        )
     if reply.reason == frames.CANCELLED:
         raise SandboxError("the program was cancelled")
     return reply
@@ -133,6 +138,7 @@ def stage_result(reply: Reply) -> StageResult:
         stderr_truncated=bool(reply.flags & frames.STDERR_CUT),
         wall_seconds=reply.wall,
         cpu_seconds=reply.cpu,
+        starved_seconds=reply.starved,
         max_memory_bytes=reply.peak,
     )
 

@@ -111,6 +111,7 @@ class StageExtras(BaseModel):
     stderr_truncated: bool = False
     cpu_seconds: float = 0.0
     max_memory_bytes: int = 0
+    starved_seconds: float = 0.0
 
 
 class ResponseExtras(BaseModel):
@@ -310,6 +311,7 @@ def _stage_extras(stage: StageResult | None) -> StageExtras | None:
         stderr_truncated=stage.stderr_truncated,
         cpu_seconds=stage.cpu_seconds,
         max_memory_bytes=stage.max_memory_bytes,
+        starved_seconds=stage.starved_seconds,
     )
 
 
@@ -372,6 +374,7 @@ def _stage(report: StageReport | None, extras: StageExtras | None) -> StageResul
         wall_seconds,
         extras.cpu_seconds,
         extras.max_memory_bytes,
+        extras.starved_seconds,
     )
 
 

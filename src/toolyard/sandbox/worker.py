@@ -30,6 +30,7 @@ class Reply(NamedTuple):
     status: int
     wall: float
     cpu: float
+    starved: float
     peak: int
     stdout: bytes
     stderr: bytes
@@ -76,7 +77,7 @@ class Worker:
             raise WorkerDiedError("the sandbox worker died before the program started")
         self.runs += 1
         answer = self._answer = self._loop.create_future()
-        overdue = self._loop.call_later(seconds + _OVERTIME, self._overdue)
+        overdue = self._loop.call_later(seconds + frames.patience(seconds) + _OVERTIME, self._overdue)
         try:
             await self._send([header, *parts])
             return await answer
@@ -105,7 +106,7 @@ class Worker:
             await self._send([header, *parts])
             while count:
                 # A case that loses the process it was forked from is run again from the start.
-                reply = await self._next(2 * seconds + _OVERTIME)
+                reply = await self._next(2 * (seconds + frames.patience(seconds)) + _OVERTIME)
                 count -= 1
                 yield reply
                 if self._retired and not self._early:
@@ -206,13 +207,13 @@ class Worker:
         """Pass on the replies in there; returns how many bytes they were."""
         at = 0
         while len(content) - at >= frames.RESPONSE.size:
-            reason, flags, status, wall, cpu, peak, out, err, extra = frames.RESPONSE.unpack_from(content, at)
+            reason, flags, status, wall, cpu, starved, peak, out, err, extra = frames.RESPONSE.unpack_from(content, at)
             at_out = at + frames.RESPONSE.size
             at_err, at_extra, end = at_out + out, at_out + out + err, at_out + out + err + extra
             if len(content) < end:
                 break
             parts = (bytes(content[at_out:at_err]), bytes(content[at_err:at_extra]), bytes(content[at_extra:end]))
-            self._arrived(Reply(reason, flags, status, wall, cpu, peak, *parts))
+            self._arrived(Reply(reason, flags, status, wall, cpu, starved, peak, *parts))
             at = end
             if flags & frames.RETIRING:
                 self._retired = True
@@ -234,7 +235,7 @@ class Worker:
             return
         if (self._answer is not None or self._early is not None) and self._kills() > self._kills_before:
             # It went down with its program: then that is a verdict, not our failure.
-            self._arrived(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0, b"", b"", b""))
+            self._arrived(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
             self._retired = True
         self.close()
 

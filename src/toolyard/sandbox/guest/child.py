@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,14 +38,15 @@ def reap() -> None:
             os.waitpid(-1, 0)
 
 
-def reap_orphans(first: int) -> None:
+def reap_orphans(kept: Container[int]) -> None:
     """What init does all the time: a dead orphan would go on counting as a process.
 
-    Not the program's first process, whose status is still wanted.
+    Not those of `kept`: the program's first process, whose status is still wanted, and processes of our own, whose
+    numbers must not become those of others.
     """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid == first:
+            if ended.si_pid in kept:
                 return
             os.waitpid(ended.si_pid, 0)
 

@@ -7,10 +7,49 @@ stays opaque to it and is handed on, so that no byte of one run ends up in memor
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
-# operation, wall s, cpu s, memory, processes, open files, file bytes, disk bytes, output bytes, flood bytes,
-# then the lengths of the body's parts in order: meta, code, files, stdin, fetch.
 REQUEST = struct.Struct("<B7xddQIIQQQQQQQQQ")
+
+
+class Request(NamedTuple):
+    """The header of a request, field by field as `REQUEST` has them; its body follows, in the order of the sizes."""
+
+    operation: int
+    wall_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    processes: int
+    open_files: int
+    file_bytes: int
+    disk_bytes: int
+    output_bytes: int
+    """Kept of each stream."""
+    flood_bytes: int
+    """Of one stream; a program that writes more is ended."""
+    meta_size: int
+    code_size: int
+    files_size: int
+    stdin_size: int
+    fetch_size: int
+
+    @property
+    def order_end(self) -> int:
+        """Where, in the whole request, that ends which a program's process needs to start."""
+        return REQUEST.size + self.meta_size + self.code_size + self.files_size
+
+    @property
+    def stdin_end(self) -> int:
+        return self.order_end + self.stdin_size
+
+    @property
+    def end(self) -> int:
+        return self.stdin_end + self.fetch_size
+
+
+def read_request(content: memoryview | bytearray) -> Request:
+    return Request._make(REQUEST.unpack_from(content))
+
 
 RUN_PYTHON = 1
 RUN_COMMAND = 2
@@ -29,8 +68,8 @@ CASES = struct.Struct("<Ii?")
 CASE = struct.Struct("<Q")
 ANY = -1
 
-# reason, flags, wait status, wall s, cpu s, peak bytes, then the lengths of the parts: stdout, stderr, extra.
-RESPONSE = struct.Struct("<BBxxiddQQQQ")
+# reason, flags, wait status, wall s, cpu s, starved s, peak bytes, then the lengths of stdout, stderr and extra.
+RESPONSE = struct.Struct("<BBxxidddQQQQ")
 
 ENDED = 0
 """The program ended by itself; the wait status tells how."""
@@ -44,6 +83,8 @@ REFUSED = 7
 """It never started: `extra` says why (bad file name, no such command)."""
 LOST = 8
 """There is no session (any more) to run a cell in."""
+STARVED = 9
+"""It waited for a processor for longer than a time limit is extended for that: it was not run."""
 
 STDOUT_CUT = 1
 STDERR_CUT = 2
@@ -55,6 +96,12 @@ FILES_CUT = 8
 # A file handed back: length of name, length of content; then both.
 FILE = struct.Struct("<II")
 MAX_FETCH_BYTES = 64 << 20
+
+
+def patience(seconds: float) -> float:
+    """How much longer than `seconds` a program may take that had to wait for a processor."""
+    return max(5.0, seconds)
+
 
 NO_CPU_LIMIT = 0.0
 """In the header's cpu field."""

@@ -24,7 +24,8 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn, cast
 
-from . import frames, kernel, nursery
+from . import frames, kernel
+from .frames import Request
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _INERT = frozenset({
@@ -45,7 +46,7 @@ _modules, _collect, _get_objects, _exit, _exec = sys.modules, gc.collect, gc.get
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
 """Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
-Order = tuple[tuple[Any, ...], Meta, bytes, memoryview]
+Order = tuple[Request, Meta, bytes, memoryview]
 """The request's header, what `Meta` says, the code, and the contents of the files one after the other."""
 
 
@@ -79,10 +80,9 @@ class Interpreter:
         """What turns this process into a session's interpreter; None where the zygote was not made for that."""
         self.path = work + "/main.py"
         self.environment = environment
-        with nursery.within():
-            sys.stdin = _stream(0, "<stdin>", "surrogateescape")
-            sys.stdout = _stream(1, "<stdout>", "surrogateescape")
-            sys.stderr = _stream(2, "<stderr>", "backslashreplace", line_buffering=True)
+        sys.stdin = _stream(0, "<stdin>", "surrogateescape")
+        sys.stdout = _stream(1, "<stdout>", "surrogateescape")
+        sys.stderr = _stream(2, "<stderr>", "backslashreplace", line_buffering=True)
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
         sys.argv = ["main.py"]
         sys.orig_argv = [sys.executable, "main.py"]
@@ -211,24 +211,22 @@ def read_order() -> Order:
     data = bytearray(os.read(COMMAND, 65536))
     if len(data) < frames.REQUEST.size:
         os._exit(0)  # the worker went away
-    header = frames.REQUEST.unpack_from(data)
-    meta_size, code_size, files_size = header[10:13]
-    total = frames.REQUEST.size + meta_size + code_size + files_size
-    while len(data) < total:
-        chunk = os.read(COMMAND, min(total - len(data), 1 << 20))
+    header = frames.read_request(data)
+    while len(data) < header.order_end:
+        chunk = os.read(COMMAND, min(header.order_end - len(data), 1 << 20))
         if not chunk:
             os._exit(0)
         data += chunk
-    at = frames.REQUEST.size
-    meta: Meta = marshal.loads(data[at : at + meta_size])
-    at += meta_size
-    return header, meta, bytes(data[at : at + code_size]), memoryview(data)[at + code_size :]
+    code = frames.REQUEST.size + header.meta_size
+    meta: Meta = marshal.loads(data[frames.REQUEST.size : code])
+    files = code + header.code_size
+    return header, meta, bytes(data[code:files]), memoryview(data)[files:]
 
 
 def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
     """Read the order and set everything up for it. Commands and sessions go their own way from here."""
     header, (args, environment, files), code, content = read_order()
-    operation = header[0]
+    operation = header.operation
     write_files(interpreter.work, files, content)
     apply_limits(header, interpreter)
     limit_files(header)
@@ -256,25 +254,25 @@ def why_refused(error: BaseException) -> bytes:
     return text.encode("utf-8", "backslashreplace")[:4000]
 
 
-def apply_limits(header: tuple[Any, ...], interpreter: Interpreter, ours: int = 2) -> None:
+def apply_limits(header: Request, interpreter: Interpreter, ours: int = 2) -> None:
     """All but those on files. `ours`: processes of the same user that are not the program's."""
-    cpu, memory, processes = header[2:5]
-    if cpu != frames.NO_CPU_LIMIT:
+    processes = header.processes
+    if header.cpu_seconds != frames.NO_CPU_LIMIT:
         # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
-        seconds = int(cpu) + 1
+        seconds = int(header.cpu_seconds) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     if interpreter.data_factor:
-        size = int(memory * interpreter.data_factor)
+        size = int(header.memory_bytes * interpreter.data_factor)
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     if interpreter.others:  # and so are programs of other workers: some room, rather than failing for their sake
         processes = interpreter.others + 4 * processes
     resource.setrlimit(resource.RLIMIT_NPROC, (processes + ours, processes + ours))
 
 
-def limit_files(header: tuple[Any, ...]) -> None:
+def limit_files(header: Request) -> None:
     """After the files that are given were written: what counts is what the program writes itself."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (header[5], header[5]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (header[6], header[6]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (header.open_files, header.open_files))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (header.file_bytes, header.file_bytes))
 
 
 def target_of(work: str, name: str) -> str:

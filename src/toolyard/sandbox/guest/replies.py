@@ -14,6 +14,10 @@ SHORT_PATIENCE, LONG_PATIENCE = 0.008, 0.05
 """Seconds that a reply is held back for others to come along: waking the host costs as much as a short case."""
 
 
+Numbers = tuple[int, int, int, float, float, float, int]
+"""Reason, flags, wait status; wall, processor and starved seconds; peak bytes."""
+
+
 class Replies:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -22,8 +26,8 @@ class Replies:
         self._since = 0.0
         self.patience = SHORT_PATIENCE
 
-    def put(self, numbers: tuple[int, int, int, float, float, int], streams: Sequence[Stream], *, hold: bool) -> None:
-        """Send a reply: reason, flags, wait status, wall and processor seconds, peak bytes, and the streams.
+    def put(self, numbers: Numbers, streams: Sequence[Stream], *, hold: bool) -> None:
+        """Send a reply.
 
         `hold`: more will come soon, and `flush` at the latest when they do not.
         """

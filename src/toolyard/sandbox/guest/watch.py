@@ -11,9 +11,10 @@ import mmap
 import os
 import resource
 import time
-from typing import Any
 
 from . import frames
+from .frames import Request
+from .starvation import NOTHING, Starvation, see, see_alone
 
 TICK = 0.02
 SLOW_TICK = 0.1
@@ -103,6 +104,7 @@ class Watch:
         self._tick = TICK if pidns else SLOW_TICK
         self._disk_bytes = disk_bytes
         self._pidns = pidns
+        self.starvation = Starvation()
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         """Resident in every child from its start: pages of the zygote's, which it shares."""
         self._memory = self._space = 0
@@ -111,26 +113,26 @@ class Watch:
         """Whether the program's processes are looked at, since nobody else counts for us."""
         self._next = 0.0
         self._cpu_before = 0.0
-        self.own_memory = OWN_MEMORY
-        """Bytes in the same group that are not the program's."""
-        self.spared: set[str] = set()
+        self.ours: set[int] = set()
         """Processes besides this one that are not the program's, by their numbers."""
 
     def make_room(self, size: int) -> None:
         """Before the worker itself takes `size` bytes, while no program runs."""
         if self.cgroup is not None:
-            self.cgroup.lift_limit(2 * size + self.own_memory)
+            self.cgroup.lift_limit(2 * size + OWN_MEMORY)
 
-    def begin(self, header: tuple[Any, ...]) -> None:
-        self._seconds, self._cpu, self._memory, self._space = header[1], header[2], header[3], header[7]
+    def begin(self, header: Request, first: int = 0) -> None:
+        """`first`: the program's first process, if it is there already."""
+        self._seconds, self._cpu = header.wall_seconds, header.cpu_seconds
+        self._memory, self._space = header.memory_bytes, header.disk_bytes
         if self.cgroup is not None:
-            self.cgroup.set_limit(self._memory + self.own_memory + sum(header[10:15]))
-            self.cgroup.set_processes(header[4] + OWN_PROCESSES)
+            self.cgroup.set_limit(self._memory + OWN_MEMORY + header.end)
+            self.cgroup.set_processes(header.processes + OWN_PROCESSES)
         by_sampling = not self._pidns or self.cgroup is None
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
-        if self.by_looking:
-            self._cpu_before = self._reaped_seconds()
+        self._cpu_before = self._reaped_seconds()
+        self.starvation.begin(see_alone(first) if first and self._pidns else NOTHING)
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
         """Milliseconds to wait for events, and whether it is a sample, rather than the deadline, that then is due."""
@@ -157,6 +159,19 @@ class Watch:
         if self._cpu != frames.NO_CPU_LIMIT and seconds > self._cpu:
             return frames.CPU_EXCEEDED
         return -1
+
+    def begin_here(self) -> None:
+        """Of what runs already: from here on it counts how long it waits for a processor."""
+        self._cpu_before = self._reaped_seconds()
+        self.starvation.begin(see(self._processes()) if self._pidns else NOTHING)
+
+    def starved(self) -> float:
+        """Seconds that the program has waited for a processor; 0 where /proc is closed to us."""
+        if not self._pidns:
+            return 0.0
+        found = see(self._processes())
+        found = found._replace(ran=found.ran + self._reaped_seconds() - self._cpu_before)
+        return self.starvation.seconds(found, time.monotonic())
 
     def _used(self) -> int:
         if self._pidns:
@@ -206,7 +221,7 @@ class Watch:
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
 
     def _processes(self) -> list[str]:
-        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and name not in self.spared]
+        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and int(name) not in self.ours]
 
 
 def _tree_bytes(path: str) -> int:

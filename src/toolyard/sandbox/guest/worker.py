@@ -18,12 +18,15 @@ import time
 from typing import Any, NoReturn
 
 from . import collect, frames, program, warmth
-from .cases import Cases
+from .batch.cases import Cases
 from .child import KEPT, BecomeError, Child, Pipes, Stream, private_memory, reap, reap_orphans, write_all
+from .frames import Request
 from .replies import Replies
 from .rooms import Rooms
-from .watch import Cgroup, Watch
+from .watch import TICK, Cgroup, Watch
 
+_NOTICEABLE = 0.005
+"""Seconds. A time limit is not extended by less."""
 GRACE = 0.1
 """Seconds between the polite end of a program at its limit and the certain one."""
 CELL_GRACE = 1.0
@@ -60,10 +63,12 @@ class Worker:
         """Whether to have a child ready ahead of the next request."""
         self.session: Child | None = None
         self.retiring = False
+        self.starved = 0.0
+        """Seconds that the program, or the cell, has waited for a processor, if it was late."""
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         program.install_handlers()
         self.rooms = Rooms(config)
-        self.cases = Cases(self)
+        self.cases = Cases(self, config["library"])
 
     def serve(self) -> NoReturn:
         """Requests until the host closes its end."""
@@ -83,7 +88,7 @@ class Worker:
             if self.prepares and self.ready is None and self.session is None:
                 self.ready = Child(self.interpreter, self.null)
             header = self._receive()
-            operation = header[0]
+            operation = header.operation
             if operation in (frames.RUN_PYTHON, frames.RUN_COMMAND):
                 self._run(header)
             elif operation in (frames.EACH_PYTHON, frames.EACH_COMMAND):
@@ -100,20 +105,19 @@ class Worker:
             self._shrink()
 
     # ------------------------------------------------------------------------------------------------ frames
-    def _receive(self) -> tuple[Any, ...]:
+    def _receive(self) -> Request:
         if self.session is not None:
             self._guard_idle_session()
         have = self._receive_at_least(0, frames.REQUEST.size)
-        header = frames.REQUEST.unpack_from(self.request)
-        if header[0] == frames.CANCEL:
+        header = frames.read_request(self.request)
+        if header.operation == frames.CANCEL:
             return header  # came after its run had ended: nothing is left to cancel
-        total = frames.REQUEST.size + sum(header[10:15])
-        if total > len(self.request):
-            self.watch.make_room(total)
-            larger = private_memory(total)
+        if header.end > len(self.request):
+            self.watch.make_room(header.end)
+            larger = private_memory(header.end)
             larger[:have] = self.request[:have]
             self.request = larger
-        self._receive_at_least(have, total)
+        self._receive_at_least(have, header.end)
         return header
 
     def _receive_at_least(self, have: int, wanted: int) -> int:
@@ -130,7 +134,7 @@ class Worker:
         flags = (frames.STDOUT_CUT if self.out.cut else 0) | (frames.STDERR_CUT if self.err.cut else 0)
         flags |= (frames.RETIRING if self.retiring else 0) | (frames.FILES_CUT if self.extra.cut else 0)
         streams = (self.out, self.err, self.extra)
-        self.replies.put((reason, flags, status, wall, cpu, peak), streams, hold=hold)
+        self.replies.put((reason, flags, status, wall, cpu, self.starved, peak), streams, hold=hold)
 
     def _shrink(self) -> None:
         if len(self.request) > KEPT:
@@ -139,21 +143,19 @@ class Worker:
             stream.shrink()
 
     # ---------------------------------------------------------------------------------------------- programs
-    def _run(self, header: tuple[Any, ...]) -> None:
-        files_end = frames.REQUEST.size + sum(header[10:13])
-        stdin = self.request[files_end : files_end + header[13]]
-        fetch = self.request[files_end + header[13] : files_end + header[13] + header[14]]
+    def _run(self, header: Request) -> None:
+        stdin = self.request[header.order_end : header.stdin_end]
+        fetch = self.request[header.stdin_end : header.end]
         self.prepares = True
-        self.run_child(header, self.request[:files_end], stdin, fetch)
+        self.run_child(header, self.request[: header.order_end], stdin, fetch)
 
-    def run_child(self, header: tuple[Any, ...], order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
+    def run_child(self, header: Request, order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
         """Run a program in a process of its own making and reply. Returns the reason of its end."""
-        self.cases.end_origin()
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
-        self.begin(header)
+        self.begin(header, child.pid)
         start = time.monotonic()
         self._order(child, order)
-        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start + header[1], header[9])
+        reason = self.pump(child, os.pidfd_open(child.pid), stdin, start, header)
         wall = time.monotonic() - start
         status, usage = self._end(child)
         self.extra.drain(child.status, self.scratch)
@@ -162,16 +164,16 @@ class Worker:
         child.close()
         return reason
 
-    def begin(self, header: tuple[Any, ...]) -> None:
+    def begin(self, header: Request, first: int = 0) -> None:
         self._reset(header)
-        self.watch.begin(header)
+        self.watch.begin(header, first)
 
     def conclude(
         self, reason: int, status: int, cpu: float, peak: int, wall: float, fetch: memoryview, *, hold: bool = False
     ) -> int:
         """Everything is dead: fetch files, clean up, reply. In `extra` is why it was refused, if it was."""
         # Also where it does not count: what it has seen must not count again. What is refused has no time limit.
-        found = self.watch.verdict(0.0 if self.extra.size else wall, cpu, peak)
+        found = self.watch.verdict(0.0 if self.extra.size else wall - self.starved, cpu, peak)
         reason = found if reason == frames.ENDED else reason
         if reason == frames.ENDED and self.extra.size:
             reason = frames.REFUSED
@@ -185,21 +187,23 @@ class Worker:
 
     def conclude_clean(self, status: int, cpu: float, peak: int, wall: float) -> int:
         """The same where nothing was killed for its memory, no output is cut and there are no files. Sent later."""
-        reason = self.watch.verdict(wall, cpu, peak, killed=False)
-        self.replies.put((reason, 0, status, wall, cpu, peak), (self.out, self.err, self.extra), hold=True)
+        reason = self.watch.verdict(wall - self.starved, cpu, peak, killed=False)
+        numbers = (reason, 0, status, wall, cpu, self.starved, peak)
+        self.replies.put(numbers, (self.out, self.err, self.extra), hold=True)
         return reason
 
-    def _reset(self, header: tuple[Any, ...]) -> None:
-        self.out.reset(header[8])
-        self.err.reset(header[8])
+    def _reset(self, header: Request) -> None:
+        self.out.reset(header.output_bytes)
+        self.err.reset(header.output_bytes)
         self.extra.reset(4096)
+        self.starved = 0.0
 
     def _order(self, child: Child, order: memoryview) -> None:
         write_all(child.command, order)  # if it died while reading, its wait status tells
         os.close(child.command)
         child.command = -1
 
-    def pump(self, child: Pipes, ended: int, stdin: memoryview, deadline: float, flood: int) -> int:
+    def pump(self, child: Pipes, ended: int, stdin: memoryview, start: float, header: Request) -> int:
         """Move bytes until the program's first process is gone or a limit is reached. Returns the reason.
 
         Its end is the process's end, which `ended` tells, not the pipes': a daemon that keeps them open delays nothing.
@@ -211,9 +215,10 @@ class Worker:
         stdin = child.feed(stdin)
         if len(stdin):
             poll.register(child.stdin, select.POLLOUT)
-        reason = -1
+        reason, waited, deadline = -1, 0.0, start + header.wall_seconds
         while reason < 0:
             timeout, tick = self.watch.next_wait(deadline)
+            waited = self.watch.starvation.worker_waited()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle == ended:
@@ -221,7 +226,7 @@ class Worker:
                 elif handle in streams:
                     if not streams[handle].take(handle, self.scratch):
                         poll.unregister(handle)
-                    elif streams[handle].seen > flood:
+                    elif streams[handle].seen > header.flood_bytes:
                         reason = frames.OUTPUT_EXCEEDED
                 elif handle == child.stdin:
                     stdin = child.feed(stdin)
@@ -231,14 +236,36 @@ class Worker:
                     self.cancelled()
                     reason = frames.CANCELLED
             if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
-                reap_orphans(child.pid)
-                reason = self.watch.check() if tick else frames.TIMED_OUT
+                reap_orphans({child.pid, *self.watch.ours})
+                if tick:
+                    reason = self.watch.check()
+                    self._look_ahead(deadline)
+                else:
+                    deadline = self._extended(start, header)
+                    if deadline < time.monotonic() + _NOTICEABLE:
+                        reason = self._too_late(header)
+        if reason == frames.ENDED and time.monotonic() > deadline:  # when we saw it
+            late = self.watch.starvation.worker_waited() - waited
+            self.starved = self.watch.starved() + late
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
         os.close(ended)
         for handle, stream in streams.items():
             stream.drain(handle, self.scratch)
         return reason
+
+    def _look_ahead(self, deadline: float) -> None:
+        """A moment before the deadline: see `Starvation.seconds`."""
+        if deadline - time.monotonic() < 2 * TICK:
+            self.watch.starved()
+
+    def _extended(self, start: float, header: Request) -> float:
+        """The deadline of a program that has waited for a processor: that is not its time."""
+        self.starved = self.watch.starved()
+        return start + header.wall_seconds + min(self.starved, frames.patience(header.wall_seconds))
+
+    def _too_late(self, header: Request) -> int:
+        return frames.STARVED if self.starved > frames.patience(header.wall_seconds) else frames.TIMED_OUT
 
     def give_up(self) -> None:
         """The host says, between two cases, that it wants no more of them."""
@@ -278,7 +305,6 @@ class Worker:
             self.undertaker.send(b"k")
             self.undertaker.recv(1)
             reap()
-        self.cases.forget_origin()
 
     def drop_ready(self) -> None:
         if self.ready is not None:
@@ -287,12 +313,12 @@ class Worker:
             self.ready = None
 
     # ---------------------------------------------------------------------------------------------- sessions
-    def _open_session(self, header: tuple[Any, ...]) -> None:
+    def _open_session(self, header: Request) -> None:
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self._reset(header)
         self.watch.begin(header)
         child.close_input()
-        write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
+        write_all(child.command, self.request[: header.order_end])
         while self.extra.size < 4 and self.extra.take(child.status, self.scratch):
             pass
         if bytes(self.extra.view()) == bytes(4):
@@ -303,28 +329,32 @@ class Worker:
             self._lose(child)
             self._respond(frames.REFUSED)
 
-    def _cell(self, header: tuple[Any, ...]) -> None:
+    def _cell(self, header: Request) -> None:
         child = self.session
         if child is None:
             self._reset(header)
             self._respond(frames.LOST)
             return
-        self.out.reset(header[8])
-        self.err.reset(header[8])
+        self.out.reset(header.output_bytes)
+        self.err.reset(header.output_bytes)
         self.extra.reset(_REPLY)
+        self.starved = 0.0
         self.watch.begin(header)
+        self.watch.begin_here()
         start = time.monotonic()
-        alive = write_all(child.command, self.request[: frames.REQUEST.size + sum(header[10:13])])
-        reason, alive = self._pump_cell(child, start + header[1], header[9]) if alive else (frames.ENDED, False)
+        alive = write_all(child.command, self.request[: header.order_end])
+        reason = frames.ENDED
+        if alive:
+            reason, alive = self._pump_cell(child, start, header)
         wall, status = time.monotonic() - start, 0
         if not alive:
             status = self._lose(child)
-            reason = self.watch.verdict(wall) if reason == frames.ENDED else reason
-        elif reason == frames.ENDED and wall > header[1]:
+            reason = self.watch.verdict(wall - self.starved) if reason == frames.ENDED else reason
+        elif reason == frames.ENDED and wall - self.starved > header.wall_seconds:
             reason = frames.TIMED_OUT
         self._respond(reason, status, wall=wall)
 
-    def _pump_cell(self, child: Child, deadline: float, flood: int) -> tuple[int, bool]:
+    def _pump_cell(self, child: Child, start: float, header: Request) -> tuple[int, bool]:
         """Until the cell's answer is whole. At the deadline SIGINT, which most code heeds; then the end.
 
         Returns the reason, and whether the session is still alive.
@@ -334,9 +364,10 @@ class Worker:
         streams = {child.stdout: self.out, child.stderr: self.err, child.status: self.extra}
         for handle in (*streams, ended, self.channel.fileno()):
             poll.register(handle, select.POLLIN)
-        reason, alive = frames.ENDED, True
+        reason, alive, waited, deadline = frames.ENDED, True, 0.0, start + header.wall_seconds
         while alive and not self._answered():
             timeout, tick = self.watch.next_wait(deadline)
+            waited = self.watch.starvation.worker_waited()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle not in streams:
@@ -345,18 +376,23 @@ class Worker:
                         self.cancelled()
                 elif not streams[handle].take(handle, self.scratch):
                     poll.unregister(handle)
-                elif streams[handle].seen > flood:
+                elif streams[handle].seen > header.flood_bytes:
                     reason, alive = frames.OUTPUT_EXCEEDED, False
             due = alive and (not events or timeout == 0) and not self._answered()
             if due and tick:
-                reap_orphans(child.pid)
+                reap_orphans({child.pid})
                 found = self.watch.check()
                 reason, alive = (found, False) if found >= 0 else (reason, alive)
+                self._look_ahead(deadline)
             elif due and reason == frames.ENDED:
-                reason, deadline = frames.TIMED_OUT, deadline + CELL_GRACE
-                os.kill(child.pid, signal.SIGINT)
+                deadline = self._extended(start, header)
+                if deadline < time.monotonic() + _NOTICEABLE:
+                    reason, deadline = frames.TIMED_OUT, time.monotonic() + CELL_GRACE
+                    os.kill(child.pid, signal.SIGINT)
             elif due:
                 alive = False
+        if reason == frames.ENDED and time.monotonic() > deadline:
+            self.starved = self.watch.starved() + self.watch.starvation.worker_waited() - waited
         os.close(ended)
         self.out.drain(child.stdout, self.scratch)
         self.err.drain(child.stderr, self.scratch)
@@ -384,11 +420,11 @@ class Worker:
                 self.session = None
 
     # ------------------------------------------------------------------------------------------------- files
-    def _files(self, header: tuple[Any, ...]) -> None:
+    def _files(self, header: Request) -> None:
         self._reset(header)
         self.extra.reset(frames.MAX_FETCH_BYTES)
-        task = collect.write_files if header[0] == frames.WRITE_FILES else collect.read_files
-        order = self.request[frames.REQUEST.size : frames.REQUEST.size + header[10]]
+        task = collect.write_files if header.operation == frames.WRITE_FILES else collect.read_files
+        order = self.request[frames.REQUEST.size : frames.REQUEST.size + header.meta_size]
         failed = self._helper(task, order, self.extra)
         self._respond(frames.REFUSED if failed else frames.ENDED)
 

@@ -22,7 +22,8 @@ import time
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from . import cgroups, descendants, frames, immortal, kernel, large_pages, launch, nursery, probe, program
+from . import cgroups, descendants, frames, immortal, kernel, launch, probe, program
+from .native import Native
 
 START_SECONDS = 10.0
 """How long a worker may take to be ready."""
@@ -259,8 +260,10 @@ def main() -> NoReturn:
     for stream in (0, 1, program.COMMAND, program.STATUS):
         os.dup2(null, stream, False)
     try:
-        nursery.install()
         failed = preload(config["modules"])
+        config["library"] = None
+        with contextlib.suppress(OSError):  # built for another machine: `doctor` says so
+            config["library"] = Native(config["native"]) if config["native"] else None
         config["sessions"] = None
         if config["with_sessions"]:
             from . import cells
@@ -270,7 +273,6 @@ def main() -> NoReturn:
         del sys.argv[1:]
         gc.collect()
 
-        large_pages.gather()
         immortal.immortalise()
         gc.freeze()
         control.send(marshal.dumps((0, failed, ""), 4))
