@@ -110,7 +110,8 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
         "import os, struct; os.write(4, struct.pack('<I', 2) + b'[]')",
         'import os, struct; os.write(4, struct.pack("<I", 20) + b\'{"error":1,"display":2}\'[:20])',
         "import os, struct; os.write(4, struct.pack('<I', 50_000) + b'[' * 50_000)",
-        "import os, struct; os.write(4, struct.pack('<I', 60_011) + b'{\"error\":' + b'[' * 30_000 + b']' * 30_000 + b'}')",
+        'import os; x = b"[" * 30_000 + b"]" * 30_000\n'
+        """x = b'{"error":' + x + b'}'; os.write(4, len(x).to_bytes(4, 'little') + x)""",
     ],
 )
 async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: LocalSandbox, cell: str) -> None:
@@ -131,7 +132,11 @@ async def test_text_that_is_no_unicode_arrives_as_escapes(any_level: LocalSandbo
     async with any_level.session(QUICK) as session:
         result = await session.run("display('\\ud800'); raise ValueError('\\udfff')")
         assert result.error is not None
-        told = [result.error.evalue, *result.error.traceback, *(t for bundle in result.display for t in bundle.values())]
+        told = [
+            result.error.evalue,
+            *result.error.traceback,
+            *(t for bundle in result.display for t in bundle.values()),
+        ]
         assert "\\udfff" in result.error.evalue
         "".join(told).encode()
 
@@ -230,8 +235,8 @@ threading.Thread(target=stop, daemon=True).start()
     async with asyncio.timeout(60), sandbox.session(QUICK) as session:
         assert (await session.run(stop)).ok
         began = time.monotonic()
-        with pytest.raises(ProgramError, match="interfered"):
-            for _ in range(100):  # it has to be caught at work
+        with pytest.raises(ProgramError, match="interfered"):  # noqa: PT012 - it has to be caught at work
+            for _ in range(100):
                 await session.read_files(["a"])
                 await session.write_files({"a": b"x" * size})
         assert time.monotonic() - began < 20

@@ -178,8 +178,12 @@ def read_request(request: RunCodeRequest, defaults: Limits) -> tuple[Program, Li
         args=extras.args if extras else (),
         env=extras.env if extras else {},
     )
-    if extras is not None and extras.limits is not None:
-        return program, extras.limits
+    return program, read_limits(request, defaults)
+
+
+def read_limits(request: RunCodeRequest, defaults: Limits) -> Limits:
+    if request.toolyard is not None and request.toolyard.limits is not None:
+        return request.toolyard.limits
     asked: dict[str, float | int] = {}
     if "run_timeout" in request.model_fields_set:
         asked["run_seconds"] = request.run_timeout
@@ -187,7 +191,7 @@ def read_request(request: RunCodeRequest, defaults: Limits) -> tuple[Program, Li
         asked["compile_seconds"] = request.compile_timeout
     if request.memory_limit_mb > 0:
         asked["memory_bytes"] = request.memory_limit_mb * MIB
-    return program, defaults.model_copy(update=asked) if asked else defaults
+    return defaults.model_copy(update=asked) if asked else defaults
 
 
 def write_request(program: Program, limits: Limits) -> bytes:
