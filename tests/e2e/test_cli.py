@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from rich.console import Console
@@ -371,7 +371,8 @@ class TestServe:
 
             def post(code: str, **fields: float) -> dict[str, Any]:
                 body = json.dumps({"code": code, "language": "python", **fields}).encode()
-                with urlopen(f"{url}/run_code", body, timeout=SECONDS) as answer:
+                asked = Request(f"{url}/run_code", body, {"Content-Type": "application/json"})
+                with urlopen(asked, timeout=SECONDS) as answer:
                     return json.load(answer)
 
             assert post("while True: pass")["run_result"]["status"] == "TimeLimitExceeded"

@@ -110,8 +110,8 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
         "import os, struct; os.write(4, struct.pack('<I', 2) + b'[]')",
         'import os, struct; os.write(4, struct.pack("<I", 20) + b\'{"error":1,"display":2}\'[:20])',
         "import os, struct; os.write(4, struct.pack('<I', 50_000) + b'[' * 50_000)",
-        'import os; x = b"[" * 30_000 + b"]" * 30_000\n'
-        """x = b'{"error":' + x + b'}'; os.write(4, len(x).to_bytes(4, 'little') + x)""",
+        """import os
+x = b'{"error":' + b"[" * 30_000 + b"]" * 30_000 + b"}"; os.write(4, len(x).to_bytes(4, 'little') + x)""",
     ],
 )
 async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: LocalSandbox, cell: str) -> None:

@@ -73,10 +73,10 @@ class Connection(HttpToolsProtocol):
         # Else it is a trailer, which must not become a header of a request that was let in without it.
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._head_bytes = self._pending = 0
         self._forget_deadline()
-        super().on_headers_complete()
+        super().on_headers_complete()  # which raises for an address that is none
+        self._in_head = False
 
     def on_chunk_header(self) -> None:
         self._pending = 0
@@ -147,8 +147,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "this is not an HTTP request that the server understands")
 
     def _refuse(self, status: int, text: str) -> None:
-        in_body = self._in_message and not self._in_head and not self.pipeline and not self.cycle.response_started
-        if self._answered or in_body:
+        in_body = self._in_message and not self._in_head and not self.pipeline
+        if self._answered or (in_body and not self.cycle.response_started):
             body = json.dumps({"detail": text}).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)

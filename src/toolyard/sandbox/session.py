@@ -15,7 +15,7 @@ from .guest import frames
 from .pool import Slots
 from .protocol import CellError, CellResult, Limits, Verdict
 from .requests import as_bytes, header_of, unpack_files, verdict_of
-from .zygote import Reply, Worker
+from .worker import Reply, Worker, WorkerDiedError
 
 _FILES_SECONDS = 30.0
 _INTERFERED = "the files could not be moved: the session's own program interfered"
@@ -96,7 +96,9 @@ class LocalSession:
             raise SessionLostError(self._why_lost)
         try:
             return await self._worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
-        except BaseException:
+        except BaseException as error:
+            if self._worker is None and isinstance(error, WorkerDiedError):
+                raise SessionLostError(self._why_lost) from error  # we ended it ourselves, meanwhile
             self._lose("the session ended in mid-cell: its cell was cancelled or its worker died")
             raise
 
