@@ -59,8 +59,8 @@ NASTY: list[Any] = [
 ]  # fmt: skip
 CODES = [
     "print(1)", "", "1/0", "print('x' * 100000)", "import sys; sys.exit(3)", "raise SystemExit",
-    "import os; os._exit(9)",    "input()", "print('\\udc80')", "while True: pass", "syntax error(", "\0", "import os; os.kill(os.getpid(), 11)",
-    "import os; os.write(4, b'\\xff\\xff\\xff\\xff')", "import time; time.sleep(0.2)",
+    "import os; os._exit(9)", "import os; os.kill(os.getpid(), 11)", "input()", "print('\\udc80')", "while True: pass",
+    "syntax error(", "\0", "import os; os.write(4, b'\\xff\\xff\\xff\\xff')", "import time; time.sleep(0.2)",
     "import os; x = b'[' * 50000; os.write(4, len(x).to_bytes(4, 'little') + x)",
     "raise ValueError('\\ud800')", "display('\\udfff')", "open('made', 'w').write('x' * 1000)",
     "x = [1]; x.append(x); x",
@@ -262,7 +262,7 @@ async def fuzz(requests: int, *, seed: int = 0) -> Outcome:
         process.terminate()
         if await process.wait():
             outcome.failures.append(f"the server ended with {process.returncode}")
-        if left := [pid for pid in family if os.path.exists(f"/proc/{pid}")]:
+        if left := set(family) & set(processes()):
             outcome.failures.append(f"processes outlived the server: {left}")
         complaints.seek(0)
         if b"Traceback" in (said := complaints.read()):
@@ -274,10 +274,11 @@ async def fuzz(requests: int, *, seed: int = 0) -> Outcome:
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[tuple[asyncio.subprocess.Process, int, Any]]:
     with tempfile.TemporaryFile() as complaints:
+        options = [f"--{name}={value}" for name, value in OPTIONS.items()]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
         process = await asyncio.create_subprocess_exec(
-            TOOLYARD, "sandbox", "serve", *(f"--{name}={value}" for name, value in OPTIONS.items()), stdout=asyncio.subprocess.PIPE, stderr=complaints,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
-        )  # fmt: skip
+            TOOLYARD, "sandbox", "serve", *options, stdout=asyncio.subprocess.PIPE, stderr=complaints, env=environment
+        )
         assert process.stdout is not None
         try:
             async with asyncio.timeout(60):
@@ -314,11 +315,17 @@ def resident_mb(pid: int) -> int:
     return int(found[1]) // 1024
 
 
-def descendants(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
+def processes() -> dict[int, int]:
+    """Every process, and its parent."""
+    found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+            found[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    parents = processes()
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more

@@ -97,15 +97,14 @@ def serve(
     ] = None,
     grace: Annotated[
         float,
-        typer.Option(
-            help="Seconds that running programs have to finish after Ctrl-C.", min=0, rich_help_panel="Network"
-        ),
+        typer.Option(help="Seconds to let running programs finish after Ctrl-C.", min=0, rich_help_panel="Network"),
     ] = 10.0,
     token: Annotated[
         list[str] | None,
         typer.Option(
             help="Require this bearer token: SECRET or 'NAME SECRET'; repeat it for several clients. Prefer "
             "--token-file or TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
+            metavar="TOKEN",
             rich_help_panel="Clients",
             show_default=False,
         ),
@@ -128,7 +127,7 @@ def serve(
             rich_help_panel="Clients",
         ),
     ] = False,
-    max_in_flight: Annotated[
+    max_in_flight_per_client: Annotated[
         int, typer.Option(help="Maximum requests in flight per client.", min=1, rich_help_panel="Clients")
     ] = 2048,
     max_timeout: Annotated[
@@ -136,31 +135,31 @@ def serve(
         typer.Option(
             help="Maximum seconds a request may ask for, to run or to compile.",
             min=0.001,
-            rich_help_panel="Maxima of requests",
+            rich_help_panel="Request limits",
         ),
     ] = 3600.0,
     max_memory_mb: Annotated[
         int,
-        typer.Option(help="Maximum memory a request may ask for, in MB.", min=1, rich_help_panel="Maxima of requests"),
+        typer.Option(help="Maximum memory a request may ask for, in MB.", min=1, rich_help_panel="Request limits"),
     ] = 16384,
     max_files: Annotated[
         int,
         typer.Option(
-            help="Maximum files per request, and maximum names to fetch.", min=1, rich_help_panel="Maxima of requests"
+            help="Maximum files per request, and maximum names to fetch.", min=1, rich_help_panel="Request limits"
         ),
     ] = 4096,
     max_files_mb: Annotated[
-        int, typer.Option(help="Maximum size of a request's files, in MB.", min=1, rich_help_panel="Maxima of requests")
+        int, typer.Option(help="Maximum size of a request's files, in MB.", min=1, rich_help_panel="Request limits")
     ] = 64,
     max_request_mb: Annotated[
-        int, typer.Option(help="Maximum size of a request body, in MB.", min=1, rich_help_panel="Maxima of requests")
+        int, typer.Option(help="Maximum size of a request body, in MB.", min=1, rich_help_panel="Request limits")
     ] = 64,
     max_request_seconds: Annotated[
         float,
         typer.Option(
             help="Maximum seconds for a request's headers to arrive, and for its body.",
             min=0.001,
-            rich_help_panel="Maxima of requests",
+            rich_help_panel="Request limits",
         ),
     ] = 60.0,
     max_buffered_mb: Annotated[
@@ -168,7 +167,7 @@ def serve(
         typer.Option(
             help="Maximum memory for the bodies of all requests together, in MB.",
             min=1,
-            rich_help_panel="Maxima of requests",
+            rich_help_panel="Request limits",
         ),
     ] = 1024,
     workers: Annotated[
@@ -182,36 +181,38 @@ def serve(
     preload: Annotated[
         list[str] | None,
         typer.Option(
-            help="Packages to keep imported, as in numpy,pandas, so that programs which import them start at once. May "
-            "be repeated, for programs of different needs. The usual scientific ones are, where installed.",
+            help="Packages to keep imported, e.g. numpy,pandas, so that programs using them start at once; repeat it "
+            "for several sets. Common scientific packages are kept by default.",
             show_default=False,
         ),
     ] = None,
     read_only: Annotated[
         list[Path] | None,
-        typer.Option(help="A host path that programs may read. May be repeated.", exists=True, show_default=False),
+        typer.Option(help="Let programs read this host path; repeat it for several.", exists=True, show_default=False),
     ] = None,
     run_timeout: Annotated[
         float,
-        typer.Option(help="Seconds for programs that do not say.", min=0.001, rich_help_panel="Defaults of requests"),
+        typer.Option(
+            help="Seconds a program may run, unless its request says otherwise.",
+            min=0.001,
+            rich_help_panel="Request defaults",
+        ),
     ] = 10.0,
     compile_timeout: Annotated[
         float,
-        typer.Option(help="Seconds for compilers, likewise.", min=0.001, rich_help_panel="Defaults of requests"),
+        typer.Option(help="Seconds a compiler may run, likewise.", min=0.001, rich_help_panel="Request defaults"),
     ] = 10.0,
     memory_limit_mb: Annotated[
         int,
-        typer.Option(
-            help="Memory of a whole program, when it does not say.", min=1, rich_help_panel="Defaults of requests"
-        ),
+        typer.Option(help="Memory of a program in MB, likewise.", min=1, rich_help_panel="Request defaults"),
     ] = 1024,
     max_waiting: Annotated[
-        int, typer.Option(help="Programs that may wait for a worker at once.", min=0, rich_help_panel="Back-pressure")
+        int, typer.Option(help="Maximum programs waiting for a worker.", min=0, rich_help_panel="Back-pressure")
     ] = 4096,
     max_wait: Annotated[
         float,
         typer.Option(
-            help="Longest wait for a worker, in seconds. verl's client gives up after 10.",
+            help="Maximum seconds to wait for a worker. verl's client gives up after 10.",
             min=0.001,
             rich_help_panel="Back-pressure",
         ),
@@ -219,7 +220,7 @@ def serve(
     busy_status: Annotated[
         BusyStatus,
         typer.Option(
-            help="Answer to what cannot start in time. verl's client retries 504 alone, and scores the others -1.",
+            help="Status for programs that cannot start in time. verl's client retries only 504 and scores others -1.",
             rich_help_panel="Back-pressure",
         ),
     ] = BusyStatus.GATEWAY_TIMEOUT,
@@ -228,7 +229,8 @@ def serve(
         int, typer.Option(help="Maximum open sessions per client.", min=0, rich_help_panel="Sessions")
     ] = 64,
     session_idle: Annotated[
-        float, typer.Option(help="Seconds after which an unused one is closed.", min=0.001, rich_help_panel="Sessions")
+        float,
+        typer.Option(help="Seconds after which an unused session is closed.", min=0.001, rich_help_panel="Sessions"),
     ] = 600.0,
 ) -> None:
     """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
@@ -264,7 +266,7 @@ def serve(
         allow_remote=allow_remote,
         tls_cert=tls_cert,
         tls_key=tls_key,
-        max_in_flight_per_client=max_in_flight,
+        max_in_flight_per_client=max_in_flight_per_client,
         max_waiting=max_waiting,
         max_wait_seconds=max_wait,
         busy_status=cast("Literal[504, 429, 503]", int(busy_status)),

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -209,7 +209,7 @@ class SandboxService:
     async def _open_session(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire_session.OpenSession, await self._body(scope, receive) or b"{}")
         if request.limits is not None:
-            self._check_limits(request.limits, "limits")
+            self._check_limits(dict(request.limits), "limits")
 
         async def act() -> Answer:
             hosted = await self._sessions.open(
@@ -302,14 +302,12 @@ class SandboxService:
         """Raises Refusal: it asks for more than this server allows."""
         self._check_files(request.files, request.fetch_files)
         exact = request.toolyard is not None and request.toolyard.limits is not None
-        self._check_limits(wire.read_limits(request, self._config.limits), *(("toolyard", "limits") if exact else ()))
+        self._check_limits(wire.asked_limits(request), *(("toolyard", "limits") if exact else ()))
 
-    def _check_limits(self, limits: Limits, *within: str) -> None:
-        if limits is self._config.limits:
-            return
+    def _check_limits(self, asked: Mapping[str, Any], *within: str) -> None:
         found = [
-            ((*within, name) if within else (WIRE_NAMES.get(name, name),), message)
-            for name, message in excesses(limits, self._config.max_limits)
+            ((*within, name) if within else (WIRE_NAMES[name],), message)
+            for name, message in excesses(asked, self._config.max_limits)
         ]
         if found:
             raise Refusal(invalid(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,7 +120,7 @@ class ServiceConfig(BaseModel):
         Raises:
             ConfigError: it contradicts itself.
         """
-        for _, message in excesses(self.limits, self.max_limits):
+        for _, message in excesses(dict(self.limits), self.max_limits):
             raise ConfigError(f"the default is more than the maximum: {message}")
         self.tls_context()
 
@@ -152,13 +152,13 @@ def _no_password() -> str:
 WIRE_NAMES = {"run_seconds": "run_timeout", "compile_seconds": "compile_timeout", "memory_bytes": "memory_limit_MB"}
 
 
-def excesses(limits: Limits, most: Limits) -> Iterator[tuple[str, str]]:
-    """Each limit that is above `most`: its name in `Limits`, and a sentence that says so with its name in requests."""
-    for name in Limits.model_fields:
-        asked, allowed = getattr(limits, name), getattr(most, name)
-        if asked is not None and allowed is not None and asked > allowed:
-            shown, unit = _in_unit(name, asked), _in_unit(name, allowed)
-            yield name, f"{WIRE_NAMES.get(name, name)} is {shown}; this server allows at most {unit}"
+def excesses(asked: Mapping[str, Any], most: Limits) -> Iterator[tuple[str, str]]:
+    """Each of `asked`, by the names of `Limits`, that is above `most`: its name, and a sentence that says so."""
+    for name, value in asked.items():
+        allowed = getattr(most, name)
+        if value is not None and allowed is not None and value > allowed:
+            told = f"{_in_unit(name, value)}; this server allows at most {_in_unit(name, allowed)}"
+            yield name, f"{WIRE_NAMES.get(name, name)} is {told}"
 
 
 def _in_unit(name: str, value: Any) -> str:

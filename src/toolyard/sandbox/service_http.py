@@ -158,10 +158,13 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
             for it now.
         ClientGone: the client hung up first.
     """
-    too_large = detail(413, f"the request body is larger than {limit} bytes")
+
+    def too_large() -> Answer:
+        return detail(413, f"the request body is larger than {limit} bytes")
+
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise Refusal(unread(scope, too_large))
+        raise Refusal(unread(scope, too_large()))
     parts: list[bytes] = []
     size, more = 0, True
     try:
@@ -174,7 +177,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
                 more = message.get("more_body", False)
                 size += len(part)
                 if size > limit:
-                    raise Refusal(too_large)
+                    raise Refusal(too_large())
                 holding.grow(len(part))
                 parts.append(part)
     except TimeoutError:
