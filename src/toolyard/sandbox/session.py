@@ -92,12 +92,13 @@ class LocalSession:
         return unpack_files(reply.extra)
 
     async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:
-        if self._worker is None or not self._worker.alive:
+        worker = self._worker
+        if worker is None or not worker.alive:
             raise SessionLostError(self._why_lost)
         try:
-            return await self._worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
+            return await worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
         except BaseException as error:
-            if self._worker is None and isinstance(error, WorkerDiedError):
+            if self._worker is not worker and isinstance(error, WorkerDiedError):
                 raise SessionLostError(self._why_lost) from error  # we ended it ourselves, meanwhile
             self._lose("the session ended in mid-cell: its cell was cancelled or its worker died")
             raise
