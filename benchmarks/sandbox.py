@@ -160,7 +160,10 @@ class BareClient:
         async def post() -> None:
             text = f"{code}// bare {os.getpid()} {next(count)}\n" if fresh else code
             body = json.dumps({"code": text, "language": language, "run_timeout": 60, "compile_timeout": 60}).encode()
-            head = f"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            kind = "content-type: application/json"
+            head = (
+                f"POST /run_code HTTP/1.1\r\nhost: localhost\r\n{kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            )
             connection = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
             reader, writer = connection
             writer.write(head + body)

@@ -1,6 +1,8 @@
 """The only reader of environment variables. Everything else takes its settings as arguments.
 
 `TOOLYARD_SANDBOX_TOKEN`: bearer token of `toolyard sandbox serve` and of `RemoteSandbox`.
+`TOOLYARD_SANDBOX_TOKENS`: more tokens of `toolyard sandbox serve`, `NAME SECRET` each, separated by commas or lines.
+`TOOLYARD_SANDBOX_CA_FILE`: certificates (PEM) that `RemoteSandbox` trusts in place of the system's.
 `TOOLYARD_CACHE_DIR`: where precompiled headers, models and indexes of read-only dumps are kept (default:
 `$XDG_CACHE_HOME/toolyard`).
 Any that a file of the user's names as `${NAME}`: see `expanded`.
@@ -17,6 +19,14 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}", re.ASCII)
 
 def sandbox_token() -> str | None:
     return os.environ.get("TOOLYARD_SANDBOX_TOKEN") or None
+
+
+def sandbox_tokens() -> list[str]:
+    return os.environ.get("TOOLYARD_SANDBOX_TOKENS", "").replace(",", "\n").splitlines()
+
+
+def sandbox_ca_file() -> str | None:
+    return os.environ.get("TOOLYARD_SANDBOX_CA_FILE") or None
 
 
 def cache_dir() -> Path:

@@ -24,6 +24,7 @@ from toolyard.sandbox.service import RunningService, ServiceConfig, open_service
 
 raise_open_files_limit()  # client and server of a thousand connections share this process
 
+HEAD = b"POST /run_code HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 OK = Execution(Verdict.OK, StageResult(Verdict.OK, 0, b"1\n", wall_seconds=0.001), isolation="full")
 
 
@@ -199,6 +200,8 @@ async def request(url: str, method: str = "GET", data: Any = None, **headers: st
     """`data`: bytes as they are, anything else as JSON. Header names with `_` for `-`."""
     body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None:
+        named.setdefault("Content-Type", "application/json")
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, url, data=body, headers=named, allow_redirects=False) as response,
@@ -238,7 +241,7 @@ async def until_refused(url: str) -> None:
 
 @contextlib.asynccontextmanager
 async def raw(running: RunningService) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    host, port = running.url.removeprefix("http://").split(":")
+    host, port = running.url.split("//")[1].split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         yield reader, writer

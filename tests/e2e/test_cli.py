@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from rich.console import Console
@@ -334,7 +334,7 @@ class TestServe:
     def url_of(process: subprocess.Popen[bytes]) -> str:
         assert process.stdout is not None
         line = process.stdout.readline().decode()
-        found = re.search(r"http://\S+", line)
+        found = re.search(r"https?://\S+", line)
         assert found, line or process.communicate(timeout=SECONDS)
         return found[0]
 
@@ -371,7 +371,8 @@ class TestServe:
 
             def post(code: str, **fields: float) -> dict[str, Any]:
                 body = json.dumps({"code": code, "language": "python", **fields}).encode()
-                with urlopen(f"{url}/run_code", body, timeout=SECONDS) as answer:
+                asked = Request(f"{url}/run_code", body, {"Content-Type": "application/json"})
+                with urlopen(asked, timeout=SECONDS) as answer:
                     return json.load(answer)
 
             assert post("while True: pass")["run_result"]["status"] == "TimeLimitExceeded"
@@ -384,6 +385,30 @@ class TestServe:
                 busy.value.close()
                 assert busy.value.code == 503
                 assert holding.result()["status"] == "Success"
+
+    def test_tokens_of_a_file_and_tls_arrive_at_the_service(self, write) -> None:
+        pair = write("pair.pem", "")
+        command = (
+            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+        )
+        made = subprocess.run(
+            [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "-", "-out", "-"],
+            check=True,
+            capture_output=True,
+        )
+        Path(pair).write_bytes(made.stdout)
+        tokens, file = write("tokens.txt", "# team\nalice a1\nbob b2\n"), write("x.py", "print(1)")
+        options = ["--port", "0", "--workers", "1", "--token-file", tokens, "--tls-cert", pair, "--max-timeout", "40"]
+        with started("sandbox", "serve", *options, TOOLYARD_SANDBOX_TOKEN="unused") as process:
+            url = self.url_of(process)
+            assert url.startswith("https://")
+
+            def ran(*more: str, **env: str) -> tuple[int, bytes]:
+                done = toolyard("sandbox", "run", file, "--url", url, *more, TOOLYARD_SANDBOX_CA_FILE=pair, **env)
+                return done.returncode, done.stdout + done.stderr
+
+            assert ran("--token", "a1")[0] == ran(TOOLYARD_SANDBOX_TOKEN="b2")[0] == 0 != ran("--token", "unused")[0]
+            assert b"at most 40 s" in ran("--token", "a1", "--timeout", "41")[1]
 
     def test_beyond_loopback_it_wants_a_token(self) -> None:
         done = toolyard("sandbox", "serve", "--host", "0.0.0.0", "--port", "0")

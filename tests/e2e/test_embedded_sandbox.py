@@ -202,3 +202,16 @@ async def test_a_failing_worker_start_is_an_error_of_ours():
     with pytest.raises(SandboxError):
         async with LocalSandbox(workers=1, python="/bin/true"):
             pass
+
+
+async def test_a_cell_whose_session_is_closed_meanwhile_is_told_so():
+    async with LocalSandbox(workers=1) as sandbox, sandbox.session() as session, asyncio.TaskGroup() as group:
+
+        async def run_cell() -> None:
+            with pytest.raises(SessionLostError, match="closed"):
+                await session.run("import time; time.sleep(20)")
+
+        running = group.create_task(run_cell())
+        await asyncio.sleep(0.5)
+        assert not running.done()
+        await session.close()

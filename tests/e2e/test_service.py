@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from serving import (
+    HEAD,
     OK,
     ScriptedSandbox,
     forever,
@@ -143,13 +144,15 @@ class TestRefusals:
         async with (
             service(ScriptedSandbox(), max_request_bytes=100_000) as running,
             aiohttp.ClientSession() as session,
-            session.post(f"{running.url}/run_code", data=endless()) as response,
+            session.post(
+                f"{running.url}/run_code", data=endless(), headers={"Content-Type": "application/json"}
+            ) as response,
         ):
             assert response.status == 413
 
     async def test_a_client_that_never_stops_sending_is_cut_off(self) -> None:
         async with service(ScriptedSandbox(), max_request_bytes=1000) as running, raw(running) as (reader, writer):
-            writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 while not reader.at_eof():
                     writer.write(b"1000\r\n" + b"#" * 0x1000 + b"\r\n")
@@ -159,7 +162,7 @@ class TestRefusals:
 
     async def test_a_client_that_asks_before_sending_a_huge_body_is_told_at_once(self) -> None:
         async with service(ScriptedSandbox(), max_request_bytes=1000) as running, raw(running) as (reader, writer):
-            writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\nExpect: 100-continue\r\n\r\n")
+            writer.write(HEAD + b"Content-Length: 9999\r\nExpect: 100-continue\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 413")
 
     async def test_a_body_in_many_pieces_is_one_body(self) -> None:
@@ -173,7 +176,9 @@ class TestRefusals:
         async with (
             service(sandbox) as running,
             aiohttp.ClientSession() as session,
-            session.post(f"{running.url}/run_code", data=pieces()) as response,
+            session.post(
+                f"{running.url}/run_code", data=pieces(), headers={"Content-Type": "application/json"}
+            ) as response,
         ):
             assert response.status == 200
         assert sandbox.programs[0][0].code == "x" * 1000
@@ -181,7 +186,7 @@ class TestRefusals:
     async def test_a_client_too_slow_to_send_gets_408_and_held_no_worker_meanwhile(self) -> None:
         sandbox = ScriptedSandbox(workers=1)
         async with service(sandbox, max_request_seconds=0.3) as running, raw(running) as (reader, writer):
-            writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
             assert (await post_code(running)).status == 200
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
 
@@ -190,7 +195,7 @@ class TestRefusals:
         sandbox = ScriptedSandbox(returning(big), workers=1)
         async with service(sandbox, max_wait_seconds=2) as running, raw(running) as (_, writer):
             body = b'{"code": "", "language": "python"}'
-            writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            writer.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             await sandbox.started.wait()
             assert (await post_code(running)).status == 200
 
@@ -305,7 +310,7 @@ class TestDisconnect:
         async with service(sandbox) as running:
             async with raw(running) as (_, writer):
                 body = b'{"code": "", "language": "python"}'
-                writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                writer.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
                 await sandbox.started.wait()
             async with asyncio.timeout(2):
                 await sandbox.cancelled.wait()
@@ -329,7 +334,7 @@ class TestDisconnect:
         sandbox = ScriptedSandbox()
         async with service(sandbox) as running:
             async with raw(running) as (_, writer):
-                writer.write(b"POST /run_code HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
                 await writer.drain()
             assert (await request(f"{running.url}/v1/ping")).status == 200
         assert sandbox.programs == []

@@ -102,7 +102,7 @@ class TestSessions:
     async def test_more_sessions_than_allowed_are_turned_away(self) -> None:
         async with service(with_session(EchoSession()), max_sessions=1) as running:
             assert (await request(f"{running.url}/v1/sessions", "POST")).status == 201
-            assert (await request(f"{running.url}/v1/sessions", "POST")).status == 504
+            assert (await request(f"{running.url}/v1/sessions", "POST")).status == 429
 
     async def test_a_client_that_hangs_up_while_opening_leaves_no_session_behind(self) -> None:
         session = EchoSession()

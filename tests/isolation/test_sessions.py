@@ -109,6 +109,9 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
         "import os, struct; os.write(4, struct.pack('<I', 3) + b'xyz')",
         "import os, struct; os.write(4, struct.pack('<I', 2) + b'[]')",
         'import os, struct; os.write(4, struct.pack("<I", 20) + b\'{"error":1,"display":2}\'[:20])',
+        "import os, struct; os.write(4, struct.pack('<I', 50_000) + b'[' * 50_000)",
+        """import os
+x = b'{"error":' + b"[" * 30_000 + b"]" * 30_000 + b"}"; os.write(4, len(x).to_bytes(4, 'little') + x)""",
     ],
 )
 async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: LocalSandbox, cell: str) -> None:
@@ -121,6 +124,21 @@ async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: Loca
         except SandboxError:
             pass
     assert (await run(any_level, "print(1)")).stdout == "1\n"
+
+
+@pytest.mark.any_user
+async def test_text_that_is_no_unicode_arrives_as_escapes(any_level: LocalSandbox) -> None:
+    """As JSON could not carry it to whoever is on the other side of a service."""
+    async with any_level.session(QUICK) as session:
+        result = await session.run("display('\\ud800'); raise ValueError('\\udfff')")
+        assert result.error is not None
+        told = [
+            result.error.evalue,
+            *result.error.traceback,
+            *(t for bundle in result.display for t in bundle.values()),
+        ]
+        assert "\\udfff" in result.error.evalue
+        "".join(told).encode()
 
 
 @pytest.mark.any_user
@@ -196,6 +214,33 @@ threading.Thread(target=hinder, daemon=True).start()
                 except (SandboxError, ProgramError):
                     pass
     assert (await run(any_level, "print(1)")).stdout == "1\n"
+
+
+@namespaces
+@pytest.mark.parametrize("size", [1, 10 * MIB])
+async def test_a_stopped_file_helper_is_killed_soon(sandbox: LocalSandbox, size: int) -> None:
+    stop = """
+import os, signal, threading
+def stop():
+    mine = (os.getpid(), threading.get_native_id())
+    while True:
+        for target in range(2, 400):
+            if target not in mine:
+                try:
+                    os.kill(target, signal.SIGSTOP)
+                except OSError:
+                    pass
+threading.Thread(target=stop, daemon=True).start()
+"""
+    async with asyncio.timeout(60), sandbox.session(QUICK) as session:
+        assert (await session.run(stop)).ok
+        began = time.monotonic()
+        with pytest.raises(ProgramError, match="interfered"):  # noqa: PT012 - it has to be caught at work
+            for _ in range(100):
+                await session.read_files(["a"])
+                await session.write_files({"a": b"x" * size})
+        assert time.monotonic() - began < 20
+        assert (await session.run("print(1)")).stdout == "1\n"
 
 
 @namespaces

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +37,14 @@ def test_flags_do_not_look_as_if_they_took_a_value(path: tuple[str, ...], monkey
     said = shown.getvalue()
     assert "--help" in said
     assert "bool" not in said.lower()
+
+
+def test_the_docs_of_the_service_name_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    told = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*?) \|", page, re.MULTILINE))
+    found: dict[str, str] = {}
+    for option in command().commands["sandbox"].commands["serve"].params:
+        default = option.default.value if isinstance(option.default, Enum) else option.default
+        found[option.opts[0]] = f"{default:g}" if isinstance(default, float) else str(default)
+    own_words = {"--workers": "one per processor", "--python": "Toolyard's own", "--allow-remote": "off"}
+    assert told == {name: own_words.get(name, default).replace("None", "none") for name, default in found.items()}

@@ -62,27 +62,118 @@ TokenOption = Annotated[
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Network")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535, rich_help_panel="Network")] = 8080,
-    token: TokenOption = None,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535, rich_help_panel="Network")
+    ] = 8080,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Accept requests for this host name as well, e.g. sandbox or *.example.com; repeat it for several. "
+            "Loopback names, --host and, beyond loopback, IP addresses and this machine's name are always accepted.",
+            metavar="NAME",
+            rich_help_panel="Network",
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve HTTPS with this certificate (PEM).",
+            dir_okay=False,
+            exists=True,
+            rich_help_panel="Network",
+            show_default=False,
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Private key of --tls-cert (PEM, no password), if it is in another file.",
+            dir_okay=False,
+            exists=True,
+            rich_help_panel="Network",
+            show_default=False,
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds to let running programs finish after Ctrl-C.", min=0, rich_help_panel="Network"),
+    ] = 10.0,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Require this bearer token: SECRET or 'NAME SECRET'; repeat it for several clients. Prefer "
+            "--token-file or TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
+            metavar="TOKEN",
+            rich_help_panel="Clients",
+            show_default=False,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read tokens from this file, one per line, like --token.",
+            dir_okay=False,
+            exists=True,
+            rich_help_panel="Clients",
+            show_default=False,
+        ),
+    ] = None,
     allow_remote: Annotated[
         bool,
         typer.Option(
             "--allow-remote",
-            help="Listen beyond loopback although there is no token: whoever can connect can run programs.",
-            rich_help_panel="Network",
+            help="Listen beyond loopback without a token: anybody who can connect can run programs.",
+            rich_help_panel="Clients",
         ),
     ] = False,
-    max_request_mb: Annotated[int, typer.Option(help="Largest request.", min=1, rich_help_panel="Network")] = 64,
-    grace: Annotated[
+    max_in_flight_per_client: Annotated[
+        int, typer.Option(help="Maximum requests in flight per client.", min=1, rich_help_panel="Clients")
+    ] = 2048,
+    max_timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds that running programs have to finish after Ctrl-C.", min=0, rich_help_panel="Network"
+            help="Maximum seconds a request may ask for, to run or to compile.",
+            min=0.001,
+            rich_help_panel="Request limits",
         ),
-    ] = 10.0,
+    ] = 3600.0,
+    max_memory_mb: Annotated[
+        int,
+        typer.Option(help="Maximum memory a request may ask for, in MB.", min=1, rich_help_panel="Request limits"),
+    ] = 16384,
+    max_files: Annotated[
+        int,
+        typer.Option(
+            help="Maximum files per request, and maximum names to fetch.", min=1, rich_help_panel="Request limits"
+        ),
+    ] = 4096,
+    max_files_mb: Annotated[
+        int, typer.Option(help="Maximum size of a request's files, in MB.", min=1, rich_help_panel="Request limits")
+    ] = 64,
+    max_request_mb: Annotated[
+        int, typer.Option(help="Maximum size of a request body, in MB.", min=1, rich_help_panel="Request limits")
+    ] = 64,
+    max_request_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Maximum seconds for a request's headers to arrive, and for its body.",
+            min=0.001,
+            rich_help_panel="Request limits",
+        ),
+    ] = 60.0,
+    max_buffered_mb: Annotated[
+        int,
+        typer.Option(
+            help="Maximum memory for the bodies of all requests together, in MB.",
+            min=1,
+            rich_help_panel="Request limits",
+        ),
+    ] = 1024,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Programs that run at the same time. Default: two for each processor.", min=1, show_default=False
+            help="Programs that run at the same time. Default: one for each processor.", min=1, show_default=False
         ),
     ] = None,
     isolation: IsolationOption = Isolation.BEST,
@@ -90,36 +181,38 @@ def serve(
     preload: Annotated[
         list[str] | None,
         typer.Option(
-            help="Packages to keep imported, as in numpy,pandas, so that programs which import them start at once. May "
-            "be repeated, for programs of different needs. The usual scientific ones are, where installed.",
+            help="Packages to keep imported, e.g. numpy,pandas, so that programs using them start at once; repeat it "
+            "for several sets. Common scientific packages are kept by default.",
             show_default=False,
         ),
     ] = None,
     read_only: Annotated[
         list[Path] | None,
-        typer.Option(help="A host path that programs may read. May be repeated.", exists=True, show_default=False),
+        typer.Option(help="Let programs read this host path; repeat it for several.", exists=True, show_default=False),
     ] = None,
     run_timeout: Annotated[
         float,
-        typer.Option(help="Seconds for programs that do not say.", min=0.001, rich_help_panel="Defaults of requests"),
+        typer.Option(
+            help="Seconds a program may run, unless its request says otherwise.",
+            min=0.001,
+            rich_help_panel="Request defaults",
+        ),
     ] = 10.0,
     compile_timeout: Annotated[
         float,
-        typer.Option(help="Seconds for compilers, likewise.", min=0.001, rich_help_panel="Defaults of requests"),
+        typer.Option(help="Seconds a compiler may run, likewise.", min=0.001, rich_help_panel="Request defaults"),
     ] = 10.0,
     memory_limit_mb: Annotated[
         int,
-        typer.Option(
-            help="Memory of a whole program, when it does not say.", min=1, rich_help_panel="Defaults of requests"
-        ),
+        typer.Option(help="Memory of a program in MB, likewise.", min=1, rich_help_panel="Request defaults"),
     ] = 1024,
     max_waiting: Annotated[
-        int, typer.Option(help="Programs that may wait for a worker at once.", min=0, rich_help_panel="Back-pressure")
+        int, typer.Option(help="Maximum programs waiting for a worker.", min=0, rich_help_panel="Back-pressure")
     ] = 4096,
     max_wait: Annotated[
         float,
         typer.Option(
-            help="Longest wait for a worker, in seconds. verl's client gives up after 10.",
+            help="Maximum seconds to wait for a worker. verl's client gives up after 10.",
             min=0.001,
             rich_help_panel="Back-pressure",
         ),
@@ -127,15 +220,17 @@ def serve(
     busy_status: Annotated[
         BusyStatus,
         typer.Option(
-            help="Answer to what cannot start in time. verl's client retries 504 alone, and scores the others -1.",
+            help="Status for programs that cannot start in time. verl's client retries only 504 and scores others -1.",
             rich_help_panel="Back-pressure",
         ),
     ] = BusyStatus.GATEWAY_TIMEOUT,
-    max_sessions: Annotated[
-        int, typer.Option(help="Sessions that may be open at once.", min=0, rich_help_panel="Sessions")
+    max_sessions: Annotated[int, typer.Option(help="Maximum open sessions.", min=0, rich_help_panel="Sessions")] = 128,
+    max_sessions_per_client: Annotated[
+        int, typer.Option(help="Maximum open sessions per client.", min=0, rich_help_panel="Sessions")
     ] = 64,
     session_idle: Annotated[
-        float, typer.Option(help="Seconds after which an unused one is closed.", min=0.001, rich_help_panel="Sessions")
+        float,
+        typer.Option(help="Seconds after which an unused session is closed.", min=0.001, rich_help_panel="Sessions"),
     ] = 600.0,
 ) -> None:
     """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
@@ -149,40 +244,57 @@ def serve(
     toolyard sandbox serve
     toolyard sandbox serve --workers 32 --python /opt/science/bin/python
     TOOLYARD_SANDBOX_TOKEN=secret toolyard sandbox serve --host 0.0.0.0 --isolation required
-    curl localhost:8080/run_code -d '{"code": "print(6 * 7)", "language": "python"}'
+    toolyard sandbox serve --host 0.0.0.0 --token-file tokens.txt --tls-cert cert.pem --tls-key key.pem
+    curl localhost:8080/run_code -H 'Content-Type: application/json' -d '{"code": "print(6 * 7)", "language": "python"}'
     ```
     """
     from toolyard import settings
     from toolyard.cli.served import serve_with_summary
     from toolyard.sandbox.local import LocalSandbox, SandboxConfig
     from toolyard.sandbox.protocol import MIB, Limits
-    from toolyard.sandbox.service import ServiceConfig
+    from toolyard.sandbox.service import ServiceConfig, read_tokens
 
+    lines = [*(token or ()), *(token_file.read_text(errors="replace").splitlines() if token_file else ())]
+    if not (token or token_file):
+        lines = [settings.sandbox_token() or "", *settings.sandbox_tokens()]
+    defaults = ServiceConfig()
     config = ServiceConfig(
         host=host,
         port=port,
-        token=token or settings.sandbox_token(),
+        allow_hosts=tuple(allow_host or ()),
+        tokens=read_tokens(lines) if any(lines) or token_file else (),
         allow_remote=allow_remote,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_in_flight_per_client=max_in_flight_per_client,
         max_waiting=max_waiting,
         max_wait_seconds=max_wait,
         busy_status=cast("Literal[504, 429, 503]", int(busy_status)),
         max_request_bytes=max_request_mb * MIB,
+        max_request_seconds=max_request_seconds,
+        max_buffered_bytes=max_buffered_mb * MIB,
+        max_files=max_files,
+        max_file_bytes=max_files_mb * MIB,
+        max_limits=defaults.max_limits.model_copy(
+            update={"run_seconds": max_timeout, "compile_seconds": max_timeout, "memory_bytes": max_memory_mb * MIB}
+        ),
         limits=Limits(run_seconds=run_timeout, compile_seconds=compile_timeout, memory_bytes=memory_limit_mb * MIB),
         max_sessions=max_sessions,
+        max_sessions_per_client=max_sessions_per_client,
         session_idle_seconds=session_idle,
         grace_seconds=grace,
     )
-    defaults = SandboxConfig()
+    embedded = SandboxConfig()
     asked = {names: tuple(name.strip() for name in names.split(",") if name.strip()) for names in preload or ()}
     sandbox = LocalSandbox(
         SandboxConfig(
             workers=workers,
             isolation=isolation.value,
             python=str(python) if python else None,
-            profiles={**defaults.profiles, **asked},
+            profiles={**embedded.profiles, **asked},
             read_only_paths=[str(path.resolve()) for path in read_only or ()],
             # Notebooks of /run_jupyter are sessions, too: those that clients keep open must not starve them.
-            max_sessions=max_sessions + defaults.max_sessions,
+            max_sessions=max_sessions + embedded.max_sessions,
             session_idle_seconds=session_idle,
         )
     )

@@ -22,7 +22,7 @@ def serve_with_summary(config: ServiceConfig, sandbox: LocalSandbox, console: Co
 
     def ready(url: str) -> None:
         now = sandbox.statistics()
-        door = "token required" if config.token else "no token"
+        door = "token required" if config.all_tokens else "no token"
         console.print(f"[bold green]Toolyard sandbox[/] at [bold cyan]{url}[/]")
         console.print(f"{now.workers} workers, isolation {now.isolation}, memory by {now.memory_limit}, {door}")
         console.print("Ctrl-C stops it; a second one does not wait for running programs")

@@ -15,7 +15,7 @@ from toolyard.errors import ConfigError, SandboxBusyError, SandboxError, Toolyar
 from toolyard.sandbox import wire
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Limits
-from toolyard.sandbox.remote_http import Connections, Retries, explain
+from toolyard.sandbox.remote_http import Connections, Retries, explain, trusting
 
 from . import blocking
 
@@ -92,7 +92,14 @@ async def _post(url: str, body: bytes, seconds: float) -> bytes:
 
 @asynccontextmanager
 async def _connected(url: str, token: str | None) -> AsyncGenerator[Connections]:
-    http = Connections(url, token, limit=_CONNECTIONS, connect_seconds=_CONNECT_SECONDS, retries=Retries())
+    http = Connections(
+        url,
+        token,
+        limit=_CONNECTIONS,
+        connect_seconds=_CONNECT_SECONDS,
+        retries=Retries(),
+        trust=trusting(settings.sandbox_ca_file()),
+    )
     await http.open()
     try:
         yield http

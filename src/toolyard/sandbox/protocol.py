@@ -15,6 +15,7 @@ from typing import Annotated, Any, Protocol, Self, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 Bytes = Annotated[int, Field(gt=0, lt=1 << 62)]
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 Count = Annotated[int, Field(gt=0, lt=1 << 31)]

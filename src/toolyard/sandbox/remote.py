@@ -8,8 +8,9 @@ but time and memory, and those are silently its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,13 +22,15 @@ from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLost
 from toolyard.sandbox import wire, wire_cases, wire_session
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
 from toolyard.sandbox.remote_cases import NoCasesError, run_cases
-from toolyard.sandbox.remote_http import Connections, GoneError, Reply, Retries, explain, failure, plain
+from toolyard.sandbox.remote_http import Connections, GoneError, Reply, Retries, explain, failure, plain, trusting
 from toolyard.sandbox.remote_servers import Server, Servers, Tries
 
 __all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
 
 _log = logging.getLogger("toolyard.sandbox.remote")
 
+_QUERY_BYTES = 16384
+"""Of one request: a server takes heads of 64 KB, others less."""
 _FILE_SECONDS = 60.0
 """For moving a session's files: they cannot be larger than the server's request limit."""
 
@@ -42,7 +45,8 @@ class RemoteSandbox:
     it was opened, and is lost with its server.
 
     `margin_seconds` is what a request may take beyond its program's own compile and run time: the wait for a worker
-    and the way there and back. `connections` bounds the requests in flight; more wait here.
+    and the way there and back. `connections` bounds the requests in flight; more wait here. `ca_file` holds the
+    certificates that https servers are checked against, in place of the system's.
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class RemoteSandbox:
         connections: int = 256,
         connect_seconds: float = 5.0,
         retries: Retries | None = None,
+        ca_file: str | Path | None = None,
     ) -> None:
         bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
         if not bases:
             raise ConfigError("sandbox URL: expected one or more, got an empty list")
         token = token if token is not None else settings.sandbox_token()
+        trust = trusting(ca_file or settings.sandbox_ca_file())
         self._margin = margin_seconds
 
         def connect(base: str, retries: Retries) -> Connections:
@@ -69,6 +75,7 @@ class RemoteSandbox:
                 connect_seconds=connect_seconds,
                 retries=retries,
                 pinged=len(bases) > 1,
+                trust=trust,
             )
 
         self._servers = Servers(bases, connect, retries=retries or Retries(), limit=connections)
@@ -210,9 +217,11 @@ class RemoteSession:
         await self._call("PUT", "/files", wire_session.Files(files={**wire.encode_files(files)}))
 
     async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
-        query = urlencode([("name", name) for name in names])
-        reply = await self._call("GET", f"/files?{query}")
-        return wire.decode_files(_parse(wire_session.Files, reply, self._where).files)
+        files: dict[str, bytes] = {}
+        for query in _queries(names):
+            reply = await self._call("GET", f"/files?{query}")
+            files |= wire.decode_files(_parse(wire_session.Files, reply, self._where).files)
+        return files
 
     async def close(self) -> None:
         if self._closed:
@@ -257,6 +266,19 @@ def _base_of(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
         raise ConfigError(f"sandbox URL {url!r}: expected http://host:port, with or without /run_code")
     return url.rstrip("/").removesuffix("/run_code").rstrip("/")
+
+
+def _queries(names: Sequence[str]) -> Iterator[str]:
+    """All `names`, in as many queries as it takes."""
+    query = ""
+    for name in names:
+        field = urlencode([("name", name)])
+        if query and len(query) + len(field) > _QUERY_BYTES:
+            yield query
+            query = ""
+        query = f"{query}&{field}" if query else field
+    if query:
+        yield query
 
 
 def _parse(model: type[Model], reply: Reply, where: str) -> Model:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
 
-from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
 from toolyard.sandbox.remote_health import PING_SECONDS, Health
 
 _BUSY = frozenset({429, 503, 504})
@@ -71,6 +73,20 @@ def plain(error: GoneError) -> SandboxError:
     return known
 
 
+def trusting(ca_file: str | Path | None) -> ssl.SSLContext | bool:
+    """Checks certificates against those in `ca_file`; None: against the system's.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"CA file {str(ca_file)!r}: {error.strerror or error}") from error
+
+
 class Connections:
     """A pool of connections to one server. Opened and closed in one task, used from any of its loop.
 
@@ -86,8 +102,10 @@ class Connections:
         connect_seconds: float,
         retries: Retries,
         pinged: bool = False,
+        trust: ssl.SSLContext | bool = True,
     ) -> None:
         self._base = base
+        self._trust = trust
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -104,7 +122,7 @@ class Connections:
         self._session = aiohttp.ClientSession(
             # The bound is our own semaphore: time spent waiting for a connection is not the server's and must not
             # eat into its deadline.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=self._trust),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
             headers=self._headers,
             trace_configs=[traces],
@@ -317,6 +335,8 @@ def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
         return ProgramError(f"{where} refused the request (HTTP {reply.status}): {text}")
     if reply.status in (401, 403):
         return failure(f"{where} wants another token (HTTP {reply.status}): {text}", retryable=False)
+    if reply.status in (415, 421, 431):
+        return failure(f"{where} refused the request (HTTP {reply.status}): {text}", retryable=False)
     if 300 <= reply.status < 500:
         return failure(f"{where} is no SandboxFusion server (HTTP {reply.status}): {text}", retryable=False)
     return failure(f"{where} failed (HTTP {reply.status}): {text}", retryable=True)

@@ -22,7 +22,9 @@ try:
     import uvicorn
     import uvloop
 
-    from toolyard.sandbox.service_app import SandboxService, ServedSandbox, ServiceConfig
+    from toolyard.sandbox.service_app import SandboxService, ServedSandbox
+    from toolyard.sandbox.service_config import ServiceConfig, Token, read_tokens
+    from toolyard.sandbox.service_connection import connection_class
     from toolyard.sandbox.service_sessions import host_sessions
 except ImportError as error:
     raise MissingDependencyError(error.name or "uvicorn", "server", "the sandbox service") from error
@@ -32,9 +34,11 @@ __all__ = [
     "RunningService",
     "ServedSandbox",
     "ServiceConfig",
+    "Token",
     "listen",
     "open_service",
     "raise_open_files_limit",
+    "read_tokens",
     "serve",
 ]
 
@@ -59,7 +63,8 @@ def serve(config: ServiceConfig, sandbox: OpenableSandbox, *, on_ready: Callable
     `on_ready` is called once with the base URL, when requests are answered.
 
     Raises:
-        ConfigError: the address is in use or cannot be bound, or is open to the world without a token.
+        ConfigError: the address is in use or cannot be bound, or is open to the world without a token; or `config`
+            contradicts itself.
         SandboxError: the sandbox could not be opened.
     """
     listener = listen(config)
@@ -116,15 +121,18 @@ async def open_service(
     listener = listener or listen(config)
     failure: Exception | None = None
     async with host_sessions(
-        sandbox, max_sessions=config.max_sessions, idle_seconds=config.session_idle_seconds
+        sandbox,
+        max_sessions=config.max_sessions,
+        max_per_client=config.max_sessions_per_client,
+        idle_seconds=config.session_idle_seconds,
     ) as sessions:
         service = SandboxService(config, sandbox, sessions)
-        server = _Server(service, config.grace_seconds)
+        server = _Server(service, config)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
             await server.ready.wait()
             try:
-                yield RunningService(_url(listener), service)
+                yield RunningService(_url(listener, "http" if config.tls_cert is None else "https"), service)
             except Exception as error:
                 # Raised again outside: a task group would hand the caller's own error back to it in a group.
                 failure = error
@@ -140,24 +148,27 @@ class _Server(uvicorn.Server):
     uvicorn would raise the signal again as soon as it is done, and the sandbox would never be closed.
     """
 
-    def __init__(self, service: SandboxService, grace_seconds: float) -> None:
+    def __init__(self, service: SandboxService, config: ServiceConfig) -> None:
         super().__init__(
             uvicorn.Config(
                 service,
-                http="httptools",
+                http=connection_class(config.max_request_seconds, 2 * config.max_request_bytes),
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                # Its warnings are about requests that make no sense: anybody could fill the log with them.
+                log_level="error",
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(grace_seconds) + _LAST_WORDS_SECONDS,
+                timeout_graceful_shutdown=int(config.grace_seconds) + _LAST_WORDS_SECONDS,
             )
         )
+        self.config.load()
+        self.config.ssl = config.tls_context()
         self.ready = asyncio.Event()
         self._service = service
-        self._grace_seconds = grace_seconds
+        self._grace_seconds = config.grace_seconds
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -181,6 +192,7 @@ def listen(config: ServiceConfig) -> socket.socket:
     Raises:
         ConfigError: see `serve`.
     """
+    config.check()
     where = f"{config.host}:{config.port}"
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -188,7 +200,7 @@ def listen(config: ServiceConfig) -> socket.socket:
         raise ConfigError(f"cannot resolve host {config.host!r}: {error.strerror}") from error
     # IPv4 first where a name has both: it is what clients that are given "localhost" reach in any case.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    if not ipaddress.ip_address(address[0]).is_loopback and config.token is None and not config.allow_remote:
+    if not ipaddress.ip_address(address[0]).is_loopback and not config.all_tokens and not config.allow_remote:
         raise ConfigError(
             f"{where} can be reached from other machines, and without a token anybody there could run programs: "
             "set a token, or allow it explicitly"
@@ -213,6 +225,6 @@ def raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,65 +24,35 @@ from starlette.types import Receive, Scope, Send
 from toolyard import __version__
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
 from toolyard.sandbox import wire, wire_cases, wire_notebook, wire_session
-from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Session
+from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
 from toolyard.sandbox.service_cases import CasesEndpoint
+from toolyard.sandbox.service_config import WIRE_NAMES, ServiceConfig, excesses
+from toolyard.sandbox.service_door import Door
 from toolyard.sandbox.service_http import (
     CLIENT_CLOSED_REQUEST,
     Answer,
     Attendance,
+    BodyBudget,
     ClientGone,
+    Holding,
     Refusal,
-    authorised,
     detail,
+    invalid,
     json_answer,
     model_answer,
     parse,
     read_body,
+    require_json,
     try_later,
 )
 from toolyard.sandbox.service_metrics import ServiceMetrics, Statistics
-from toolyard.sandbox.service_sessions import SessionHost
+from toolyard.sandbox.service_sessions import SessionHost, TooManySessionsError
 
 _log = logging.getLogger("toolyard.sandbox.service")
 
-_OPEN_PATHS = frozenset({"/v1/ping", "/healthz"})
-"""Answered without a token: probes of a load balancer have none, and learn nothing worth hiding."""
 _NO_CONTENT = Answer(204, b"", ())
 
 Ask = TypeVar("Ask")
-
-
-class ServiceConfig(BaseModel):
-    """How to serve. What to serve, the sandbox, is handed over beside it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8080, ge=0, le=65535)
-    """0: any free one."""
-    token: str | None = Field(default=None, min_length=1, repr=False)
-    """Clients must send it as `Authorization: Bearer`. None: anybody who can connect may run programs."""
-    allow_remote: bool = False
-    """Bind beyond loopback although there is no token."""
-    max_waiting: NonNegativeInt = 4096
-    """Programs that wait for a worker at once. The next is turned away at the door."""
-    max_wait_seconds: PositiveFloat = 8.0
-    """Longest wait for a worker. verl's client gives up 10 s after what the program itself may take, so a longer wait
-    would run programs whose client is gone."""
-    busy_status: Literal[504, 429, 503] = 504
-    """verl's client tries again on 504 alone; any other status becomes a reward of -1."""
-    max_cases: PositiveInt = 1024
-    """Inputs in one request to `/run_cases`, which holds one worker for all of them."""
-    max_request_bytes: PositiveInt = 64 * MIB
-    max_request_seconds: PositiveFloat = 60.0
-    """For the body to arrive. A client may be slow, but not for ever."""
-    limits: Limits = Limits()
-    """For what a request does not say."""
-    max_sessions: NonNegativeInt = 64
-    session_idle_seconds: PositiveFloat = 600.0
-    """A session that nobody used for this long is closed. Clients may ask for less, not for more."""
-    grace_seconds: NonNegativeFloat = 10.0
-    """How long running programs may go on once the service was told to stop."""
 
 
 class ServedSandbox(Protocol):
@@ -105,7 +75,8 @@ class SandboxService:
         self._config = config
         self._sandbox = sandbox
         self._sessions = sessions
-        self._token = config.token.encode() if config.token is not None else None
+        self._door = Door(config)
+        self._bodies = BodyBudget(config.max_buffered_bytes, busy_status=config.busy_status)
         self._in_flight = 0
         self._max_in_flight = sandbox.statistics().workers + config.max_waiting
         self._metrics = ServiceMetrics(sandbox.statistics, lambda: self._in_flight)
@@ -115,15 +86,21 @@ class SandboxService:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._token is not None and scope["path"] not in _OPEN_PATHS and not authorised(scope, self._token):
-            self._metrics.answered("unauthorised", 401)
-            challenge = (b"www-authenticate", b"Bearer")
-            await detail(401, "this server wants a token: Authorization: Bearer …", challenge).send(send)
-        elif scope["path"] == "/run_code" and scope["method"] == "POST":
-            # Every program comes this way; routing and its middleware would add a sixth to the time spent here.
-            await self._run_code_endpoint(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        holding = Holding(self._bodies)
+        try:
+            client = self._door.client_of(scope)
+            with self._door.counted(scope, client):
+                scope["toolyard"] = _Visit(client, holding)
+                if scope["path"] == "/run_code" and scope["method"] == "POST":
+                    # Every program comes this way; routing and its middleware would add a sixth to the time spent here.
+                    await self._run_code_endpoint(scope, receive, send)
+                else:
+                    await self._app(scope, receive, send)
+        except Refusal as refusal:
+            self._metrics.answered("door", refusal.answer.status)
+            await refusal.answer.send(send)
+        finally:
+            holding.release()
 
     def _routes(self) -> list[Route]:
         session = f"{wire_session.SESSIONS}/{{session_id}}"
@@ -147,7 +124,9 @@ class SandboxService:
 
     def _cases_endpoint(self) -> CasesEndpoint:
         async def read(scope: Scope, receive: Receive) -> wire_cases.RunCasesRequest:
-            return parse(wire_cases.RunCasesRequest, await self._body(scope, receive))
+            request = parse(wire_cases.RunCasesRequest, await self._body(scope, receive))
+            self._check_program(request)
+            return request
 
         async def admit(receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
             return await self._admitted(receive, lambda _: act(), None)
@@ -166,6 +145,7 @@ class SandboxService:
 
     async def _run_code(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire.RunCodeRequest, await self._body(scope, receive))
+        self._check_program(request)
         return await self._admitted(receive, self._execute, request)
 
     async def _execute(self, request: wire.RunCodeRequest) -> Answer:
@@ -183,6 +163,8 @@ class SandboxService:
 
     async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))
+        self._check_seconds("total_timeout", request.total_timeout)
+        self._check_files(request.files, request.fetch_files)
         return await self._admitted(receive, self._run_notebook, request)
 
     async def _run_notebook(self, request: wire_notebook.RunJupyterRequest) -> Answer:
@@ -226,10 +208,13 @@ class SandboxService:
 
     async def _open_session(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire_session.OpenSession, await self._body(scope, receive) or b"{}")
+        if request.limits is not None:
+            self._check_limits(dict(request.limits), "limits")
 
         async def act() -> Answer:
             hosted = await self._sessions.open(
                 request.limits or self._config.limits,
+                client=_visit(scope).client,
                 idle_seconds=request.idle_seconds,
                 start_within=self._config.max_wait_seconds,
             )
@@ -240,6 +225,8 @@ class SandboxService:
 
     async def _run_cell(self, scope: Scope, receive: Receive) -> Answer:
         order = parse(wire_session.CellOrder, await self._body(scope, receive))
+        if order.seconds is not None:
+            self._check_seconds("seconds", order.seconds)
         session_id = _session_id(scope)
 
         async def act() -> Answer:
@@ -254,6 +241,7 @@ class SandboxService:
 
     async def _write_files(self, scope: Scope, receive: Receive) -> Answer:
         order = parse(wire_session.Files, await self._body(scope, receive))
+        self._check_files(order.files, ())
 
         async def act() -> Answer:
             files = wire.decode_files(order.files)
@@ -265,6 +253,7 @@ class SandboxService:
 
     async def _read_files(self, scope: Scope, receive: Receive) -> Answer:
         names = parse_qs(scope["query_string"].decode("latin-1")).get("name", [])
+        self._check_files({}, names)
 
         async def act() -> Answer:
             async with self._sessions.lend(_session_id(scope)) as session:
@@ -303,8 +292,39 @@ class SandboxService:
         return Answer(200, self._metrics.exposition(), (kind,))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        require_json(scope)
+        config, holding = self._config, _visit(scope).holding
+        return await read_body(
+            scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds, holding=holding
+        )
+
+    def _check_program(self, request: wire.RunCodeRequest) -> None:
+        """Raises Refusal: it asks for more than this server allows."""
+        self._check_files(request.files, request.fetch_files)
+        exact = request.toolyard is not None and request.toolyard.limits is not None
+        self._check_limits(wire.asked_limits(request), *(("toolyard", "limits") if exact else ()))
+
+    def _check_limits(self, asked: Mapping[str, Any], *within: str) -> None:
+        found = [
+            ((*within, name) if within else (WIRE_NAMES[name],), message)
+            for name, message in excesses(asked, self._config.max_limits)
+        ]
+        if found:
+            raise Refusal(invalid(found))
+
+    def _check_seconds(self, name: str, seconds: float) -> None:
+        most = self._config.max_limits.run_seconds
+        if seconds > most:
+            text = f"{name} is {seconds:g} s; this server allows at most {most:g} s"
+            raise Refusal(invalid([((name,), text)]))
+
+    def _check_files(self, files: Mapping[str, str | None], names: Sequence[str]) -> None:
         config = self._config
-        return await read_body(scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds)
+        size = sum(len(content or "") for content in files.values()) * 3 // 4
+        if max(len(files), len(names)) > config.max_files or size > config.max_file_bytes:
+            told = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
+            most = f"at most {config.max_files} files of {config.max_file_bytes} bytes together"
+            raise Refusal(detail(413, f"the request has {told}; this server takes {most}"))
 
     async def _admitted(self, receive: Receive, act: Callable[[Ask], Awaitable[Answer]], ask: Ask) -> Answer:
         if self._in_flight >= self._max_in_flight:
@@ -333,7 +353,8 @@ class SandboxService:
 
     def _busy(self, busy: SandboxBusyError) -> Answer:
         self._metrics.failed(busy)
-        return try_later(self._config.busy_status, str(busy), retry_after=busy.retry_after or 1.0)
+        status = 429 if isinstance(busy, TooManySessionsError) else self._config.busy_status
+        return try_later(status, str(busy), retry_after=busy.retry_after or 1.0)
 
     def _ours(self, error: Exception) -> ToolyardError:
         self._metrics.failed(error)
@@ -372,6 +393,18 @@ class _Endpoint:
             return
         self._metrics.answered(self._route, answer.status)
         await answer.send(send)
+
+
+@dataclass(slots=True)
+class _Visit:
+    """What is known of a request that came in."""
+
+    client: str
+    holding: Holding
+
+
+def _visit(scope: Scope) -> _Visit:
+    return scope["toolyard"]
 
 
 def _session_id(scope: Scope) -> str:

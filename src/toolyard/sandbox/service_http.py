@@ -1,4 +1,4 @@
-"""How the service speaks HTTP: bodies in under a limit, answers out, and work tied to the client that waits for it.
+"""How the service speaks HTTP: bodies in under limits, answers out, and work tied to the client that waits for it.
 
 Knows ASGI and nothing of sandboxes. Kept free of request and response classes: this is the path of every execution,
 and their cost would show.
@@ -7,10 +7,10 @@ and their cost would show.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import math
-from collections.abc import Awaitable, Sequence
+import re
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 _JSON = (b"content-type", b"application/json")
-_CLOSE = (b"connection", b"close")
+CLOSE = (b"connection", b"close")
+_JSON_TYPE = re.compile(rb"\s*application/(?:json|[\w.-]+\+json)\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
 CLIENT_CLOSED_REQUEST = 499
 """Never sent, only counted: the client had hung up."""
 _WATCH_AFTER_SECONDS = 0.02
@@ -34,6 +35,7 @@ class Answer:
     headers: Sequence[tuple[bytes, bytes]] = (_JSON,)
 
     async def send(self, send: Send) -> None:
+        """A body that was not read to its end is read by `Connection`, and dropped."""
         length = (b"content-length", str(len(self.body)).encode())
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, length]})
         await send({"type": "http.response.body", "body": self.body})
@@ -74,8 +76,17 @@ def parse(model: type[Model], body: bytes) -> Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        listed = [{"type": item["type"], "loc": ["body", *item["loc"]], "msg": item["msg"]} for item in problems]
-        raise Refusal(json_answer(422, {"detail": listed})) from None
+        raise Refusal(_unprocessable((item["type"], item["loc"], item["msg"]) for item in problems)) from None
+
+
+def invalid(problems: Iterable[tuple[tuple[str, ...], str]]) -> Answer:
+    """422 in the same shape, for what is above a maximum: where, and a sentence."""
+    return _unprocessable(("less_than_equal", place, text) for place, text in problems)
+
+
+def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> Answer:
+    listed = [{"type": kind, "loc": ["body", *place], "msg": text} for kind, place, text in problems]
+    return json_answer(422, {"detail": listed})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -85,67 +96,94 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-def authorised(scope: Scope, token: bytes) -> bool:
-    """Whether the request bears `token`; takes equally long for any wrong one."""
-    return hmac.compare_digest(header(scope, b"authorization") or b"", b"Bearer " + token)
+class BodyBudget:
+    """The memory that all request bodies together may take, from their first part until they are answered."""
+
+    def __init__(self, size: int, *, busy_status: int) -> None:
+        self._left = size
+        self._busy_status = busy_status
+
+    def take(self, size: int) -> None:
+        """Raises Refusal: there is no room now."""
+        if size > self._left:
+            raise Refusal(try_later(self._busy_status, "the server has no memory left for request bodies; come back"))
+        self._left -= size
+
+    def give(self, size: int) -> None:
+        self._left += size
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float) -> bytes:
+class Holding:
+    """The part of the budget that one request has."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Raises Refusal: there is no room now."""
+        self._budget.take(size)
+        self._size += size
+
+    def release(self) -> None:
+        self._budget.give(self._size)
+        self._size = 0
+
+
+def require_json(scope: Scope) -> None:
+    """Raises Refusal: there is a body, and it does not claim to be JSON (415).
+
+    A web page may send the types of HTML forms anywhere without being asked; for JSON its browser asks us first.
+    """
+    kind = header(scope, b"content-type")
+    if kind == b"application/json" or (kind is not None and _JSON_TYPE.fullmatch(kind)):
+        return
+    if header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None:
+        raise Refusal(unread(scope, detail(415, "the body must be JSON, with Content-Type: application/json")))
+
+
+def unread(scope: Scope, answer: Answer) -> Answer:
+    """`answer`, given before the body was read."""
+    if header(scope, b"expect") is None:
+        return answer
+    # Refused, such a client does not send its body, and what it sends next must not be taken for that.
+    return Answer(answer.status, answer.body, (*answer.headers, CLOSE))
+
+
+async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float, holding: Holding) -> bytes:
     """The whole body.
 
     Raises:
-        Refusal: it is larger than `limit` bytes (413) or takes longer than `seconds` to arrive (408).
+        Refusal: it is larger than `limit` bytes (413), takes longer than `seconds` to arrive (408), or there is no room
+            for it now.
         ClientGone: the client hung up first.
     """
+
+    def too_large() -> Answer:
+        return detail(413, f"the request body is larger than {limit} bytes")
+
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise Refusal(unread(scope, too_large()))
+    parts: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(seconds):
-            declared = header(scope, b"content-length")
-            if declared is not None and declared.isdigit() and int(declared) > limit:
-                # A client that expects "100 Continue" waits for our word before it sends: there is nothing to read.
-                raise await _too_large(receive, limit, ended=header(scope, b"expect") is not None)
-            message = await _next_part(receive)
-            body: bytes = message.get("body", b"")
-            if not message.get("more_body", False):
-                # Nearly every request comes in one piece: no copy for it. It may still be over the limit.
-                if len(body) > limit:
-                    raise await _too_large(receive, limit, ended=True)
-                return body
-            return await _read_on(receive, body, limit)
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part: bytes = message.get("body", b"")
+                more = message.get("more_body", False)
+                size += len(part)
+                if size > limit:
+                    raise Refusal(too_large())
+                holding.grow(len(part))
+                parts.append(part)
     except TimeoutError:
-        raise Refusal(detail(408, f"the request body did not arrive within {seconds:g} s", _CLOSE)) from None
-
-
-async def _read_on(receive: Receive, start: bytes, limit: int) -> bytes:
-    parts, size = [start], len(start)
-    while True:
-        if size > limit:
-            raise await _too_large(receive, limit)
-        message = await _next_part(receive)
-        part: bytes = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if not message.get("more_body", False):
-            if size > limit:
-                raise await _too_large(receive, limit, ended=True)
-            return b"".join(parts)
-
-
-async def _next_part(receive: Receive) -> Any:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message
-
-
-async def _too_large(receive: Receive, limit: int, *, ended: bool = False) -> Refusal:
-    # Closing a connection with unread data resets it, and most clients then never see the answer. So read on a
-    # little, keeping nothing, and only then give up on a client that does not stop.
-    left = 2 * limit
-    while not ended and left > 0:
-        message = await _next_part(receive)
-        left -= len(message.get("body", b""))
-        ended = not message.get("more_body", False)
-    return Refusal(detail(413, f"the request body is larger than {limit} bytes", _CLOSE))
+        raise Refusal(detail(408, f"the request body did not arrive within {seconds:g} s", CLOSE)) from None
+    # Nearly every request comes in one piece: no copy for it.
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Attendance:

@@ -19,6 +19,10 @@ from toolyard.sandbox.protocol import Limits, Session
 _log = logging.getLogger("toolyard.sandbox.service")
 
 
+class TooManySessionsError(SandboxBusyError):
+    """As many are open as the server, or this client, may have."""
+
+
 class SessionSource(Protocol):
     def session(self, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]: ...
 
@@ -26,7 +30,8 @@ class SessionSource(Protocol):
 class HostedSession:
     """An open session, its last use, and the way to end it."""
 
-    def __init__(self, idle_seconds: float) -> None:
+    def __init__(self, client: str, idle_seconds: float) -> None:
+        self.client = client
         self.id = secrets.token_urlsafe(18)
         self.idle_seconds = idle_seconds
         self.session: Session | None = None
@@ -61,24 +66,37 @@ class SessionHost:
     """Opens, lends and ends sessions. Made by `host_sessions`."""
 
     def __init__(
-        self, sandbox: SessionSource, group: asyncio.TaskGroup, *, max_sessions: int, idle_seconds: float
+        self,
+        sandbox: SessionSource,
+        group: asyncio.TaskGroup,
+        *,
+        max_sessions: int,
+        max_per_client: int,
+        idle_seconds: float,
     ) -> None:
         self._sandbox = sandbox
         self._group = group
         self._max_sessions = max_sessions
+        self._max_per_client = max_per_client
         self._idle_seconds = idle_seconds
         self._open: dict[str, HostedSession] = {}
 
-    async def open(self, limits: Limits, *, idle_seconds: float | None, start_within: float) -> HostedSession:
-        """A new session, which lives until `end`, or until it stood idle for too long.
+    async def open(
+        self, limits: Limits, *, client: str, idle_seconds: float | None, start_within: float
+    ) -> HostedSession:
+        """A new session of `client`, which lives until `end`, or until it stood idle for too long.
 
         Raises:
-            SandboxBusyError: too many are open, or it could not be opened within `start_within` seconds.
+            TooManySessionsError: too many are open, in all or of this client.
+            SandboxBusyError: it could not be opened within `start_within` seconds.
             SandboxError: it could not be opened at all.
         """
         if len(self._open) >= self._max_sessions:
-            raise SandboxBusyError(f"{self._max_sessions} sessions are open, which is the most this server allows")
-        hosted = HostedSession(min(idle_seconds or self._idle_seconds, self._idle_seconds))
+            raise TooManySessionsError(f"{self._max_sessions} sessions are open, which is the most this server allows")
+        if sum(hosted.client == client for hosted in self._open.values()) >= self._max_per_client:
+            most = f"{self._max_per_client} sessions open, which is the most this server allows for each client"
+            raise TooManySessionsError(f"client {client} has {most}")
+        hosted = HostedSession(client, min(idle_seconds or self._idle_seconds, self._idle_seconds))
         self._open[hosted.id] = hosted
         keeper = self._group.create_task(self._keep(hosted, limits))
         try:
@@ -147,11 +165,13 @@ class SessionHost:
 
 @asynccontextmanager
 async def host_sessions(
-    sandbox: SessionSource, *, max_sessions: int, idle_seconds: float
+    sandbox: SessionSource, *, max_sessions: int, max_per_client: int, idle_seconds: float
 ) -> AsyncGenerator[SessionHost]:
     """All sessions opened here are closed when the block is left."""
     async with asyncio.TaskGroup() as group:
-        host = SessionHost(sandbox, group, max_sessions=max_sessions, idle_seconds=idle_seconds)
+        host = SessionHost(
+            sandbox, group, max_sessions=max_sessions, max_per_client=max_per_client, idle_seconds=idle_seconds
+        )
         try:
             yield host
         finally:

@@ -15,7 +15,7 @@ from .guest import frames
 from .pool import Slots
 from .protocol import CellError, CellResult, Limits, Verdict
 from .requests import as_bytes, header_of, unpack_files, verdict_of
-from .zygote import Reply, Worker
+from .worker import Reply, Worker, WorkerDiedError
 
 _FILES_SECONDS = 30.0
 _INTERFERED = "the files could not be moved: the session's own program interfered"
@@ -92,11 +92,14 @@ class LocalSession:
         return unpack_files(reply.extra)
 
     async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:
-        if self._worker is None or not self._worker.alive:
+        worker = self._worker
+        if worker is None or not worker.alive:
             raise SessionLostError(self._why_lost)
         try:
-            return await self._worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
-        except BaseException:
+            return await worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
+        except BaseException as error:
+            if self._worker is not worker and isinstance(error, WorkerDiedError):
+                raise SessionLostError(self._why_lost) from error  # we ended it ourselves, meanwhile
             self._lose("the session ended in mid-cell: its cell was cancelled or its worker died")
             raise
 
@@ -131,9 +134,8 @@ class LocalSession:
 
 
 def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
-    answer = _parse(reply.extra)
+    display, error = _read_account(reply.extra)
     verdict, code = verdict_of(reply)
-    error = _cell_error(answer.get("error"))
     if verdict is Verdict.OK and error is not None:
         verdict = Verdict.FAILED
     if lost and verdict is Verdict.OK:
@@ -146,7 +148,7 @@ def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
         verdict=verdict,
         stdout=reply.stdout.decode("utf-8", "backslashreplace"),
         stderr=reply.stderr.decode("utf-8", "backslashreplace"),
-        display=_displays(answer.get("display")),
+        display=display,
         error=error,
         truncated=bool(reply.flags & (frames.STDOUT_CUT | frames.STDERR_CUT)),
         wall_seconds=reply.wall,
@@ -154,13 +156,16 @@ def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
     )
 
 
-def _parse(extra: bytes) -> dict[str, Any]:
-    """The interpreter's own account. The program can write anything there, so nothing in it is believed."""
+def _read_account(extra: bytes) -> tuple[tuple[dict[str, str], ...], CellError | None]:
+    """The interpreter's own account. The program can write anything there, so what makes no sense says nothing."""
     try:
         found = json.loads(extra[4:])
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return (), None
+        answer = cast("dict[str, Any]", found)
+        return _displays(answer.get("display")), _cell_error(answer.get("error"))
+    except (ValueError, RecursionError):
+        return (), None
 
 
 def _cell_error(found: Any) -> CellError | None:
@@ -168,12 +173,17 @@ def _cell_error(found: Any) -> CellError | None:
         return None
     values = cast("dict[str, Any]", found)
     lines = values.get("traceback")
-    trace = tuple(str(line) for line in cast("list[Any]", lines)) if isinstance(lines, list) else ()
-    return CellError(str(values.get("ename")), str(values.get("evalue")), trace)
+    trace = tuple(map(_text, cast("list[Any]", lines))) if isinstance(lines, list) else ()
+    return CellError(_text(values.get("ename")), _text(values.get("evalue")), trace)
 
 
 def _displays(found: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(found, list):
         return ()
     bundles = [cast("dict[Any, Any]", item) for item in cast("list[Any]", found) if isinstance(item, dict)]
-    return tuple({str(kind): str(content) for kind, content in bundle.items()} for bundle in bundles)
+    return tuple({_text(kind): _text(content) for kind, content in bundle.items()} for bundle in bundles)
+
+
+def _text(value: Any) -> str:
+    """Lone surrogates become escapes, as bytes that are not UTF-8 do: no JSON could carry them any further."""
+    return str(value).encode("utf-8", "backslashreplace").decode()

@@ -181,14 +181,22 @@ def read_request(request: RunCodeRequest, defaults: Limits) -> tuple[Program, Li
     )
     if extras is not None and extras.limits is not None:
         return program, extras.limits
-    asked: dict[str, float | int] = {}
+    asked = asked_limits(request)
+    return program, defaults.model_copy(update=asked) if asked else defaults
+
+
+def asked_limits(request: RunCodeRequest) -> dict[str, Any]:
+    """What the client did not leave to the server, by the names of `Limits`."""
+    if request.toolyard is not None and request.toolyard.limits is not None:
+        return dict(request.toolyard.limits)
+    asked: dict[str, Any] = {}
     if "run_timeout" in request.model_fields_set:
         asked["run_seconds"] = request.run_timeout
     if "compile_timeout" in request.model_fields_set:
         asked["compile_seconds"] = request.compile_timeout
     if request.memory_limit_mb > 0:
         asked["memory_bytes"] = request.memory_limit_mb * MIB
-    return program, defaults.model_copy(update=asked) if asked else defaults
+    return asked
 
 
 def write_request(program: Program, limits: Limits) -> bytes:

@@ -8,10 +8,7 @@ that name another host are refused, so that no web site can read a dump through 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
@@ -21,6 +18,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from toolyard.errors import ConfigError, ToolyardError
+from toolyard.hosts import OwnNames
 from toolyard.records.jsonl import encode
 
 from .answers import Answers, NotThereError
@@ -39,7 +37,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@/]+)(:\d+)?")
 _LONG_POLL = 20.0
 REFRESH_SECONDS = 0.5
 
@@ -56,6 +53,7 @@ class Server:
     def __init__(self, answers: Answers, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._answers = answers
         self._host = host
+        self._names = OwnNames(host)
         self._port = port
         # Not from 0: whoever waited for a server that was here before learns that this is another.
         self._revision = time.time_ns() // 1_000_000
@@ -192,31 +190,13 @@ class Server:
 
         A link on any site may lead to the page: it holds nothing, and asks for the rest by itself.
         """
-        name = _HOST.fullmatch(request.host)
-        return name is not None and self._is_our_name(name[1].strip("[]").lower()) and _is_from_us(request)
-
-    def _is_our_name(self, name: str) -> bool:
-        """No other name: it might lead here because somebody wants to read what only this browser can."""
-        if name in ("localhost", self._host):
-            return True
-        shown = not _is_loopback(self._host)
-        try:
-            return ipaddress.ip_address(name).is_loopback or shown
-        except ValueError:
-            return shown and name.removesuffix(".local") == socket.gethostname().lower()
+        return self._names.include(request.host) and _is_from_us(request)
 
 
 def _is_from_us(request: web.Request) -> bool:
     site = request.headers.get("Sec-Fetch-Site", "none")
     opened = request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
     return site in ("none", "same-origin") or opened
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _AskedWronglyError(Exception):

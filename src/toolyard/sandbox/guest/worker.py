@@ -445,9 +445,32 @@ class Worker:
             collect.perform(task, self.interpreter.work, self.config["namespaces"])
         os.close(order_out)
         os.close(answer_in)
-        write_all(order_in, order)
+        os.set_blocking(order_in, False)
+        with contextlib.suppress(BrokenPipeError):
+            while len(order) and _keeps_up(pid, order_in, select.POLLOUT):
+                order = order[os.write(order_in, order) :]
         os.close(order_in)
-        while answer.take(answer_out, self.scratch):
+        while _keeps_up(pid, answer_out, select.POLLIN) and answer.take(answer_out, self.scratch):
             pass
         os.close(answer_out)
+        if _is_stopped(pid):
+            os.kill(pid, signal.SIGKILL)
         return os.waitpid(pid, 0)[1]
+
+
+def _keeps_up(pid: int, handle: int, event: int) -> bool:
+    """Wait until the helper at the other end of `handle` has done its part; False if it was stopped instead.
+
+    A session's code can do that: it runs as the same user. Nothing would ever come from there again.
+    """
+    poll = select.poll()
+    poll.register(handle, event)
+    while not poll.poll(100):
+        if _is_stopped(pid):
+            return False
+    return True
+
+
+def _is_stopped(pid: int) -> bool:
+    state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return state is not None and state.si_code == os.CLD_STOPPED
