@@ -19,6 +19,7 @@ from toolyard.cli.doctor_checks import (
     Group,
     Report,
     Status,
+    check_batches,
     check_extra,
     cluster_checks,
     kernel_checks,
@@ -172,6 +173,16 @@ class TestExtras:
         check = await check_extra("dev", ("pytest",))
         assert check.status is Status.OK
         assert check.detail == f"pytest {pytest.__version__}"
+
+
+def test_a_missing_c_library_is_told_with_the_way_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (check_batches().status, check_batches().remedy) == (Status.OK, None)
+    monkeypatch.setattr("toolyard.sandbox.guest.native.LIBRARY", "/nonexistent/guest.so")
+    assert check_batches().status is Status.MISSING
+    assert "not built" in check_batches().detail
+    assert "python -m toolyard.sandbox.guest.native.build" in (check_batches().remedy or "")
+    monkeypatch.setenv("TOOLYARD_NATIVE", "0")
+    assert (check_batches().status, check_batches().remedy) == (Status.MISSING, None)
 
 
 @pytest.mark.parametrize(

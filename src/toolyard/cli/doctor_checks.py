@@ -193,7 +193,7 @@ async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> li
         opened = duration(time.monotonic() - started)
         checks = [Check(group=Group.SANDBOX, name="start", status=Status.OK, detail=f"ready in {opened}")]
         checks.append(await _check_speed(sandbox))
-        checks.append(_check_batches())
+        checks.append(check_batches())
         checks.append(await _check_session(sandbox))
         # The sandbox runs as many at a time as it has workers; the others wait, and their own time does not run.
         async with asyncio.TaskGroup() as group:
@@ -211,11 +211,12 @@ async def _check_speed(sandbox: LocalSandbox) -> Check:
     return Check(group=Group.SANDBOX, name="speed", status=Status.OK, detail=f"a small Python program takes {median}")
 
 
-def _check_batches() -> Check:
+def check_batches() -> Check:
     reason = native.why_not()
     status = Status.MISSING if reason else Status.OK
     detail = f"one by one, since the C library is {reason}" if reason else "forked from one prepared process"
-    remedy = "with a C compiler: python -m toolyard.sandbox.guest.native.build" if reason else None
+    built = not reason or "TOOLYARD_NATIVE" in reason
+    remedy = None if built else "with a C compiler: python -m toolyard.sandbox.guest.native.build"
     return Check(group=Group.SANDBOX, name="batches", status=status, detail=detail, remedy=remedy)
 
 
