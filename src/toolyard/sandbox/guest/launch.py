@@ -22,6 +22,14 @@ ROOT = "/mnt"
 """Where the private root is mounted before it becomes the root. Only this mount namespace ever sees it."""
 OWN_USER_BASE = 1 << 30
 """As root each worker gets a user id of its own: this plus its launcher's pid, so no two alive can be the same."""
+FIXED_LIMITS = {
+    resource.RLIMIT_SIGPENDING: 256,  # timers count as pending signals
+    resource.RLIMIT_MEMLOCK: 64 << 10,
+    resource.RLIMIT_MSGQUEUE: 0,
+    resource.RLIMIT_NICE: 0,
+    resource.RLIMIT_RTPRIO: 0,
+}
+"""The same for every program. What the kernel counts per user it counts for the serving user as well."""
 
 
 def _die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
@@ -32,6 +40,8 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
     """In a fork of the zygote. Says on `report` that ids may be mapped, waits on `go`, becomes the jail's parent."""
     try:
         zygote = os.getppid()
+        _use_ordinary_class()
+        _start_no_core_handler()
         # Without a pid namespace the launcher has orphans to see to before it goes.
         _die_with_parent(signal.SIGKILL if config["namespaces"] else signal.SIGTERM)
         if config["namespaces"]:
@@ -58,6 +68,20 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
     except BaseException as error:
         _report(report, error)
     os._exit(0)
+
+
+def _use_ordinary_class() -> None:
+    """A program of a real-time class would keep its worker from the processor, and so outlive its limit."""
+    with contextlib.suppress(PermissionError):  # an ordinary user's host of the idle class: less than ordinary
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def _start_no_core_handler() -> None:
+    """Where core_pattern names a program, a crash starts it as the host's root. Only a limit of 1 forbids that."""
+    with contextlib.suppress(ValueError, OSError):  # the host's own hard limit is 0, which only root can raise
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 def count_processes() -> int:
@@ -129,6 +153,8 @@ def _become_worker(
 ) -> NoReturn:
     try:
         _die_with_parent()
+        for limit, size in FIXED_LIMITS.items():  # not before the namespaces: all workers would share one count
+            resource.setrlimit(limit, (size, size))
         if config["namespaces"]:
             root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"])
             root.enter(ROOT)
