@@ -363,6 +363,69 @@ def test_a_memory_hog_is_stopped(container: Container) -> None:
     assert container.run("print(1)")["stdout"] == "1\n"
 
 
+HOARD = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+SHARED, PRIVATE, ANONYMOUS, GROWS_DOWN, STEP = 0x1, 0x2, 0x20, 0x100, 16 << 20
+
+def take(flags, handle=-1):
+    area = libc.mmap(None, ctypes.c_size_t(STEP), 3, flags, handle, 0)
+    if area == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    for at in range(area, area + STEP, 4096):
+        ctypes.c_char.from_address(at).value = b"x"
+
+def take_file(handle):
+    os.write(handle, bytes(STEP))
+
+held = 0
+try:
+    while held < 1 << 30:
+        {way}
+        held += STEP
+except OSError as error:
+    print(error)
+print(held >> 20)
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "take(SHARED | ANONYMOUS)",
+        "take(3 | ANONYMOUS)",
+        "take(PRIVATE | ANONYMOUS | GROWS_DOWN)",
+        "take(SHARED, os.open('/dev/zero', os.O_RDWR))",
+        "take_file(os.memfd_create('hoard'))",
+    ],
+)
+def test_memory_that_no_limit_of_a_process_counts_cannot_be_had(container: Container, way: str) -> None:
+    """Shared memory, and what poses as a stack. Nobody adds up the processes here: there is no cgroup."""
+    told = container.run(HOARD.replace("{way}", way), memory_bytes=128 * MIB)
+    assert told["verdict"] == "ok", told
+    assert int(told["stdout"].split()[-1]) < 128, told
+
+
+def test_zeros_can_be_read_and_a_file_be_mapped_and_shared(container: Container) -> None:
+    """What a program still has of it: memory that counts as a file."""
+    told = container.run(
+        """
+import mmap, os
+with open("/dev/zero", "rb", buffering=0) as zeros, open("file", "w+b") as file:
+    file.write(zeros.read(4096))
+    file.flush()
+    with mmap.mmap(file.fileno(), 0) as shared:
+        if os.fork() == 0:
+            shared[0] = 7
+            os._exit(0)
+        os.wait()
+        print(shared[0])
+"""
+    )
+    assert told["stdout"] == "7\n", told
+
+
 def test_signals_to_everybody_reach_nobody(container: Container) -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
         told = container.run(

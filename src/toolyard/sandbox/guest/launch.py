@@ -179,7 +179,7 @@ def _become_worker(
         if config["seccomp"]:
             kernel.install_seccomp(
                 seccomp.build_filter(
-                    memfd=cgroup is not None or not config["namespaces"],
+                    cgroup=cgroup is not None,
                     namespaces=config["namespaces"],
                     own_user=bool(config["user"]),
                 )
@@ -206,4 +206,7 @@ def _landlock(config: dict[str, Any]) -> None:
         kernel.restrict_with_landlock(["/"], [*config["writable"], *devices])
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
+        if not config["cgroup"]:  # whoever can write to it can map it shared, which is memory that nobody counts
+            devices.remove("/dev/zero")
+            readable.append("/dev/zero")
         kernel.restrict_with_landlock(readable, [*config["writable"], *devices])

@@ -88,7 +88,7 @@ def _landlock() -> None:
 
 def _seccomp() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.install_seccomp(seccomp.build_filter(memfd=False))
+    kernel.install_seccomp(seccomp.build_filter(cgroup=False))
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:

@@ -75,7 +75,7 @@ _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 _CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
 _PRLIMIT64, _SETRLIMIT, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (160, 164), (203, 122), (141, 140)
-_FCNTL = (72, 25)
+_FCNTL, _MMAP = (72, 25), (9, 222)
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
@@ -90,6 +90,7 @@ _REFUSED_FCNTLS = (1024, 1026, 1031)
 """A lease, which holds up others who open the file (F_SETLEASE); notices of what others do in a directory (F_NOTIFY);
 larger pipes, whose pages are counted per user (F_SETPIPE_SZ)."""
 _RLIMIT_CORE = 4
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_GROWSDOWN = 0x1, 0x20, 0x100
 
 Instruction = tuple[int, int, int, int]
 
@@ -167,6 +168,17 @@ def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
     }  # fmt: skip
 
 
+def _counted_memory_only() -> list[Instruction]:
+    """Only memory that the limit of a process counts: nothing anonymous that is shared or poses as a stack.
+
+    A file may be shared. What it takes counts as disk.
+    """
+    return [
+        _argument(3), (_JUMP_SET, 0, 2, _MAP_ANONYMOUS), (_JUMP_SET, 2, 0, _MAP_SHARED),
+        (_JUMP_SET, 1, 0, _MAP_GROWSDOWN), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _error(errno.EPERM)),
+    ]  # fmt: skip
+
+
 def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Instruction]]:
     answers = [(0, _TIMES), (errno.EOPNOTSUPP, _ATTRIBUTES), *([] if own_user else [(0, _MODES)])]
     return {
@@ -177,10 +189,11 @@ def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Inst
     }
 
 
-def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True) -> bytes:
+def build_filter(*, cgroup: bool, namespaces: bool = True, own_user: bool = True) -> bytes:
     """The filter as BPF.
 
-    `memfd=False` refuses `memfd_create`: memory that no watchdog can see without a cgroup.
+    `cgroup=False` refuses `memfd_create`, memory that nobody can see without a cgroup; and shared anonymous memory
+    where nobody looks at a program's processes either, for want of a pid namespace.
     `namespaces=False`: the network and the file tree are the host's.
     `own_user=False`: and so is the user, to whom many of the files belong.
     """
@@ -190,7 +203,7 @@ def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True)
         number = numbers[column]
         if number is not None:
             cases[number] = [(_RETURN, 0, 0, _error(errno.EPERM))]
-    absent = [*_ABSENT.values(), *([] if memfd else [_MEMFD_CREATE])]
+    absent = [*_ABSENT.values(), *([] if cgroup else [_MEMFD_CREATE])]
     for numbers in absent:
         number = numbers[column]
         if number is not None:
@@ -199,6 +212,8 @@ def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True)
     cases.update({numbers[column]: body for numbers, body in special.items()})
     if not namespaces:
         cases.update(_without_private_root(column, own_user=own_user))
+        if not cgroup:
+            cases[_MMAP[column]] = _counted_memory_only()
         del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `program.prepare`
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
