@@ -182,6 +182,25 @@ async def test_a_program_has_no_privilege_and_no_way_to_one(sandbox: LocalSandbo
             assert set(values) <= {"65534"}
 
 
+async def test_no_capability_is_kept_at_any_level(any_level: LocalSandbox) -> None:
+    told = await words(
+        any_level,
+        """
+        import subprocess
+        code = (
+            "import ctypes; held = (ctypes.c_uint * 6)()\\n"
+            "libc = ctypes.CDLL(None)\\n"
+            f"libc.syscall({NUMBERS['capget']}, (ctypes.c_uint * 2)(0x20080522, 0), held); print(*held)\\n"
+            "print(*[libc.prctl(47, 1, number, 0, 0) for number in range(41)])"  # ambient ones
+        )
+        exec(code)
+        print(subprocess.check_output([sys.executable, "-c", code], text=True))
+        """,
+    )
+    assert set(told) == {"0"}
+    assert len(told) == 2 * (6 + 41)
+
+
 async def test_no_user_id_but_its_own_can_be_taken(any_level: LocalSandbox) -> None:
     told = await words(
         any_level,

@@ -162,13 +162,14 @@ def _become_worker(
             _make_directories(config)
         if not config["namespaces"]:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        config["scope"] = -1 if config["namespaces"] or not config["landlock"] else kernel.signal_scope()
+        config["scope"] = (
+            -1 if config["namespaces"] or not config["landlock"] else kernel.signal_scope(config["landlock_abi"])
+        )
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if config["landlock"]:
             _landlock(config)
         if config["user"]:
-            user = 1000 if config["namespaces"] else config["user"]
-            kernel.become(user, kernel.CAP_DAC_OVERRIDE if config["passes_directories"] else None)
+            kernel.become(1000 if config["namespaces"] else config["user"])
         else:
             kernel.drop_capabilities()
         _die_with_parent()  # forgotten by the kernel when the user id changed
@@ -182,6 +183,7 @@ def _become_worker(
                     cgroup=cgroup is not None,
                     namespaces=config["namespaces"],
                     own_user=bool(config["user"]),
+                    landlock=config["landlock_abi"],
                 )
             )
         os.write(report, b"r")
@@ -201,12 +203,12 @@ def _make_directories(config: dict[str, Any]) -> None:
 
 
 def _landlock(config: dict[str, Any]) -> None:
-    devices = [f"/dev/{name}" for name in root.DEVICES]
+    devices, abi = [f"/dev/{name}" for name in root.DEVICES], config["landlock_abi"]
     if config["namespaces"]:
-        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices])
+        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi)
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
         if not config["cgroup"]:  # whoever can write to it can map it shared, which is memory that nobody counts
             devices.remove("/dev/zero")
             readable.append("/dev/zero")
-        kernel.restrict_with_landlock(readable, [*config["writable"], *devices])
+        kernel.restrict_with_landlock(readable, [*config["writable"], *devices], abi)

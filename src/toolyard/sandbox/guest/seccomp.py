@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from .kernel import CLONE_NEWCGROUP, LANDLOCK_RESTRICT_SELF, MACHINE, NAMESPACES
+from .kernel import CLONE_NEWCGROUP, LANDLOCK_RESTRICT_SELF, MACHINE, NAMESPACES, OPENAT2
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -73,6 +73,12 @@ _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
 }  # fmt: skip
+# Before its version 3, Landlock does not know of truncation. By name it can be refused, and so can opening a file to
+# truncate it without writing to it, for which Landlock does not ask the right to write.
+_LANDLOCK_TRUNCATES = 3
+_TRUNCATE: tuple[int, int] = (76, 45)
+_OPENS_BY_FLAGS: dict[tuple[int, int | None], int] = {(2, None): 1, (257, 56): 2}  # open, openat: which argument it is
+_O_TRUNC, _ACCESS_MODES, _READ_ONLY, _NO_ACCESS = 0x200, 3, 0, 3
 _CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
 _PRLIMIT64, _SETRLIMIT, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (160, 164), (203, 122), (141, 140)
 _FCNTL, _MMAP = (72, 25), (9, 222)
@@ -179,6 +185,23 @@ def _counted_memory_only() -> list[Instruction]:
     ]  # fmt: skip
 
 
+def _without_truncation(column: int) -> dict[int, list[Instruction]]:
+    refuse, allow = (_RETURN, 0, 0, _error(errno.EACCES)), (_RETURN, 0, 0, _ALLOW)
+    # What openat2 is asked for lies in memory, which a filter does not see. It is new enough to be missing.
+    cases: dict[int, list[Instruction]] = {
+        _TRUNCATE[column]: [refuse],
+        OPENAT2: [(_RETURN, 0, 0, _error(errno.ENOSYS))],
+    }
+    for numbers, flags in _OPENS_BY_FLAGS.items():
+        number = numbers[column]
+        if number is not None:
+            cases[number] = [
+                _argument(flags), (_JUMP_SET, 0, 3, _O_TRUNC), (_AND, 0, 0, _ACCESS_MODES),
+                (_JUMP_EQUAL, 2, 0, _READ_ONLY), (_JUMP_EQUAL, 1, 0, _NO_ACCESS), allow, refuse,
+            ]  # fmt: skip
+    return cases
+
+
 def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Instruction]]:
     answers = [(0, _TIMES), (errno.EOPNOTSUPP, _ATTRIBUTES), *([] if own_user else [(0, _MODES)])]
     return {
@@ -189,13 +212,16 @@ def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Inst
     }
 
 
-def build_filter(*, cgroup: bool, namespaces: bool = True, own_user: bool = True) -> bytes:
+def build_filter(
+    *, cgroup: bool, namespaces: bool = True, own_user: bool = True, landlock: int = _LANDLOCK_TRUNCATES
+) -> bytes:
     """The filter as BPF.
 
     `cgroup=False` refuses `memfd_create`, memory that nobody can see without a cgroup; and shared anonymous memory
     where nobody looks at a program's processes either, for want of a pid namespace.
     `namespaces=False`: the network and the file tree are the host's.
     `own_user=False`: and so is the user, to whom many of the files belong.
+    `landlock`: its version. What the version does not know is refused here where the file tree is the host's.
     """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
@@ -212,6 +238,8 @@ def build_filter(*, cgroup: bool, namespaces: bool = True, own_user: bool = True
     cases.update({numbers[column]: body for numbers, body in special.items()})
     if not namespaces:
         cases.update(_without_private_root(column, own_user=own_user))
+        if landlock < _LANDLOCK_TRUNCATES:
+            cases.update(_without_truncation(column))
         if not cgroup:
             cases[_MMAP[column]] = _counted_memory_only()
         del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `program.prepare`
