@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hostile import run, words
+from hostile import SYSCALLS, run, words
 
 from toolyard.sandbox.local import LocalSandbox
 
@@ -75,6 +75,47 @@ async def test_pending_signals_and_timers_are_few(any_level: LocalSandbox) -> No
         """,
     )
     assert int(told[0]) + int(told[1]) <= 1000
+
+
+HOARD = """
+import signal, time
+event, timer = ctypes.create_string_buffer(64), ctypes.c_void_p()
+ctypes.c_int.from_buffer(event, 8).value = signal.SIGRTMIN
+while libc.timer_create(1, event, ctypes.byref(timer)) == 0:
+    pass
+for number in range(8):
+    if os.fork() == 0:
+        pipes = []
+        try:
+            while True:
+                pipes.append(os.pipe())
+        except OSError:
+            time.sleep(60)
+print("hoarded", flush=True)
+time.sleep(2.5)
+"""
+SHARE = """
+import fcntl, signal
+event, timer = ctypes.create_string_buffer(64), ctypes.c_void_p()
+ctypes.c_int.from_buffer(event, 8).value = signal.SIGRTMIN
+print(libc.timer_create(1, event, ctypes.byref(timer)), fcntl.fcntl(os.pipe()[0], 1032))
+"""
+
+
+@pytest.mark.kernel("namespaces")
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="only as root do workers have user ids of their own, and so their own pipes"
+)
+async def test_a_hoarder_leaves_its_neighbour_and_the_host_their_share(sandbox: LocalSandbox) -> None:
+    usual = (await words(sandbox, SHARE))[1]
+    async with asyncio.TaskGroup() as group:
+        hoarder = group.create_task(run(sandbox, SYSCALLS + HOARD))
+        await asyncio.sleep(2)
+        neighbour = group.create_task(words(sandbox, SHARE))
+        code = [sys.executable, "-c", SYSCALLS + SHARE]
+        host = await asyncio.to_thread(subprocess.run, code, capture_output=True, text=True, timeout=30, check=True)
+    assert hoarder.result().stdout == "hoarded\n"
+    assert neighbour.result() == host.stdout.split() == ["0", usual]
 
 
 async def test_a_few_timers_and_queued_signals_work(any_level: LocalSandbox) -> None:
