@@ -1,23 +1,22 @@
 """A container with Docker's default profile: no namespaces for us, a read-only cgroup tree, few capabilities.
 
-It is played by a process that gives these rights away before it opens a sandbox. The level is `confined`, and the core
-of the threat list holds there, too.
+It is played by a process that gives these rights away before it opens a sandbox (tests/in_container.py). As root its
+interpreter lies where everybody can reach it, as in most images. The level is `confined`, and the core of the threat
+list holds there, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import errno
+import contextlib
 import json
 import os
-import platform
+import shutil
 import socket
-import struct
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,94 +25,40 @@ from hostile import QUICK, SYSCALLS
 from test_faults import alive, wait_until
 
 from toolyard.errors import IsolationError
-from toolyard.sandbox.isolation import Level
+from toolyard.sandbox import local
+from toolyard.sandbox.isolation import Grants, Level
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Program
 
 pytestmark = [pytest.mark.kernel("landlock", "seccomp")]
 
-DOCKERS_CAPABILITIES = 0xA80425FB
-NEW_NAMESPACES = 0x7E020000
-REFUSED = {
-    "x86_64": {"unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155},
-    "aarch64": {"unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41},
-}
-NEWER_REFUSED = {
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "mount_setattr": 442,
-}
-OTHERS = {
-    "x86_64": {"audit": 0xC000003E, "clone": 56, "seccomp": 317, "capset": 126},
-    "aarch64": {"audit": 0xC00000B7, "clone": 220, "seccomp": 277, "capset": 91},
-}
-CLONE3 = 435
+CHECKOUT = Path(__file__).parent.parent.parent
+needs_own_user = pytest.mark.skipif(os.getuid() != 0, reason="only as root do programs have a user id of their own")
 
 
 # --------------------------------------------------------------------------------------------------- the container
-def dockers_filter() -> bytes:
-    load, equal, any_of, answer = 0x20, 0x15, 0x45, 0x06
-    allow, refuse, absent = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-    numbers = OTHERS[platform.machine()]
-    program = [(load, 0, 0, 4), (equal, 1, 0, numbers["audit"]), (answer, 0, 0, allow), (load, 0, 0, 0)]
-    for number in [*REFUSED[platform.machine()].values(), *NEWER_REFUSED.values()]:
-        program += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
-    program += [(equal, 0, 1, CLONE3), (answer, 0, 0, absent)]
-    program += [
-        (equal, 0, 3, numbers["clone"]),
-        (load, 0, 0, 16),
-        (any_of, 0, 1, NEW_NAMESPACES),
-        (answer, 0, 0, refuse),
-    ]
-    return b"".join(struct.pack("HBBI", *step) for step in [*program, (answer, 0, 0, allow)])
+def play_older_landlock(version: int) -> None:
+    """Have sandboxes of this process believe that the kernel's Landlock is of an older version, and use no more."""
+    newest = local.probe
+
+    async def probe(python: str | None = None) -> Grants:
+        return (await newest(python)).model_copy(update={"landlock_abi": version})
+
+    local.probe = probe
 
 
-def enter_container() -> None:
-    """Give away for good what a process in a container does not have."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    numbers = OTHERS[platform.machine()]
-
-    def checked(result: int, what: str) -> None:
-        if result < 0:
-            raise OSError(ctypes.get_errno(), what)
-
-    def call(number: int, *words: object) -> int:
-        return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(w) if isinstance(w, int) else w for w in words])
-
-    if os.getuid() == 0:
-        checked(libc.unshare(0x20000), "unshare")
-        checked(libc.mount(None, b"/", None, ctypes.c_ulong(0x44000), None), "mount private")
-        checked(libc.mount(b"none", b"/sys/fs/cgroup", b"tmpfs", ctypes.c_ulong(1), None), "mount over cgroup")
-    else:
-        checked(libc.prctl(38, 1, 0, 0, 0), "no_new_privs")
-    program = dockers_filter()
-    buffer = ctypes.create_string_buffer(program, len(program))
-    pointer = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    checked(call(numbers["seccomp"], 1, 0, pointer), "seccomp")
-    if os.getuid() == 0:
-        for capability in range(41):
-            if not DOCKERS_CAPABILITIES >> capability & 1:
-                checked(libc.prctl(24, ctypes.c_ulong(capability), 0, 0, 0), "drop from the bounding set")
-        kept = struct.pack("6I", DOCKERS_CAPABILITIES, DOCKERS_CAPABILITIES, 0, 0, 0, 0)
-        checked(call(numbers["capset"], struct.pack("Ii", 0x20080522, 0), kept), "capset")
-
-
-async def serve() -> None:
+async def serve(*read_only_paths: str) -> None:
     """In the container: run the programs that come in, one line each, and tell what became of them."""
-    async with LocalSandbox(workers=2) as sandbox:
+    async with LocalSandbox(workers=2, read_only_paths=read_only_paths) as sandbox:
         told: dict[str, Any] = {"level": sandbox.level, "memory_limit": sandbox.grants.memory_limit}
         print(json.dumps(told), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             asked = json.loads(line)
-            execution = await sandbox.run(
-                Program(asked["code"], asked["language"]), QUICK.model_copy(update=asked["limits"])
-            )
+            program = Program(asked["code"], asked["language"], fetch_files=asked["fetch_files"])
+            execution = await sandbox.run(program, QUICK.model_copy(update=asked["limits"]))
             told = {
                 "verdict": execution.verdict, "stdout": execution.stdout, "stderr": execution.stderr,
-                "isolation": execution.isolation,
+                "isolation": execution.isolation, "files": sorted(execution.files),
             }  # fmt: skip
             print(json.dumps(told), flush=True)
 
@@ -131,12 +76,12 @@ INSIDE = f"""
 import asyncio, os, sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 import test_in_a_container as container
-container.enter_container()
 """
 
 
 def python_inside(code: str) -> list[str]:
-    return [sys.executable, "-c", INSIDE + code]
+    who = "user" if os.getuid() else "open-root"
+    return [sys.executable, str(CHECKOUT / "tests/in_container.py"), who, sys.executable, "-c", INSIDE + code]
 
 
 class Container:
@@ -150,9 +95,12 @@ class Container:
         assert line, "the sandbox in the container ended; see its stderr above"
         return json.loads(line)
 
-    def run(self, code: str, language: str = "python", **limits: float) -> dict[str, Any]:
+    def run(
+        self, code: str, language: str = "python", fetch_files: Sequence[str] = (), **limits: float
+    ) -> dict[str, Any]:
         assert self._process.stdin
-        print(json.dumps({"code": code, "language": language, "limits": limits}), file=self._process.stdin, flush=True)
+        asked = {"code": code, "language": language, "fetch_files": fetch_files, "limits": limits}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
         return self._answer()
 
 
@@ -161,9 +109,15 @@ SECRET = uuid.uuid4().hex
 
 @pytest.fixture(scope="module")
 def container() -> Iterator[Container]:
+    with open_container("asyncio.run(container.serve())") as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def open_container(code: str) -> Generator[Container]:
     environment = {**os.environ, "HOST_SECRET": SECRET}
     with subprocess.Popen(
-        python_inside("asyncio.run(container.serve())"),
+        python_inside(code),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
     ) as process:  # fmt: skip
         yield Container(process)
@@ -284,6 +238,76 @@ for pid in ("self", os.getppid(), *range(1, 5000)):
     assert SECRET not in told["stdout"] + told["stderr"]
 
 
+@needs_own_user
+def test_what_lies_in_a_closed_directory_cannot_even_be_looked_at(container: Container) -> None:
+    folder = Path("/tmp") / f"host-{uuid.uuid4().hex}"
+    folder.mkdir(mode=0o700)
+    try:
+        (folder / "secret").write_text("the host's secret")
+        told = container.run(
+            SYSCALLS + f"print(attempt(os.stat, '{folder}/secret'), attempt(os.chdir, '{folder}'), "
+            f"attempt(os.readlink, '{folder}/secret'), os.access('{folder}/secret', os.F_OK))"
+        )
+        assert told["stdout"] == "EACCES EACCES EACCES False\n", told
+    finally:
+        (folder / "secret").unlink()
+        folder.rmdir()
+
+
+@needs_own_user
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_no_file_of_the_host_is_emptied_under_an_older_landlock(version: int) -> None:
+    """Before version 3 it knows nothing of truncation: not by name, nor of a file that is opened for reading."""
+    folder = Path("/tmp") / f"host-{uuid.uuid4().hex}"
+    (folder / "readable").mkdir(parents=True)
+    places = {"closed": 0o600, "open": 0o666, "readable/open": 0o666}
+    for name, mode in places.items():
+        (folder / name).write_text("the host's")
+        (folder / name).chmod(mode)
+    code = f"container.play_older_landlock({version})\nasyncio.run(container.serve('{folder}/readable'))"
+    try:
+        with open_container(code) as older:
+            told = older.run(
+                SYSCALLS
+                + f"""
+import struct
+names = [os.path.join("{folder}", name).encode() for name in {list(places)}]
+print(open(names[2]).read() == "the host's")
+for name in names:
+    attempt(os.truncate, name, 0)
+    call("truncate", name, 0)
+    for access in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, 3):
+        call("openat", -100, name, access | os.O_TRUNC)
+        call("openat2", -100, name, struct.pack("QQQ", access | os.O_TRUNC, 0, 0), 24)
+with open("own", "w") as file:
+    file.write("mine")
+    file.truncate(2)
+print(os.path.getsize("own"), open("own", "w").write(""), os.path.getsize("own"))
+"""
+            )
+        assert told["stdout"] == "True\n2 0 0\n", told
+        assert {name: (folder / name).read_text() for name in places} == dict.fromkeys(places, "the host's")
+    finally:
+        shutil.rmtree(folder)
+
+
+@needs_own_user
+def test_files_are_fetched_through_no_link_under_an_older_landlock() -> None:
+    code = """
+import os
+os.makedirs("folder/inner")
+for name in ("own", "folder/inner/own"):
+    open(name, "w").write("mine")
+os.symlink("own", "link")
+os.symlink("folder", "linked")
+os.symlink("/usr/bin", "elsewhere")
+"""
+    names = ["own", "folder/inner/own", "link", "linked/inner/own", "elsewhere/env", "folder/", "missing"]
+    with open_container("container.play_older_landlock(2)\nasyncio.run(container.serve())") as older:
+        told = older.run(code, fetch_files=names)
+    assert told["files"] == ["folder/inner/own", "own"], told
+
+
 def test_services_of_the_host_cannot_be_reached(container: Container, tmp_path: Path) -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     name = uuid.uuid4().hex
@@ -361,6 +385,69 @@ def test_a_memory_hog_is_stopped(container: Container) -> None:
     assert told["verdict"] == "memory_exceeded" or "MemoryError" in told["stderr"], told
     assert told["verdict"] != "timed_out"
     assert container.run("print(1)")["stdout"] == "1\n"
+
+
+HOARD = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+SHARED, PRIVATE, ANONYMOUS, GROWS_DOWN, STEP = 0x1, 0x2, 0x20, 0x100, 16 << 20
+
+def take(flags, handle=-1):
+    area = libc.mmap(None, ctypes.c_size_t(STEP), 3, flags, handle, 0)
+    if area == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    for at in range(area, area + STEP, 4096):
+        ctypes.c_char.from_address(at).value = b"x"
+
+def take_file(handle):
+    os.write(handle, bytes(STEP))
+
+held = 0
+try:
+    while held < 1 << 30:
+        {way}
+        held += STEP
+except OSError as error:
+    print(error)
+print(held >> 20)
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "take(SHARED | ANONYMOUS)",
+        "take(3 | ANONYMOUS)",
+        "take(PRIVATE | ANONYMOUS | GROWS_DOWN)",
+        "take(SHARED, os.open('/dev/zero', os.O_RDWR))",
+        "take_file(os.memfd_create('hoard'))",
+    ],
+)
+def test_memory_that_no_limit_of_a_process_counts_cannot_be_had(container: Container, way: str) -> None:
+    """Shared memory, and what poses as a stack. Nobody adds up the processes here: there is no cgroup."""
+    told = container.run(HOARD.replace("{way}", way), memory_bytes=128 * MIB)
+    assert told["verdict"] == "ok", told
+    assert int(told["stdout"].split()[-1]) < 128, told
+
+
+def test_zeros_can_be_read_and_a_file_be_mapped_and_shared(container: Container) -> None:
+    """What a program still has of it: memory that counts as a file."""
+    told = container.run(
+        """
+import mmap, os
+with open("/dev/zero", "rb", buffering=0) as zeros, open("file", "w+b") as file:
+    file.write(zeros.read(4096))
+    file.flush()
+    with mmap.mmap(file.fileno(), 0) as shared:
+        if os.fork() == 0:
+            shared[0] = 7
+            os._exit(0)
+        os.wait()
+        print(shared[0])
+"""
+    )
+    assert told["stdout"] == "7\n", told
 
 
 def test_signals_to_everybody_reach_nobody(container: Container) -> None:

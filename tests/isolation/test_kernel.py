@@ -88,6 +88,11 @@ REFUSED = {
     "ioctl, inode attributes": "os.open('.', 0), 0x401c5820, ctypes.create_string_buffer(28)",
     "file_setattr": "-100, b'.', ctypes.create_string_buffer(24), 24, 0",
     "ioctl, terminal input": "0, 0x5412, b'x'",
+    "io_setup": "1000, ctypes.byref(ctypes.c_ulong())",
+    "inotify_init1": "0",
+    "fcntl, notices about a directory": "os.open('/usr/bin', 0), 1026, 0x80000001",
+    "fcntl, a lease on a file": "os.open('main.py', 0), 1024, 0",
+    "fcntl, a larger pipe": "os.pipe()[1], 1031, 1 << 20",
 }
 
 
@@ -106,7 +111,7 @@ async def test_the_kernel_refuses(any_level: LocalSandbox, name: str) -> None:
 @pytest.mark.toolchain("c")
 async def test_a_c_program_is_refused_the_same(any_level: LocalSandbox) -> None:
     """Nothing depends on the language: the filter sits below them all, also after execve."""
-    by_arguments = {"clone", "ioctl", "prlimit64", "sched_setaffinity", "setpriority", "socketpair"}
+    by_arguments = {"clone", "fcntl", "ioctl", "prlimit64", "sched_setaffinity", "setpriority", "socketpair"}
     calls = {NUMBERS[name] for name in {call_in(name) for name in REFUSED} - by_arguments} - {None}
     source = """
         #define _GNU_SOURCE
@@ -175,6 +180,25 @@ async def test_a_program_has_no_privilege_and_no_way_to_one(sandbox: LocalSandbo
             assert values == ["2"]
         elif name == "Groups":
             assert set(values) <= {"65534"}
+
+
+async def test_no_capability_is_kept_at_any_level(any_level: LocalSandbox) -> None:
+    told = await words(
+        any_level,
+        """
+        import subprocess
+        code = (
+            "import ctypes; held = (ctypes.c_uint * 6)()\\n"
+            "libc = ctypes.CDLL(None)\\n"
+            f"libc.syscall({NUMBERS['capget']}, (ctypes.c_uint * 2)(0x20080522, 0), held); print(*held)\\n"
+            "print(*[libc.prctl(47, 1, number, 0, 0) for number in range(41)])"  # ambient ones
+        )
+        exec(code)
+        print(subprocess.check_output([sys.executable, "-c", code], text=True))
+        """,
+    )
+    assert set(told) == {"0"}
+    assert len(told) == 2 * (6 + 41)
 
 
 async def test_no_user_id_but_its_own_can_be_taken(any_level: LocalSandbox) -> None:

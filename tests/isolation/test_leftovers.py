@@ -11,7 +11,7 @@ import pytest_asyncio
 from hostile import SYSCALLS, run
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import Program
+from toolyard.sandbox.protocol import Execution, Program
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -173,13 +173,39 @@ MARKS = {
 }
 
 
+def places_of(sandbox: LocalSandbox) -> str:
+    if sandbox.level == "confined":
+        return "import tempfile\nPLACES = (os.getcwd(), tempfile.gettempdir())\n"  # the others are the host's
+    return PLACES
+
+
 @pytest.mark.parametrize("what", MARKS)
 async def test_directories_keep_no_marks(one_worker: LocalSandbox, what: str) -> None:
-    if one_worker.level == "confined":
-        places = "import tempfile\nPLACES = (os.getcwd(), tempfile.gettempdir())\n"  # the others are the host's
-    else:
-        places = PLACES
+    places = places_of(one_worker)
     await leaves_no_trace(one_worker, places + dedent(MARKS[what]), places + dedent(LOOK_AT_DIRECTORIES))
+
+
+async def test_times_of_directories_tell_nothing_of_an_earlier_program(one_worker: LocalSandbox) -> None:
+    """Not when it last made a file there, nor when it last looked."""
+    places = places_of(one_worker)
+    use = dedent("""
+        for place in PLACES:
+            os.mkdir(f"{place}/new")
+            os.rmdir(f"{place}/new")
+            os.listdir(place)
+        """)
+    look = "for place in PLACES:\n  it = os.stat(place); print(it.st_mtime_ns, it.st_ctime_ns, it.st_atime_ns)\n"
+    for run_it in (run, last_of_each):
+        before = await run_it(one_worker, f"import os, time\n{places}{use}{look}time.sleep(0.02)")
+        after = await run(one_worker, f"import os\n{places}{look}")
+        assert before.ok, before
+        assert after.ok, after
+        assert not set(before.stdout.split()) & set(after.stdout.split())
+
+
+async def last_of_each(sandbox: LocalSandbox, code: str) -> Execution:
+    found = [execution async for execution in sandbox.run_each(Program(code), [None] * 3)]
+    return found[-1]
 
 
 @pytest.mark.kernel("namespaces")

@@ -65,7 +65,7 @@ async def test_a_daemon_that_floods_after_its_parent_left_delays_nothing(any_lev
 async def test_a_larger_pipe_does_not_smuggle_more_than_the_limit(any_level: LocalSandbox) -> None:
     execution = await run(
         any_level,
-        "import fcntl, os\nfcntl.fcntl(1, 1031, 1 << 20)\nos.write(1, b'x' * 1_000_000)",
+        "import fcntl, os\ntry: fcntl.fcntl(1, 1031, 1 << 20)\nexcept OSError: pass\nos.write(1, b'x' * 1_000_000)",
         output_bytes=1000,
     )
     assert execution.run

@@ -36,11 +36,11 @@ FEATURES = (
 EPERM = "unshare: Operation not permitted"
 
 
-def granting(*, root: bool = True, cgroup: bool = True, **refused: str) -> Grants:
+def granting(*, root: bool = True, **refused: str) -> Grants:
     reasons = {name.replace("_", " "): reason for name, reason in refused.items()}
     return Grants(
         features={feature: reasons.get(feature, "") for feature in FEATURES},
-        cgroup=(2, ("/sys/fs/cgroup",)) if cgroup else None,
+        cgroup=None if "cgroup" in refused else (2, ("/sys/fs/cgroup",)),
         landlock_abi=6,
         root=root,
         python=Python(executable="/usr/bin/python3", version="3.12.1", prefixes=("/usr",)),
@@ -136,6 +136,24 @@ class TestKernelChecks:
         )
         assert (check.name, check.detail) == ("user namespace", EPERM)
         assert "docker run" in (check.remedy or "")
+
+    @pytest.mark.parametrize(
+        ("namespaces", "words"), [("", "exceed its limit for up to 20 ms"), (EPERM, "limited per process only")]
+    )
+    def test_what_is_lost_without_a_feature_is_said(self, namespaces: str, words: str) -> None:
+        grants = granting(private_root=namespaces, cgroup="not writable")
+        details = {check.name: check.detail for check in kernel_checks(grants, Host())}
+        assert details["cgroup"].startswith("not writable; lost: memory")
+        assert words in details["cgroup"]
+
+    def test_an_interpreter_that_only_root_can_reach_matters_without_namespaces_only(self) -> None:
+        reason = "the interpreter lies in /root, which is closed to other users"
+        with_namespaces = kernel_checks(granting(own_user_id=reason), Host(root=True))
+        assert "own user id" not in {check.name for check in with_namespaces}
+        without = kernel_checks(granting(own_user_id=reason, private_root=EPERM), Host(root=True))
+        check = next(check for check in without if check.name == "own user id")
+        assert "none of its capabilities" in check.detail
+        assert "chmod o+x" in (check.remedy or "")
 
     def test_an_ordinary_user_does_not_miss_user_ids_of_programs_own(self) -> None:
         checks = kernel_checks(granting(root=False, own_user_id="only for root"), Host())

@@ -59,6 +59,16 @@ def test_confined_needs_something_that_keeps_signals_inside():
         choose_level(old, "confined")
 
 
+def test_confined_needs_something_that_limits_the_processes_of_a_shared_user():
+    """The kernel's limit does not bind root: where programs keep root's id, only a cgroup counts them."""
+    root = grants("user namespace", "own user id").model_copy(update={"root": True})
+    assert root.level is Level.CONFINED
+    unlimited = root.model_copy(update={"limits_processes": False})
+    assert unlimited.level is Level.NONE
+    with pytest.raises(IsolationError, match="own user id: refused"):
+        choose_level(unlimited, "confined")
+
+
 def test_confined_is_refused_where_landlock_or_seccomp_is_missing():
     for missing in ("landlock", "seccomp"):
         with pytest.raises(IsolationError, match=f"{missing}: refused"):

@@ -169,16 +169,42 @@ async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> 
 # Kernel ---------------------------------------------------------------------------------------------------------------
 
 
+_LOST = {
+    "mount namespace": "programs can read the system's files",
+    "private root": "programs can read the system's files, and have no /dev/shm, so multiprocessing has no locks",
+    "pid namespace": "CPU time is limited per process only",
+    "network namespace": "programs have no unix sockets but connected pairs",
+    "uts namespace": "programs can read the host's name",
+    "landlock": "read-only mounts alone protect files, and without namespaces programs cannot run",
+    "seccomp": "every system call is open, and without namespaces programs cannot run",
+    "own user id": "programs keep root's user id, with none of its capabilities: they can look up names and sizes of "
+    "root's files, and run only with Landlock 6 and a cgroup",
+}
+"""What programs or their host lose where a feature is missing."""
+
+
+def _lost(feature: str, grants: Grants) -> str | None:
+    if feature == "cgroup":
+        if grants.namespaces:
+            return "memory is sampled, and may exceed its limit for up to 20 ms"
+        return "memory is limited per process only, and programs have no shared anonymous memory"
+    return _LOST.get(feature)
+
+
 def kernel_checks(grants: Grants, host: Host) -> list[Check]:
-    """One check for each feature that was probed. As an ordinary user, a user id per program is nothing to miss."""
+    """One check for each feature that was probed, and what is lost without it.
+
+    As an ordinary user, a user id per program is nothing to miss, nor is a reachable interpreter with a private root.
+    """
     details = {"landlock": f"ABI {grants.landlock_abi}", "cgroup": f"v{grants.cgroup[0]}" if grants.cgroup else ""}
     checks: list[Check] = []
     for feature, reason in grants.features.items():
-        if feature == "own user id" and not grants.root:
+        if feature == "own user id" and (not grants.root or (reason and grants.namespaces)):
             continue
         status = Status.MISSING if reason else Status.OK
         remedy = kernel_remedy(feature, reason, host) if reason else None
-        detail = reason or details.get(feature) or "works"
+        lost = _lost(feature, grants) if reason else None
+        detail = f"{reason}; lost: {lost}" if lost else reason or details.get(feature) or "works"
         checks.append(Check(group=Group.KERNEL, name=feature, status=status, detail=detail, remedy=remedy))
     return checks
 

@@ -49,6 +49,9 @@ class Grants(BaseModel):
     features: Mapping[str, str]
     cgroup: tuple[int, tuple[str, ...]] | None
     """Version, and the directories below which groups can be made."""
+    limits_processes: bool = True
+    """Whether a program that keeps this user's id can be held to a number of processes: by a cgroup, or by the kernel's
+    limit for each user, which does not bind root."""
     landlock_abi: int
     root: bool
     python: Python
@@ -74,9 +77,11 @@ class Grants(BaseModel):
         """Whether programs can be shut in without namespaces.
 
         They need a user id of their own, or a Landlock that keeps their signals from other processes of the same user.
+        In the latter case the number of their processes must still be limited, which for root takes a cgroup.
         """
-        keeps_signals = (self.root and self.has("own user id")) or self.landlock_abi >= SCOPED_SIGNALS
-        return self.has("landlock", "seccomp") and keeps_signals
+        own_user = self.root and self.has("own user id")
+        shared_user = self.landlock_abi >= SCOPED_SIGNALS and self.limits_processes
+        return self.has("landlock", "seccomp") and (own_user or shared_user)
 
     @property
     def memory_limit(self) -> str:
@@ -129,7 +134,9 @@ def choose_level(grants: Grants, wanted: str) -> Level:
     """
     if wanted == "none":
         return Level.NONE
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in grants.missing.items() if name != "own user id")
+    reasons = "; ".join(
+        f"{name}: {reason}" for name, reason in grants.missing.items() if name != "own user id" or grants.root
+    )
     if wanted == "required" and grants.level is not Level.FULL:
         raise IsolationError(
             f"isolation='required', but this machine grants only {grants.level.value!r} ({reasons}); "
@@ -142,7 +149,8 @@ def choose_level(grants: Grants, wanted: str) -> Level:
         )
     if wanted == "confined" and not grants.confinable:
         raise IsolationError(
-            f"isolation='confined' needs seccomp, and Landlock of version {SCOPED_SIGNALS} or a user id of its own; "
+            f"isolation='confined' needs seccomp, and a user id of its own or Landlock {SCOPED_SIGNALS}, for root with "
+            "a cgroup; "
             f"this machine has Landlock {grants.landlock_abi} ({reasons}); see `toolyard doctor`"
         )
     if wanted == "confined":

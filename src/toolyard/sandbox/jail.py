@@ -46,18 +46,15 @@ def zygote_config(
     jailed = level in (Level.FULL, Level.NAMESPACES)
     confined = level is Level.CONFINED
     own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
-    # Without a private root a user of its own can reach the interpreter only if everybody can. Else it keeps the right
-    # to pass closed directories: Landlock says which of them.
-    passes = confined and own_user and not all(map(_open_to_all, (*grants.python.prefixes, *sorted(read_only))))
     return {
         "modules": list(modules),
         "with_sessions": sessions,
         "native": native.built_library(),
         "namespaces": jailed,
+        "landlock_abi": grants.landlock_abi,
         "landlock": level is not Level.NONE and grants.has("landlock"),
         "seccomp": level is not Level.NONE and grants.has("seccomp"),
         "user": int(own_user),
-        "passes_directories": passes,
         # Whether kill(-1) reaches exactly a worker's programs: by its pid namespace, its user id, or Landlock's scope.
         "alone": jailed or own_user or (confined and grants.landlock_abi >= SCOPED_SIGNALS),
         "owns_directories": not (jailed and own_user),
@@ -72,9 +69,3 @@ def zygote_config(
         "disk_bytes": disk_bytes,
         "host_directory": host_directory or "",
     }
-
-
-def _open_to_all(path: str) -> bool:
-    parts = path.split("/")
-    above = ["/".join(parts[:end]) or "/" for end in range(1, len(parts) + 1)]
-    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in above if os.path.isdir(folder))

@@ -65,7 +65,8 @@ class SandboxConfig(BaseModel):
     session_modules: Sequence[str] = ("numpy",)
     """Packages to keep imported for sessions."""
     read_only_paths: Sequence[str] = ()
-    """More host paths that programs may read, at the same place."""
+    """More host paths that programs may read, at the same place. At level `confined` as root, only what every user can
+    read."""
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000

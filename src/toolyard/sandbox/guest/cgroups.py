@@ -146,6 +146,15 @@ def usable() -> tuple[int, list[str]] | None:
     return None
 
 
+def limit_processes(config: tuple[int, list[str]]) -> bool:
+    """Whether groups below these directories, which are `usable`, also limit the number of processes."""
+    version, bases = config
+    if version == 1:
+        return len(bases) > 1
+    with open(f"{bases[0]}/cgroup.subtree_control") as file:
+        return "pids" in file.read().split()
+
+
 def _works(version: int, bases: list[str]) -> bool:
     parent = None
     try:

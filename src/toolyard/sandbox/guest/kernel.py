@@ -39,10 +39,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
-PR_SET_SECUREBITS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 28, 47, 2
-SECBIT_NO_SETUID_FIXUP = 1 << 2
 PR_GET_TID_ADDRESS = 40
-CAP_DAC_OVERRIDE = 1
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 
@@ -120,17 +117,12 @@ def bind_read_only(source: str, target: str) -> None:
     make_read_only(target, with_submounts=True)
 
 
-def become(user: int, kept: int | None = None) -> None:
-    """Take another user's id. `kept`: the one capability that stays, here and in what is executed."""
+def become(user: int) -> None:
+    """Take another user's id, and give up every capability."""
     os.setgroups([])
     os.setresgid(user, user, user)
-    if kept is not None:
-        # Also in access(2), with which compilers look for their tools and which else asks as if it had none.
-        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
     os.setresuid(user, user, user)
-    drop_capabilities(0 if kept is None else 1 << kept)
-    if kept is not None:
-        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, kept)
+    drop_capabilities()
 
 
 def drop_capabilities(kept: int = 0) -> None:
@@ -155,7 +147,28 @@ def open_beneath(directory: int, name: str, flags: int, mode: int = 0, *, in_roo
     """
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | (RESOLVE_IN_ROOT if in_root else RESOLVE_BENEATH)
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return syscall(OPENAT2, f"open {name}", directory, os.fsencode(name), how, len(how))
+    try:
+        return syscall(OPENAT2, f"open {name}", directory, os.fsencode(name), how, len(how))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:  # our own filter refuses it under an old Landlock
+            raise
+    return _open_step_by_step(directory, name.lstrip("/") if in_root else name, flags, mode)
+
+
+def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
+    *folders, last = [part for part in name.split("/") if part] or ["."]
+    if name.startswith("/") or ".." in (*folders, last):
+        raise OSError(errno.EXDEV, f"open {name}: {os.strerror(errno.EXDEV)}")
+    opened: list[int] = []
+    try:
+        for folder in folders:
+            step = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            opened.append(os.open(folder, step, dir_fd=opened[-1] if opened else directory))
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(last, flags, mode, dir_fd=opened[-1] if opened else directory)
+    finally:
+        for handle in opened:
+            os.close(handle)
 
 
 # ---------------------------------------------------------------------------------------------------------- Landlock
@@ -168,12 +181,11 @@ def landlock_abi() -> int:
     return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1)), 0)
 
 
-def restrict_with_landlock(read_only: list[str], writable: list[str]) -> None:
+def restrict_with_landlock(read_only: list[str], writable: list[str], abi: int) -> None:
     """From here on this process and its children reach only these paths.
 
-    Also no TCP, and no signals or abstract sockets to processes outside, as far as the kernel's version knows them.
+    Also no TCP, and no signals or abstract sockets to processes outside, as far as version `abi` knows them.
     """
-    abi = landlock_abi()
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not available")
     rights = (1 << 13) - 1
@@ -197,12 +209,12 @@ def restrict_with_landlock(read_only: list[str], writable: list[str]) -> None:
     os.close(ruleset)
 
 
-def signal_scope() -> int:
+def signal_scope(abi: int) -> int:
     """A ruleset that forbids nothing but signals (and abstract sockets) to processes outside; -1 where unknown.
 
     Whoever restricts itself with it can no longer signal its parent. Made beforehand, since that is the dear part.
     """
-    if landlock_abi() < 6:
+    if abi < 6:
         return -1
     attributes = struct.pack("QQQ", 0, 0, 3)
     return syscall(LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", attributes, len(attributes), 0)

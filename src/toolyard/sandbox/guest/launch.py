@@ -22,6 +22,14 @@ ROOT = "/mnt"
 """Where the private root is mounted before it becomes the root. Only this mount namespace ever sees it."""
 OWN_USER_BASE = 1 << 30
 """As root each worker gets a user id of its own: this plus its launcher's pid, so no two alive can be the same."""
+FIXED_LIMITS = {
+    resource.RLIMIT_SIGPENDING: 256,  # timers count as pending signals
+    resource.RLIMIT_MEMLOCK: 64 << 10,
+    resource.RLIMIT_MSGQUEUE: 0,
+    resource.RLIMIT_NICE: 0,
+    resource.RLIMIT_RTPRIO: 0,
+}
+"""The same for every program. What the kernel counts per user it counts for the serving user as well."""
 
 
 def _die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
@@ -32,6 +40,8 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
     """In a fork of the zygote. Says on `report` that ids may be mapped, waits on `go`, becomes the jail's parent."""
     try:
         zygote = os.getppid()
+        _use_ordinary_class()
+        _start_no_core_handler()
         # Without a pid namespace the launcher has orphans to see to before it goes.
         _die_with_parent(signal.SIGKILL if config["namespaces"] else signal.SIGTERM)
         if config["namespaces"]:
@@ -58,6 +68,20 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
     except BaseException as error:
         _report(report, error)
     os._exit(0)
+
+
+def _use_ordinary_class() -> None:
+    """A program of a real-time class would keep its worker from the processor, and so outlive its limit."""
+    with contextlib.suppress(PermissionError):  # an ordinary user's host of the idle class: less than ordinary
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def _start_no_core_handler() -> None:
+    """Where core_pattern names a program, a crash starts it as the host's root. Only a limit of 1 forbids that."""
+    with contextlib.suppress(ValueError, OSError):  # the host's own hard limit is 0, which only root can raise
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 def count_processes() -> int:
@@ -129,6 +153,8 @@ def _become_worker(
 ) -> NoReturn:
     try:
         _die_with_parent()
+        for limit, size in FIXED_LIMITS.items():  # not before the namespaces: all workers would share one count
+            resource.setrlimit(limit, (size, size))
         if config["namespaces"]:
             root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"])
             root.enter(ROOT)
@@ -136,13 +162,14 @@ def _become_worker(
             _make_directories(config)
         if not config["namespaces"]:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        config["scope"] = -1 if config["namespaces"] or not config["landlock"] else kernel.signal_scope()
+        config["scope"] = (
+            -1 if config["namespaces"] or not config["landlock"] else kernel.signal_scope(config["landlock_abi"])
+        )
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if config["landlock"]:
             _landlock(config)
         if config["user"]:
-            user = 1000 if config["namespaces"] else config["user"]
-            kernel.become(user, kernel.CAP_DAC_OVERRIDE if config["passes_directories"] else None)
+            kernel.become(1000 if config["namespaces"] else config["user"])
         else:
             kernel.drop_capabilities()
         _die_with_parent()  # forgotten by the kernel when the user id changed
@@ -153,9 +180,10 @@ def _become_worker(
         if config["seccomp"]:
             kernel.install_seccomp(
                 seccomp.build_filter(
-                    memfd=cgroup is not None or not config["namespaces"],
+                    cgroup=cgroup is not None,
                     namespaces=config["namespaces"],
                     own_user=bool(config["user"]),
+                    landlock=config["landlock_abi"],
                 )
             )
         os.write(report, b"r")
@@ -175,9 +203,12 @@ def _make_directories(config: dict[str, Any]) -> None:
 
 
 def _landlock(config: dict[str, Any]) -> None:
-    devices = [f"/dev/{name}" for name in root.DEVICES]
+    devices, abi = [f"/dev/{name}" for name in root.DEVICES], config["landlock_abi"]
     if config["namespaces"]:
-        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices])
+        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi)
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
-        kernel.restrict_with_landlock(readable, [*config["writable"], *devices])
+        if not config["cgroup"]:  # whoever can write to it can map it shared, which is memory that nobody counts
+            devices.remove("/dev/zero")
+            readable.append("/dev/zero")
+        kernel.restrict_with_landlock(readable, [*config["writable"], *devices], abi)

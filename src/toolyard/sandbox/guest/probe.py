@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def _private_root() -> None:
 
 def _landlock() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.restrict_with_landlock(["/usr"], [])
+    kernel.restrict_with_landlock(["/usr"], [], kernel.landlock_abi())
     try:
         os.listdir("/etc")
     except PermissionError:
@@ -88,7 +89,7 @@ def _landlock() -> None:
 
 def _seccomp() -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.install_seccomp(seccomp.build_filter(memfd=False))
+    kernel.install_seccomp(seccomp.build_filter(cgroup=False))
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
@@ -98,10 +99,39 @@ def _seccomp() -> None:
 
 
 def _own_user() -> None:
-    user = launch.OWN_USER_BASE + os.getpid()
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+    """Without a private root, another user must be able to reach the interpreter where it lies."""
+    closed = [folder for path in _prefixes() for folder in _above(path) if not os.stat(folder).st_mode & 0o001]
+    kernel.become(launch.OWN_USER_BASE + os.getpid())
+    try:
+        for path in _prefixes():
+            os.listdir(path)
+        os.stat(sys.executable)
+    except PermissionError:
+        where = closed[0] if closed else sys.base_prefix
+        raise OSError(f"the interpreter lies in {where}, which is closed to other users") from None
+
+
+def _limit_processes() -> None:
+    """The kernel's limit on a user's processes does not bind the first user namespace's root."""
+    kernel.drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    try:
+        pid = os.fork()
+    except BlockingIOError:
+        return
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    raise OSError("the number of processes of this user is not limited")
+
+
+def _prefixes() -> list[str]:
+    return sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) or "/" for end in range(1, len(parts) + 1)]
 
 
 def probe() -> dict[str, object]:
@@ -118,11 +148,12 @@ def probe() -> dict[str, object]:
     return {
         "features": found,
         "cgroup": cgroup,
+        "limits_processes": not attempt(_limit_processes) or (cgroup is not None and cgroups.limit_processes(cgroup)),
         "landlock_abi": kernel.landlock_abi(),
         "root": os.geteuid() == 0,
         "python": {
             "executable": sys.executable,
             "version": platform.python_version(),
-            "prefixes": sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}),
+            "prefixes": _prefixes(),
         },
     }

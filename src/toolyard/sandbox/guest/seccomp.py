@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from .kernel import CLONE_NEWCGROUP, LANDLOCK_RESTRICT_SELF, MACHINE, NAMESPACES
+from .kernel import CLONE_NEWCGROUP, LANDLOCK_RESTRICT_SELF, MACHINE, NAMESPACES, OPENAT2
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -49,9 +49,12 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "semtimedop": (220, 192), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
 }  # fmt: skip
 
-# Answered "no such call", so that libraries fall back: io_uring by epoll, clone3 by clone, whose flags we can see.
-_ABSENT: dict[str, tuple[int, int]] = {
+# Answered "no such call", so that libraries fall back: io_uring to epoll, clone3 to clone, whose flags we can see,
+# asynchronous I/O to threads, inotify to polling. The last two are counted per user of the host or for the whole
+# machine, and inotify would also tell which files of a shared directory the host uses.
+_ABSENT: dict[str, tuple[int, int | None]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435),
+    "io_setup": (206, 0), "inotify_init": (253, None), "inotify_init1": (294, 26),
 }  # fmt: skip
 _MEMFD_CREATE = (319, 279)
 
@@ -69,10 +72,16 @@ _MODES: dict[str, tuple[int | None, int | None]] = {
 _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
-    "inotify_add_watch": (254, 27),
 }  # fmt: skip
+# Before its version 3, Landlock does not know of truncation. By name it can be refused, and so can opening a file to
+# truncate it without writing to it, for which Landlock does not ask the right to write.
+_LANDLOCK_TRUNCATES = 3
+_TRUNCATE: tuple[int, int] = (76, 45)
+_OPENS_BY_FLAGS: dict[tuple[int, int | None], int] = {(2, None): 1, (257, 56): 2}  # open, openat: which argument it is
+_O_TRUNC, _ACCESS_MODES, _READ_ONLY, _NO_ACCESS = 0x200, 3, 0, 3
 _CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
-_PRLIMIT64, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (203, 122), (141, 140)
+_PRLIMIT64, _SETRLIMIT, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (160, 164), (203, 122), (141, 140)
+_FCNTL, _MMAP = (72, 25), (9, 222)
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
@@ -82,6 +91,12 @@ _AF_UNIX, _SOL_SOCKET, _SO_SNDBUF = 1, 1, 7
 _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
 _REFUSED_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820)
 """Typing into a terminal (TIOCSTI, TIOCLINUX); marks on files that stay (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)."""
+
+_REFUSED_FCNTLS = (1024, 1026, 1031)
+"""A lease, which holds up others who open the file (F_SETLEASE); notices of what others do in a directory (F_NOTIFY);
+larger pipes, whose pages are counted per user (F_SETPIPE_SZ)."""
+_RLIMIT_CORE = 4
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_GROWSDOWN = 0x1, 0x20, 0x100
 
 Instruction = tuple[int, int, int, int]
 
@@ -100,8 +115,15 @@ def _only_zero(index: int) -> list[Instruction]:
     return [_argument(index), (_JUMP_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _ALLOW), refuse]
 
 
+def _none_of(index: int, refused: tuple[int, ...]) -> list[Instruction]:
+    """Refuse the call if the argument is one of these."""
+    tests = [(_JUMP_EQUAL, len(refused) - at, 0, code) for at, code in enumerate(refused)]
+    return [_argument(index), *tests, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _error(errno.EPERM))]
+
+
 def _special_cases() -> dict[tuple[int, int], list[Instruction]]:
     refuse, allow = (_RETURN, 0, 0, _error(errno.EPERM)), (_RETURN, 0, 0, _ALLOW)
+    no_effect = (_RETURN, 0, 0, _error(0))
     # "Network is unreachable" is what a program on an unplugged machine would see, and what its author understands.
     local = [_argument(0), (_JUMP_EQUAL, 0, 1, _AF_UNIX), allow, (_RETURN, 0, 0, _error(errno.ENETUNREACH))]
     return {
@@ -111,15 +133,17 @@ def _special_cases() -> dict[tuple[int, int], list[Instruction]]:
         # A larger buffer is a wish that may go unheard, and ours does: what sits in sockets is no process's memory.
         _SETSOCKOPT: [
             _argument(1), (_JUMP_EQUAL, 0, 3, _SOL_SOCKET), _argument(2), (_JUMP_EQUAL, 0, 1, _SO_SNDBUF),
-            (_RETURN, 0, 0, _error(0)), allow,
+            no_effect, allow,
         ],
-        _IOCTL: [
-            _argument(1),
-            *[(_JUMP_EQUAL, len(_REFUSED_IOCTLS) - at, 0, code) for at, code in enumerate(_REFUSED_IOCTLS)],
-            allow, refuse,
-        ],
+        _IOCTL: _none_of(1, _REFUSED_IOCTLS),
+        _FCNTL: _none_of(1, _REFUSED_FCNTLS),
+        # The limit on core files stays at 1 (see `launch`). Lowering it to 0 is a habit of careful programs, and would
+        # let a crash start the host's handler: it succeeds without effect.
+        _SETRLIMIT: [_argument(0), (_JUMP_EQUAL, 0, 1, _RLIMIT_CORE), no_effect, allow],
         # Reading another process's limits (a null new limit) does no harm; setting them would poison the worker.
         _PRLIMIT64: [
+            _argument(1), (_JUMP_EQUAL, 0, 6, _RLIMIT_CORE), _argument(2), (_JUMP_EQUAL, 0, 3, 0),
+            _argument(2, high=True), (_JUMP_EQUAL, 0, 1, 0), allow, no_effect,
             _argument(0), (_JUMP_EQUAL, 0, 1, 0), allow,
             _argument(2), (_JUMP_EQUAL, 0, 3, 0), _argument(2, high=True), (_JUMP_EQUAL, 0, 1, 0), allow, refuse,
         ],
@@ -150,6 +174,34 @@ def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
     }  # fmt: skip
 
 
+def _counted_memory_only() -> list[Instruction]:
+    """Only memory that the limit of a process counts: nothing anonymous that is shared or poses as a stack.
+
+    A file may be shared. What it takes counts as disk.
+    """
+    return [
+        _argument(3), (_JUMP_SET, 0, 2, _MAP_ANONYMOUS), (_JUMP_SET, 2, 0, _MAP_SHARED),
+        (_JUMP_SET, 1, 0, _MAP_GROWSDOWN), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _error(errno.EPERM)),
+    ]  # fmt: skip
+
+
+def _without_truncation(column: int) -> dict[int, list[Instruction]]:
+    refuse, allow = (_RETURN, 0, 0, _error(errno.EACCES)), (_RETURN, 0, 0, _ALLOW)
+    # What openat2 is asked for lies in memory, which a filter does not see. It is new enough to be missing.
+    cases: dict[int, list[Instruction]] = {
+        _TRUNCATE[column]: [refuse],
+        OPENAT2: [(_RETURN, 0, 0, _error(errno.ENOSYS))],
+    }
+    for numbers, flags in _OPENS_BY_FLAGS.items():
+        number = numbers[column]
+        if number is not None:
+            cases[number] = [
+                _argument(flags), (_JUMP_SET, 0, 3, _O_TRUNC), (_AND, 0, 0, _ACCESS_MODES),
+                (_JUMP_EQUAL, 2, 0, _READ_ONLY), (_JUMP_EQUAL, 1, 0, _NO_ACCESS), allow, refuse,
+            ]  # fmt: skip
+    return cases
+
+
 def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Instruction]]:
     answers = [(0, _TIMES), (errno.EOPNOTSUPP, _ATTRIBUTES), *([] if own_user else [(0, _MODES)])]
     return {
@@ -160,12 +212,16 @@ def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Inst
     }
 
 
-def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True) -> bytes:
+def build_filter(
+    *, cgroup: bool, namespaces: bool = True, own_user: bool = True, landlock: int = _LANDLOCK_TRUNCATES
+) -> bytes:
     """The filter as BPF.
 
-    `memfd=False` refuses `memfd_create`: memory that no watchdog can see without a cgroup.
+    `cgroup=False` refuses `memfd_create`, memory that nobody can see without a cgroup; and shared anonymous memory
+    where nobody looks at a program's processes either, for want of a pid namespace.
     `namespaces=False`: the network and the file tree are the host's.
     `own_user=False`: and so is the user, to whom many of the files belong.
+    `landlock`: its version. What the version does not know is refused here where the file tree is the host's.
     """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
@@ -173,12 +229,19 @@ def build_filter(*, memfd: bool, namespaces: bool = True, own_user: bool = True)
         number = numbers[column]
         if number is not None:
             cases[number] = [(_RETURN, 0, 0, _error(errno.EPERM))]
-    absent = [*_ABSENT.values(), *([] if memfd else [_MEMFD_CREATE])]
-    cases.update({numbers[column]: [(_RETURN, 0, 0, _error(errno.ENOSYS))] for numbers in absent})
+    absent = [*_ABSENT.values(), *([] if cgroup else [_MEMFD_CREATE])]
+    for numbers in absent:
+        number = numbers[column]
+        if number is not None:
+            cases[number] = [(_RETURN, 0, 0, _error(errno.ENOSYS))]
     special = _special_cases() if namespaces else {**_special_cases(), **_without_network_namespace()}
     cases.update({numbers[column]: body for numbers, body in special.items()})
     if not namespaces:
         cases.update(_without_private_root(column, own_user=own_user))
+        if landlock < _LANDLOCK_TRUNCATES:
+            cases.update(_without_truncation(column))
+        if not cgroup:
+            cases[_MMAP[column]] = _counted_memory_only()
         del cases[LANDLOCK_RESTRICT_SELF]  # a program restricts itself before its first line: see `program.prepare`
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),

@@ -102,6 +102,8 @@ class Worker:
             self.replies.flush()
             if self.retiring:
                 os._exit(0)
+            if self.session is None:
+                self.rooms.forget_times()
             self._shrink()
 
     # ------------------------------------------------------------------------------------------------ frames
