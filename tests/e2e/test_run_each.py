@@ -47,7 +47,7 @@ def told(execution: Execution) -> Execution:
     """Without what is measured."""
 
     def stage(result: StageResult | None) -> StageResult | None:
-        return result and replace(result, wall_seconds=0.0, cpu_seconds=0.0, max_memory_bytes=0)
+        return result and replace(result, wall_seconds=0.0, cpu_seconds=0.0, max_memory_bytes=0, starved_seconds=0.0)
 
     return replace(execution, run=stage(execution.run), compile=stage(execution.compile), queue_seconds=0.0)
 

@@ -159,14 +159,15 @@ class Pretended:
 
     def _serve(self, channel: socket.socket, answers: int) -> None:
         with channel:
-            header = frames.REQUEST.unpack(channel.recv(frames.REQUEST.size, socket.MSG_WAITALL))
-            body = channel.recv(sum(header[10:15]), socket.MSG_WAITALL)[sum(header[10:13]) :]
+            header = frames.read_request(bytearray(channel.recv(frames.REQUEST.size, socket.MSG_WAITALL)))
+            body = channel.recv(header.end - frames.REQUEST.size, socket.MSG_WAITALL)
+            body = body[header.order_end - frames.REQUEST.size :]
             count, _, _ = frames.CASES.unpack_from(body)
             at = frames.CASES.size + count * frames.CASE.size
             for number in range(count)[:answers]:
                 (size,) = frames.CASE.unpack_from(body, frames.CASES.size + number * frames.CASE.size)
                 flags = frames.RETIRING if number + 1 == answers else 0
-                reply = frames.RESPONSE.pack(frames.ENDED, flags, 0, 0.0, 0.0, 0, size, 0, 0)
+                reply = frames.RESPONSE.pack(frames.ENDED, flags, 0, 0.0, 0.0, 0.0, 0, size, 0, 0)
                 channel.sendall(reply + body[at : at + size])
                 at += size
 

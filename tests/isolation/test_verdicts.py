@@ -11,7 +11,7 @@ from toolyard.sandbox.protocol import Verdict
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-FORGED = frames.RESPONSE.pack(frames.ENDED, 0, 0, 0.001, 0.001, 1, 6, 0, 0) + b"forged"
+FORGED = frames.RESPONSE.pack(frames.ENDED, 0, 0, 0.001, 0.001, 0.0, 1, 6, 0, 0) + b"forged"
 
 
 async def test_no_descriptor_but_the_standard_three_is_open(any_level: LocalSandbox) -> None:

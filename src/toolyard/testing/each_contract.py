@@ -41,7 +41,8 @@ def told(execution: Execution) -> Execution:
         if result is None:
             return None
         stderr = re.sub(rb'"[^"]*/main\.py"', b'"main.py"', result.stderr_bytes)
-        return replace(result, stderr_bytes=stderr, wall_seconds=0.0, cpu_seconds=0.0, max_memory_bytes=0)
+        measured = {"wall_seconds": 0.0, "cpu_seconds": 0.0, "max_memory_bytes": 0, "starved_seconds": 0.0}
+        return replace(result, stderr_bytes=stderr, **measured)
 
     return replace(
         execution,
