@@ -2,26 +2,35 @@
 
 Killing one by one loses against a program that forks faster. Stopping does not: what is stopped cannot fork, keeps its
 place in the process limit, and so the rest soon has no room left.
+
+A process may end, and its number become somebody else's on the host, between the look at it and the signal to it. So
+each is held by a pidfd, and only what is seen below us again after that is signalled: if the number has changed hands
+in between, the pidfd's process is dead, and the signal goes nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Container
 
+_MOST_AT_ONCE = 256
+"""Processes that are held: each takes a descriptor."""
+
 
 def below(root: int, spared: Container[int] = ()) -> list[int]:
-    """All processes that descend from `root`, as far as /proc shows them, without `spared` and those below them."""
+    """All living processes that descend from `root`, as far as /proc shows them, without `spared` and those below."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    parent = int(file.read(512).rpartition(b")")[2].split()[1])
+                    state, parent = file.read(512).rpartition(b")")[2].split()[:2]
             except OSError:
                 continue
-            children.setdefault(parent, []).append(int(name))
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
     level = [root]
     while level:
@@ -32,17 +41,33 @@ def below(root: int, spared: Container[int] = ()) -> list[int]:
 
 def end_all(root: int, spared: Container[int] = ()) -> None:
     """Stop everything below `root` until nothing new appears, then kill it. `root` itself goes on, and reaps."""
-    stopped: set[int] = set()
-    while new := [pid for pid in below(root, spared) if pid not in stopped]:
-        for pid in new:
-            _send(pid, signal.SIGSTOP)
-        stopped.update(new)
-    for pid in stopped:
-        _send(pid, signal.SIGKILL)
+    while _end_some(root, spared) == _MOST_AT_ONCE:
+        pass
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _end_some(root: int, spared: Container[int]) -> int:
+    """Returns how many."""
+    held: dict[int, int] = {}
     try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+        while new := [pid for pid in below(root, spared) if pid not in held][: _MOST_AT_ONCE - len(held)]:
+            opened: dict[int, int] = {}
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    opened[pid] = held[pid] = os.pidfd_open(pid)
+            ours = set(below(root, spared))
+            for pid, handle in opened.items():
+                if pid in ours:
+                    _send(handle, signal.SIGSTOP)
+                else:
+                    os.close(held.pop(pid))
+        for handle in held.values():
+            _send(handle, signal.SIGKILL)
+        return len(held)
+    finally:
+        for handle in held.values():
+            os.close(handle)
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, number)
