@@ -244,6 +244,8 @@ async def test_an_abort_ends_the_request_soon(echo, after):
         play.abort()
         trajectory = await asyncio.wait_for(running, 5)
     assert (trajectory.finish_reason, trajectory.state) == (FinishReason.ABORTED, "FAILED")
+    assert trajectory.score is None
+    assert trajectory.failure.error.startswith("aborted"), "a record without a score says why"
 
 
 @pytest.mark.parametrize("pauses", range(24))
