@@ -586,8 +586,9 @@ def show_standstills(console: Console, found: Sequence[Standstill], busy: int) -
         "in flight at the end",
     )  # fmt: skip
     for number, one in enumerate(found, 1):
-        seconds = (f"{value:.2f}" for value in (one.seconds, one.one, one.forked, one.answers))
-        grid.add_row(str(number), *seconds, str(one.peak), str(one.at_the_end))
+        process = f"{one.forked:.2f}" if one.forked >= 0 else "was idle"  # Ray keeps some ready
+        row = (f"{one.seconds:.2f}", f"{one.one:.2f}", process, f"{one.answers:.2f}")
+        grid.add_row(str(number), *row, str(one.peak), str(one.at_the_end))
     console.print(grid)
     for text, values in (
         ("standstill", [one.seconds for one in found]),
