@@ -17,20 +17,17 @@ import asyncio
 import gc
 import itertools
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import tracemalloc
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from earlier import measure_in_turns
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import Tokenizer
 from toolyard.engines.models import EMBEDDED, embedded_folder, resolve_model
@@ -202,30 +199,13 @@ def measure() -> None:
 
 
 def compare(commit: str, rounds: int) -> None:
-    """Turns per CPU second of this tree and of an earlier commit, measured one after the other, several times."""
-    here = Path(__file__).resolve().parents[1]
-    seen: dict[str, list[list[float]]] = {commit: [], "this tree": []}
-    with tempfile.TemporaryDirectory() as folder:
-        before = Path(folder, "before")
-        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", before, commit], cwd=here, check=True)
-        try:
-            for _ in range(rounds):
-                for name, tree in ((commit, before), ("this tree", here)):
-                    done = subprocess.run(
-                        [sys.executable, __file__, "--measure"],
-                        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-                        capture_output=True,
-                        text=True,
-                        check=True,
-                    )
-                    seen[name].append(json.loads(done.stdout))
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", before], cwd=here, check=True)
+    """Turns per CPU second of this tree and of an earlier commit."""
+    seen = measure_in_turns(__file__, ["--measure"], commit, rounds)
     table = Table(box=SIMPLE_HEAD, title=f"turns per CPU second, best of {rounds}", title_justify="left")
     for title in ("at once", commit, "this tree", "ratio", "goal"):
         table.add_column(title, justify="right")
     for column, concurrency in enumerate((64, 512)):
-        old, new = (1 / min(row[column] for row in seen[name]) for name in (commit, "this tree"))
+        old, new = (1 / min(row[column] for row in rows) for rows in seen.values())
         met = "met" if new / old >= GAIN else f"MISS (≥ {GAIN})"
         table.add_row(str(concurrency), f"{old:.0f}", f"{new:.0f}", f"{new / old:.2f}", met)
     Console().print(table)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from toolyard.sandbox.guest.starvation import NOTHING, Seen, Starvation, Thread, lost, see, see_alone
+from toolyard.sandbox.guest.starvation import NOTHING, Seen, Starvation, Thread, alone, lost, see
 
 
 def seen(*threads: tuple[float, float], gone: float = 0.0) -> Seen:
@@ -56,9 +57,15 @@ def test_one_that_waits_now_has_waited_since_it_was_seen_so_first() -> None:
 
 
 def test_this_process_is_seen() -> None:
-    pid = str(os.getpid())
-    alone = see_alone(os.getpid())
-    whole = see([pid])
-    assert 0 < alone.threads[pid].ran <= whole.threads[pid].ran
-    assert whole.ran > 0
-    assert see(["4194305"]) == see_alone(4194305) == NOTHING
+    pid = os.getpid()
+    before = alone(pid, Path(f"/proc/{pid}/schedstat").read_bytes())
+    now = see([str(pid)])
+    assert 0 < before.threads[str(pid)].ran <= now.threads[str(pid)].ran
+    assert now.ran > 0
+
+
+def test_one_that_is_gone_has_lost_nothing() -> None:
+    assert see(["4194305"]) == NOTHING
+    starvation = Starvation()
+    starvation.begin_alone(4194305)
+    assert starvation.seconds(NOTHING, 1.0) == 0.0

@@ -7,13 +7,16 @@ stays opaque to it and is handed on, so that no byte of one run ends up in memor
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 REQUEST = struct.Struct("<B7xddQIIQQQQQQQQQ")
 
 
 class Request(NamedTuple):
-    """The header of a request, field by field as `REQUEST` has them; its body follows, in the order of the sizes."""
+    """The header of a request, field by field as `REQUEST` has them, and what follows from them.
+
+    The body follows, in the order of the sizes.
+    """
 
     operation: int
     wall_seconds: float
@@ -32,23 +35,17 @@ class Request(NamedTuple):
     files_size: int
     stdin_size: int
     fetch_size: int
-
-    @property
-    def order_end(self) -> int:
-        """Where, in the whole request, that ends which a program's process needs to start."""
-        return REQUEST.size + self.meta_size + self.code_size + self.files_size
-
-    @property
-    def stdin_end(self) -> int:
-        return self.order_end + self.stdin_size
-
-    @property
-    def end(self) -> int:
-        return self.stdin_end + self.fetch_size
+    order_end: int
+    """Where, in the whole request, that ends which a program's process needs to start."""
+    stdin_end: int
+    end: int
 
 
 def read_request(content: memoryview | bytearray) -> Request:
-    return Request._make(REQUEST.unpack_from(content))
+    numbers: tuple[Any, ...] = REQUEST.unpack_from(content)
+    *_, meta, code, files, stdin, fetch = numbers
+    order_end = REQUEST.size + meta + code + files
+    return Request._make((*numbers, order_end, order_end + stdin, order_end + stdin + fetch))
 
 
 RUN_PYTHON = 1

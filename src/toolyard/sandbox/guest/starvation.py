@@ -53,21 +53,29 @@ def lost(before: Seen, now: Seen, steal: float) -> float:
 
 
 class Starvation:
-    """Looks at the programs of one worker. Where the kernel does not tell, nobody starves."""
+    """Looks at the programs of one worker. Where the kernel does not tell, nobody starves.
+
+    What it reads when a program begins, it understands only when that is asked for: most programs are not late.
+    """
 
     def __init__(self) -> None:
         self._own = _opened("/proc/self/schedstat")
         self._machine = _opened("/proc/stat")
-        self._before = NOTHING
-        self._stolen = self._worked = 0.0
+        self._before: Seen | tuple[int, bytes] = NOTHING
+        self._machine_before = b""
         self._same_since: dict[str, tuple[Thread, float]] = {}
         """Of each thread, what was seen of it last, and since when it has been so."""
 
     def begin(self, before: Seen = NOTHING) -> None:
         """A program begins. `before`: what there is of it already, whose time does not count."""
         self._before = before
-        self._stolen, self._worked = self._processors()
+        self._machine_before = _read_again(self._machine)
         self._same_since = {}
+
+    def begin_alone(self, pid: int) -> None:
+        """One that is a process with one thread, and no children yet."""
+        self.begin()
+        self._before = pid, _read(f"/proc/{pid}/schedstat")
 
     def seconds(self, now: Seen, at: float) -> float:
         """What the program that began last has lost until now, which is `at`. To be asked a moment before it counts:
@@ -77,20 +85,25 @@ class Starvation:
             last, since = self._same_since.get(number, (None, at))
             self._same_since[number] = thread, since if thread == last and thread.ready else at
             threads[number] = thread._replace(waited=thread.waited + at - self._same_since[number][1])
-        stolen, worked = self._processors()
-        steal = (stolen - self._stolen) / max(worked - self._worked, _TICK)
-        return lost(self._before, Seen(threads, now.ran), steal)
+        if not isinstance(self._before, Seen):
+            self._before = alone(*self._before)
+        return lost(self._before, Seen(threads, now.ran), self._steal())
 
-    def worker_waited(self) -> float:
-        """Seconds, ever, that the worker itself was ready to run and did not."""
-        return _thread_of(os.pread(self._own, 64, 0)).waited if self._own >= 0 else 0.0
+    def of_worker(self) -> bytes:
+        """How long the worker itself has waited for a processor, for `late_since`."""
+        return _read_again(self._own)
 
-    def _processors(self) -> tuple[float, float]:
-        """Seconds, ever and of all processors: taken away by a hypervisor, and worked."""
-        if self._machine < 0:
-            return 0.0, 0.0
-        user, nice, system, _, _, interrupts, softer, stolen = map(int, os.pread(self._machine, 128, 0).split()[1:9])
-        return stolen * _TICK, (user + nice + system + interrupts + softer) * _TICK
+    def late_since(self, before: bytes) -> float:
+        """Seconds that the worker was ready to run since then, and did not."""
+        return _thread(_read_again(self._own)).waited - _thread(before).waited if before else 0.0
+
+    def _steal(self) -> float:
+        """Seconds that a hypervisor has taken away for each that a processor worked, since the program began."""
+        if not self._machine_before:
+            return 0.0
+        stolen, worked = _processors(_read_again(self._machine))
+        stolen_before, worked_before = _processors(self._machine_before)
+        return (stolen - stolen_before) / max(worked - worked_before, _TICK)
 
 
 def see(processes: Iterable[str]) -> Seen:
@@ -100,18 +113,17 @@ def see(processes: Iterable[str]) -> Seen:
         with contextlib.suppress(OSError, ValueError):  # it ends under our eyes
             ran += _ran(pid)
             for number in os.listdir(f"/proc/{pid}/task")[: _MOST_THREADS - len(threads)]:
-                with open(f"/proc/{pid}/task/{number}/stat", "rb", buffering=0) as file:
-                    state = file.read(1024).rpartition(b")")[2][1:2]
-                threads[number] = _thread(f"/proc/{pid}/task/{number}/schedstat")._replace(ready=state == b"R")
+                state = _read(f"/proc/{pid}/task/{number}/stat").rpartition(b")")[2][1:2]
+                schedstat = _read(f"/proc/{pid}/task/{number}/schedstat")
+                threads[number] = _thread(schedstat)._replace(ready=state == b"R")
     return Seen(threads, ran)
 
 
-def see_alone(pid: int) -> Seen:
-    """The same, cheaper, of a process that has one thread and has had no children."""
-    try:
-        thread = _thread(f"/proc/{pid}/schedstat")
-    except (OSError, ValueError):
+def alone(pid: int, schedstat: bytes) -> Seen:
+    """The same of a process that has one thread and has had no children, by what the kernel says of it."""
+    if not schedstat:
         return NOTHING
+    thread = _thread(schedstat)
     return Seen({str(pid): thread}, thread.ran)
 
 
@@ -122,17 +134,35 @@ def _opened(path: str) -> int:
         return -1
 
 
-def _thread(path: str) -> Thread:
-    with open(path, "rb", buffering=0) as file:
-        return _thread_of(file.read(64))
+def _read(path: str) -> bytes:
+    """Empty if it is not there, or not any more."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, 1024)
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
 
 
-def _thread_of(said: bytes) -> Thread:
-    ran, waited, *_ = said.split()
+def _read_again(handle: int) -> bytes:
+    return os.pread(handle, 128, 0) if handle >= 0 else b""
+
+
+def _thread(schedstat: bytes) -> Thread:
+    ran, waited, *_ = schedstat.split()
     return Thread(int(ran) * _NANO, int(waited) * _NANO)
+
+
+def _processors(stat: bytes) -> tuple[float, float]:
+    """Seconds, ever and of all processors: taken away by a hypervisor, and worked."""
+    user, nice, system, _, _, interrupts, softer, stolen = map(int, stat.split()[1:9])
+    return stolen * _TICK, (user + nice + system + interrupts + softer) * _TICK
 
 
 def _ran(pid: str) -> float:
     """Seconds that a process has computed, its threads and children that are gone included."""
-    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-        return sum(map(int, file.read(1024).rpartition(b")")[2].split()[11:15])) * _TICK
+    return sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:15])) * _TICK

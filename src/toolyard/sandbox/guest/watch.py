@@ -14,7 +14,7 @@ import time
 
 from . import frames
 from .frames import Request
-from .starvation import NOTHING, Starvation, see, see_alone
+from .starvation import NOTHING, Starvation, see
 
 TICK = 0.02
 SLOW_TICK = 0.1
@@ -132,7 +132,10 @@ class Watch:
         self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
         self._cpu_before = self._reaped_seconds()
-        self.starvation.begin(see_alone(first) if first and self._pidns else NOTHING)
+        if first and self._pidns:
+            self.starvation.begin_alone(first)
+        else:
+            self.starvation.begin()
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
         """Milliseconds to wait for events, and whether it is a sample, rather than the deadline, that then is due."""

@@ -217,10 +217,10 @@ class Worker:
         stdin = child.feed(stdin)
         if len(stdin):
             poll.register(child.stdin, select.POLLOUT)
-        reason, waited, deadline = -1, 0.0, start + header.wall_seconds
+        reason, waited, deadline = -1, b"", start + header.wall_seconds
         while reason < 0:
             timeout, tick = self.watch.next_wait(deadline)
-            waited = self.watch.starvation.worker_waited()
+            waited = self.watch.starvation.of_worker()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle == ended:
@@ -247,8 +247,7 @@ class Worker:
                     if deadline < time.monotonic() + _NOTICEABLE:
                         reason = self._too_late(header)
         if reason == frames.ENDED and time.monotonic() > deadline:  # when we saw it
-            late = self.watch.starvation.worker_waited() - waited
-            self.starved = self.watch.starved() + late
+            self.starved = self.watch.starved() + self.watch.starvation.late_since(waited)
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
         os.close(ended)
@@ -366,10 +365,10 @@ class Worker:
         streams = {child.stdout: self.out, child.stderr: self.err, child.status: self.extra}
         for handle in (*streams, ended, self.channel.fileno()):
             poll.register(handle, select.POLLIN)
-        reason, alive, waited, deadline = frames.ENDED, True, 0.0, start + header.wall_seconds
+        reason, alive, waited, deadline = frames.ENDED, True, b"", start + header.wall_seconds
         while alive and not self._answered():
             timeout, tick = self.watch.next_wait(deadline)
-            waited = self.watch.starvation.worker_waited()
+            waited = self.watch.starvation.of_worker()
             events = poll.poll(timeout)
             for handle, _ in events:
                 if handle not in streams:
@@ -394,7 +393,7 @@ class Worker:
             elif due:
                 alive = False
         if reason == frames.ENDED and time.monotonic() > deadline:
-            self.starved = self.watch.starved() + self.watch.starvation.worker_waited() - waited
+            self.starved = self.watch.starved() + self.watch.starvation.late_since(waited)
         os.close(ended)
         self.out.drain(child.stdout, self.scratch)
         self.err.drain(child.stderr, self.scratch)

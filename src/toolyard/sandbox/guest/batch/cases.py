@@ -215,12 +215,12 @@ class Cases:
         made = self._parent
         assert made is not None
         worker.starved = 0.0
-        start, waited = time.monotonic(), worker.watch.starvation.worker_waited()
+        start, waited = time.monotonic(), worker.watch.starvation.of_worker()
         reason, found = frames.ENDED, None
         if quick:
             state = self._run_quickly(stdin)
             if state >= ENDED and time.monotonic() - start > header.wall_seconds:
-                worker.starved = worker.watch.starvation.worker_waited() - waited  # it has ended long ago
+                worker.starved = worker.watch.starvation.late_since(waited)  # it has ended long ago
             if state == CLEAN and not len(fetch) and self._plan.status != _REFUSED:
                 return worker.conclude_clean(*self._how_it_ended(), time.monotonic() - start)
             if state in (ALONE, CLEAN):
