@@ -415,9 +415,10 @@ class TestClients:
             async with raw(running) as (_, writer):
                 writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")
                 await asyncio.sleep(0.2)
-                got = await post_code(running)
-                assert got.status == 429
-                assert "127.0.0.1" in sentence(got)
+                for claimed in ({}, {"X-Forwarded-For": "192.0.2.7"}):
+                    got = await request(f"{running.url}/run_code", "POST", PROGRAM, **claimed)
+                    assert got.status == 429
+                    assert "127.0.0.1" in sentence(got)
             await asyncio.sleep(0.2)
             assert (await post_code(running)).status == 200
 

@@ -160,6 +160,7 @@ class _Server(uvicorn.Server):
                 log_level="error",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # or anybody on this machine could pass for another client
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(config.grace_seconds) + _LAST_WORDS_SECONDS,
             )
