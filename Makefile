@@ -50,7 +50,7 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain subprocesses; BENCH=train, rewards, viewer, rollout, engine, limiter, tools
+bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain subprocesses; BENCH=security, rewards, rollout, train, viewer, engine, limiter, tools
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
