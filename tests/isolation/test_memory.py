@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from hostile import run
+from ways import Way
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Verdict
@@ -171,9 +172,9 @@ async def test_memory_in_socket_buffers_is_bounded(sandbox: LocalSandbox) -> Non
     assert execution.verdict is Verdict.MEMORY_EXCEEDED
 
 
-async def test_output_of_a_program_that_ran_out_of_memory_is_kept(sandbox: LocalSandbox) -> None:
+async def test_output_of_a_program_that_ran_out_of_memory_is_kept(full_way: Way) -> None:
     execution = await run(
-        sandbox, "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * 1000000)"
+        full_way, "print('before', flush=True)\na = []\nwhile True: a.append(bytearray(b'x') * 1000000)"
     )
     assert execution.verdict is Verdict.MEMORY_EXCEEDED
     assert execution.stdout == "before\n"

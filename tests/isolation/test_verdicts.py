@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hostile import SYSCALLS, run
+from ways import Way
 
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.local import LocalSandbox
@@ -111,9 +112,9 @@ async def test_the_childs_own_code_cannot_be_called_to_answer_for_the_worker(any
     assert "forged" not in execution.stderr
 
 
-async def test_a_child_that_survives_its_parents_limit_reports_nothing(any_level: LocalSandbox) -> None:
+async def test_a_child_that_survives_its_parents_limit_reports_nothing(any_way: Way) -> None:
     execution = await run(
-        any_level,
+        any_way,
         """
         import os, time
         if os.fork() == 0:
@@ -130,9 +131,9 @@ async def test_a_child_that_survives_its_parents_limit_reports_nothing(any_level
     assert execution.exit_code is None
 
 
-async def test_leaving_from_the_limits_own_signal_does_not_undo_it(any_level: LocalSandbox) -> None:
+async def test_leaving_from_the_limits_own_signal_does_not_undo_it(any_way: Way) -> None:
     execution = await run(
-        any_level,
+        any_way,
         """
         import os, signal
         signal.signal(signal.SIGXCPU, lambda *_: os._exit(0))
@@ -162,10 +163,10 @@ while True:
 
 
 @pytest.mark.parametrize("way", ["kill", "queue", "thread", "descriptor's owner", "group", "everybody"])
-async def test_a_program_cannot_end_its_own_worker(any_level: LocalSandbox, way: str) -> None:
+async def test_a_program_cannot_end_its_own_worker(any_way: Way, way: str) -> None:
     """Else a bad program could pass for a failure of ours, and be tried again instead of being scored."""
     execution = await run(
-        any_level,
+        any_way,
         SYSCALLS
         + f"""
 import fcntl, signal, time
