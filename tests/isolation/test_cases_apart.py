@@ -90,6 +90,26 @@ async def test_directories_keep_no_marks_for_the_next_case(alone: LocalSandbox, 
     await leaves_no_trace(alone, PLACES + dedent(MARKS[what]), PLACES + dedent(LOOK_AT_DIRECTORIES))
 
 
+async def test_times_of_directories_tell_nothing_of_the_case_before(alone: LocalSandbox) -> None:
+    """Neither which of them it has used, nor how long ago; whether it ends at once, takes its time or leaves files."""
+    code = f"""
+{PLACES}
+import time
+word = input()
+if word == "look":
+    found = [os.stat(place) for place in PLACES]
+    made, changed = [it.st_mtime for it in found[1:]], [it.st_ctime for it in found]  # in the first is main.py
+    print(max(made) - min(made) < 0.3, max(changed) - min(changed) < 0.3)
+else:
+    time.sleep(float(word))
+    os.mkdir("/tmp/new")
+    word == "0" and os.rmdir("/tmp/new")
+"""
+    await each(alone, code, ["0", "0.6"])
+    found = await each(alone, code, ["0.6", "look", "0", "look", "0.6", "look"])
+    assert [execution.stdout for execution in found] == ["", "True True\n"] * 3
+
+
 # ----------------------------------------------------------------------------------------------------------- processes
 STRAYS = {
     "a child": "os.fork() or live()",
