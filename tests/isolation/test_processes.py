@@ -232,7 +232,7 @@ async def test_processor_time_is_counted_over_all_processes(full_way: Way) -> No
         while True:
             pass
         """,
-        cpu_seconds=1,
+        cpu_seconds=0.5,
         run_seconds=60,
     )
     assert execution.verdict is Verdict.CPU_EXCEEDED
