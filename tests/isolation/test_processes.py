@@ -154,6 +154,12 @@ if os.fork() == 0:
     os.kill(os.getpid(), signal.SIGSTOP)
     endless()
 """,
+    "a child whose first thread has ended": """
+if os.fork() == 0:
+    import ctypes, threading
+    threading.Thread(target=lambda: os.fork() and time.sleep(600) or endless()).start()
+    ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+""",
     "another executable": """
 import subprocess
 subprocess.Popen(["/bin/sh", "-c", f": > begun; exec sleep 987 # {marker}"], start_new_session=True)
