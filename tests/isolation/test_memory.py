@@ -94,6 +94,18 @@ HUNGRY = {
                 time.sleep(60)
             time.sleep(0.01)
         """,
+    "processes whose first thread has ended": """
+        import ctypes, os, threading, time
+        def hold():
+            time.sleep(0.3)
+            hoard = bytearray(b"x") * (100 << 20)
+            time.sleep(60)
+        for _ in range(4):
+            if os.fork() == 0:
+                threading.Thread(target=hold).start()
+                ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+        time.sleep(2)
+        """,
     "grandchildren of a quiet parent": """
         import subprocess, sys
         subprocess.run([sys.executable, "-c", "import os\\nif os.fork() == 0:\\n a = []\\n"
