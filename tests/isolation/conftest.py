@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from ways import Batch, Run, Session, Way
 
 from toolyard.sandbox.isolation import Level
 from toolyard.sandbox.local import LocalSandbox
@@ -47,3 +48,18 @@ def sandbox(best: LocalSandbox) -> LocalSandbox:
 def any_level(request: pytest.FixtureRequest) -> LocalSandbox:
     """For claims that hold wherever programs run at all."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["best", "confined", "batch", "session"])
+def any_way(request: pytest.FixtureRequest) -> Way:
+    """Likewise, and in whatever way they run; cases and cells at full isolation only, where cases are forked."""
+    if request.param in ("batch", "session"):
+        sandbox = request.getfixturevalue("sandbox")
+        return Batch(sandbox) if request.param == "batch" else Session(sandbox)
+    return Run(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(params=[Run, Batch, Session], ids=["run", "batch", "session"])
+def full_way(request: pytest.FixtureRequest, sandbox: LocalSandbox) -> Way:
+    """For claims of full isolation in whatever way. Tests with it are marked `kernel("namespaces")`."""
+    return request.param(sandbox)

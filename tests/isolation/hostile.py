@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
+from ways import Way
+
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program
 
@@ -64,7 +66,7 @@ def attempt(action, *args, **options):
 
 
 async def run(
-    sandbox: LocalSandbox,
+    sandbox: LocalSandbox | Way,
     code: str,
     language: str = "python",
     *,
@@ -78,7 +80,7 @@ async def run(
     return await sandbox.run(program, QUICK.model_copy(update=limits))
 
 
-async def words(sandbox: LocalSandbox, code: str, **options: float) -> list[str]:
+async def words(sandbox: LocalSandbox | Way, code: str, **options: float) -> list[str]:
     """Run an attack that answers in words, with `call` and `attempt` at hand."""
     execution = await run(sandbox, SYSCALLS + dedent(code), **options)
     assert execution.ok, execution

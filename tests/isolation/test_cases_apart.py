@@ -12,6 +12,7 @@ from hostile import QUICK, SYSCALLS, until
 from test_faults import alive, below
 from test_leftovers import LOOK_AT_DIRECTORIES, MARKS, PLACES, TAMPERING
 from test_secrets import SCAN, make_needle
+from ways import THE_PARENT, cases
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Program, Verdict
@@ -26,26 +27,9 @@ async def alone() -> AsyncIterator[LocalSandbox]:
         yield sandbox
 
 
-THE_PARENT = """
-def others():
-    return sorted({int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()})
-
-parent = [*others(), 1 << 21][0]
-if not others():
-    print("without a parent", file=sys.stderr)
-"""
-"""The process that all cases are forked from, by its number; nobody, in a run without it. `getppid` is the worker."""
-
-
 async def each(sandbox: LocalSandbox, code: str, stdins: Sequence[str], **limits: float) -> list[Execution]:
     """Indented source is fine; `call`, `attempt`, `others` and `parent` are at hand."""
-    program = Program(f"{SYSCALLS}{THE_PARENT}{dedent(code)}")
-    found: list[Execution] = []
-    for _ in range(5):
-        found = [execution async for execution in sandbox.run_each(program, stdins, QUICK.model_copy(update=limits))]
-        if "without a parent" not in found[0].stderr:
-            break  # on a busy machine, none may be ready within its half a second
-    return found
+    return await cases(sandbox, Program(SYSCALLS + dedent(code)), stdins, QUICK.model_copy(update=limits))
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -74,7 +58,7 @@ async def test_no_byte_of_another_case_is_in_a_cases_memory(alone: LocalSandbox)
     assert before[0] in spoken.stdout
     assert after[0] in last.stdout
     assert [execution.stdout for execution in scans] == ["False\n"] * 3
-    (found,) = await each(alone, SPEAK_OR_SCAN, [f"scan {before[1]}\n{before[0]}"], run_seconds=60)
+    _, found = await each(alone, SPEAK_OR_SCAN, ["-", f"scan {before[1]}\n{before[0]}"], run_seconds=60)
     assert found.stdout == "True\n", "and it would have been found"
 
 
@@ -104,6 +88,26 @@ async def test_tampering_ends_with_its_case(alone: LocalSandbox, what: str) -> N
 @pytest.mark.parametrize("what", MARKS)
 async def test_directories_keep_no_marks_for_the_next_case(alone: LocalSandbox, what: str) -> None:
     await leaves_no_trace(alone, PLACES + dedent(MARKS[what]), PLACES + dedent(LOOK_AT_DIRECTORIES))
+
+
+async def test_times_of_directories_tell_nothing_of_the_case_before(alone: LocalSandbox) -> None:
+    """Neither which of them it has used, nor how long ago; whether it ends at once, takes its time or leaves files."""
+    code = f"""
+{PLACES}
+import time
+word = input()
+if word == "look":
+    found = [os.stat(place) for place in PLACES]
+    made, changed = [it.st_mtime for it in found[1:]], [it.st_ctime for it in found]  # in the first is main.py
+    print(max(made) - min(made) < 0.3, max(changed) - min(changed) < 0.3)
+else:
+    time.sleep(float(word))
+    os.mkdir("/tmp/new")
+    word == "0" and os.rmdir("/tmp/new")
+"""
+    await each(alone, code, ["0", "0.6"])
+    found = await each(alone, code, ["0.6", "look", "0", "look", "0.6", "look"])
+    assert [execution.stdout for execution in found] == ["", "True True\n"] * 3
 
 
 # ----------------------------------------------------------------------------------------------------------- processes

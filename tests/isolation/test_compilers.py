@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from hostile import below_us, open_to_everybody, run, until
+from ways import Way
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.toolchain("c"), pytest.mark.toolchain("cpp")]
+in_runs_and_batches = pytest.mark.parametrize("any_way", ["best", "confined", "batch"], indirect=True)
+"""Sessions have no compilers of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,10 @@ def host_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["include", "incbin", "has_include", "dependency"],
 )
-async def test_a_host_file_cannot_be_compiled_in(any_level: LocalSandbox, host_header: Path, source: str) -> None:
+@in_runs_and_batches
+async def test_a_host_file_cannot_be_compiled_in(any_way: Way, host_header: Path, source: str) -> None:
     for path in (str(host_header), "/etc/shadow", "/proc/1/environ", "/proc/self/environ"):
-        execution = await run(any_level, source.format(path=path), "c")
+        execution = await run(any_way, source.format(path=path), "c")
         said = "".join(stage.stdout + stage.stderr for stage in (execution.compile, execution.run) if stage)
         assert "the host's secret" not in said
         assert "root:" not in said
@@ -145,7 +149,8 @@ async def test_nothing_the_compiler_started_outlives_it(any_level: LocalSandbox)
     assert below_us("cc1plus") == []
 
 
-async def test_a_compiled_program_is_jailed_like_any_other(any_level: LocalSandbox, host_header: Path) -> None:
+@in_runs_and_batches
+async def test_a_compiled_program_is_jailed_like_any_other(any_way: Way, host_header: Path) -> None:
     source = """
         #include <errno.h>
         #include <fcntl.h>
@@ -166,7 +171,7 @@ async def test_a_compiled_program_is_jailed_like_any_other(any_level: LocalSandb
             return 7;
         }
         """
-    execution = await run(any_level, source.replace("HOST HEADER", str(host_header)), "c")
+    execution = await run(any_way, source.replace("HOST HEADER", str(host_header)), "c")
     assert execution.exit_code == 7, execution
     lines = execution.stdout.splitlines()
     assert not [line for line in lines if line.startswith(("read", "planted", "socket"))]

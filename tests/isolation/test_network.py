@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hostile import open_to_everybody, run, words
+from ways import Way
 
 from toolyard.sandbox.local import LocalSandbox
 
@@ -39,10 +40,10 @@ def nobody_came(listener: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
-async def test_a_service_on_the_hosts_loopback_cannot_be_reached(any_level: LocalSandbox, kind: int) -> None:
+async def test_a_service_on_the_hosts_loopback_cannot_be_reached(any_way: Way, kind: int) -> None:
     with listening(socket.AF_INET, kind, ("127.0.0.1", 0)) as listener:
         told = await words(
-            any_level,
+            any_way,
             f"""
             import socket
             def reach():
@@ -59,9 +60,7 @@ async def test_a_service_on_the_hosts_loopback_cannot_be_reached(any_level: Loca
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
 @pytest.mark.parametrize("named", ["abstract", "path"])
-async def test_a_unix_socket_of_the_host_cannot_be_reached(
-    any_level: LocalSandbox, tmp_path: Path, kind: int, named: str
-) -> None:
+async def test_a_unix_socket_of_the_host_cannot_be_reached(any_way: Way, tmp_path: Path, kind: int, named: str) -> None:
     """Neither directly, nor by way of a socket pair that is connected or sent from elsewhere."""
     open_to_everybody(tmp_path)
     address = "\0" + uuid.uuid4().hex if named == "abstract" else str(tmp_path / "socket")
@@ -69,7 +68,7 @@ async def test_a_unix_socket_of_the_host_cannot_be_reached(
         if named == "path":
             os.chmod(address, 0o777)
         execution = await run(
-            any_level,
+            any_way,
             f"""
             import socket
             kind, address = {int(kind)}, {address!r}
@@ -99,9 +98,9 @@ async def test_a_unix_socket_of_the_host_cannot_be_reached(
         assert nobody_came(listener)
 
 
-async def test_no_other_kind_of_socket_can_be_made(any_level: LocalSandbox) -> None:
+async def test_no_other_kind_of_socket_can_be_made(any_way: Way) -> None:
     told = await words(
-        any_level,
+        any_way,
         """
         for family in [*range(2, 46), 255, -1]:
             for kind in (1, 2, 3, 5, 10):
@@ -114,18 +113,18 @@ async def test_no_other_kind_of_socket_can_be_made(any_level: LocalSandbox) -> N
     assert set(told) <= {"ENETUNREACH", "EPERM", "EACCES"}
 
 
-async def test_names_are_not_resolved(any_level: LocalSandbox) -> None:
+async def test_names_are_not_resolved(any_way: Way) -> None:
     execution = await run(
-        any_level,
+        any_way,
         "import socket\ntry:\n    print(socket.getaddrinfo('example.com', 80))\nexcept OSError:\n    print('none')",
     )
     assert execution.stdout == "none\n"
 
 
 @pytest.mark.kernel("namespaces")
-async def test_no_interface_of_the_host_is_visible(sandbox: LocalSandbox) -> None:
+async def test_no_interface_of_the_host_is_visible(full_way: Way) -> None:
     execution = await run(
-        sandbox,
+        full_way,
         """
         import re
         print(re.findall(r"^ *(\\w+):", open("/proc/net/dev").read(), re.M))

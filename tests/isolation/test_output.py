@@ -42,16 +42,6 @@ async def test_output_cut_in_its_last_bytes_is_said_to_be_cut(any_level: LocalSa
     assert not exact.truncated
 
 
-async def test_a_flood_from_many_processes_is_one_flood(any_level: LocalSandbox) -> None:
-    execution = await run(
-        any_level,
-        "import os\nfor _ in range(4): os.fork()\nwhile True: os.write(1, b'x' * 4096)",
-        output_bytes=1000,
-        flood_bytes=4 * MIB,
-    )
-    assert execution.verdict is Verdict.OUTPUT_EXCEEDED
-
-
 async def test_a_daemon_that_floods_after_its_parent_left_delays_nothing(any_level: LocalSandbox) -> None:
     began = time.monotonic()
     execution = await run(

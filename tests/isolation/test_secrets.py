@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from hostile import SYSCALLS, open_to_everybody, run, words
+from ways import Way
 
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program
+from toolyard.sandbox.session import LocalSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 namespaces = pytest.mark.kernel("namespaces")
@@ -32,9 +34,9 @@ def host_secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ----------------------------------------------------------------------------------------------------------- host files
 @pytest.mark.parametrize("way", ["open", "listdir", "exec", "chdir into", "link to", "map"])
-async def test_a_host_file_cannot_be_read(any_level: LocalSandbox, host_secret: Path, way: str) -> None:
+async def test_a_host_file_cannot_be_read(any_way: Way, host_secret: Path, way: str) -> None:
     execution = await run(
-        any_level,
+        any_way,
         SYSCALLS
         + f"""
 import mmap, subprocess
@@ -54,7 +56,7 @@ print(attempt(ways[{way!r}]))
     assert "the host's secret" not in execution.stdout + execution.stderr
 
 
-async def test_private_places_of_the_host_are_closed(any_level: LocalSandbox) -> None:
+async def test_private_places_of_the_host_are_closed(any_way: Way) -> None:
     places = [
         "/etc/shadow",
         "/etc/gshadow",
@@ -71,7 +73,7 @@ async def test_private_places_of_the_host_are_closed(any_level: LocalSandbox) ->
         str(Path.home() / name) for name in (".ssh", ".bashrc", ".profile", ".bash_history", ".gitconfig", ".config")
     ]
     told = await words(
-        any_level,
+        any_way,
         f"""
         for place in {places!r}:
             print(attempt(os.open, place, os.O_RDONLY))
@@ -119,8 +121,8 @@ async def test_tokens_beside_a_toolchain_are_not_visible(sandbox: LocalSandbox) 
 
 
 @namespaces
-async def test_the_root_has_nothing_but_what_a_program_needs(sandbox: LocalSandbox) -> None:
-    execution = await run(sandbox, "import os; print(*sorted(os.listdir('/'))); print(*sorted(os.listdir('/etc')))")
+async def test_the_root_has_nothing_but_what_a_program_needs(full_way: Way) -> None:
+    execution = await run(full_way, "import os; print(*sorted(os.listdir('/'))); print(*sorted(os.listdir('/etc')))")
     top, etc = (set(line.split()) for line in execution.stdout.splitlines())
     system = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "proc", "dev"}
     own = {"sandbox", "tmp", "var", "mnt", "data"}
@@ -129,9 +131,9 @@ async def test_the_root_has_nothing_but_what_a_program_needs(sandbox: LocalSandb
     assert not etc & {"shadow", "gshadow", "sudoers", "ssh", "machine-id", "resolv.conf", "hostname"}
 
 
-async def test_devices_of_the_host_are_closed(any_level: LocalSandbox) -> None:
+async def test_devices_of_the_host_are_closed(any_way: Way) -> None:
     told = await words(
-        any_level,
+        any_way,
         """
         for name in ("mem", "kmsg", "vda", "sda", "loop0", "tty", "tty0", "console", "ptmx", "fuse", "kvm", "port",
                      "net/tun", "vsock", "mapper/control", "rtc0", "vhost-vsock", "nvme0n1", "dri/card0", "hwrng"):
@@ -142,12 +144,12 @@ async def test_devices_of_the_host_are_closed(any_level: LocalSandbox) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- environment
-async def test_no_variable_of_the_host_reaches_a_program(any_level: LocalSandbox) -> None:
+async def test_no_variable_of_the_host_reaches_a_program(any_way: Way) -> None:
     """The host's environment is set before the sandbox starts: by pytest itself, among others."""
     marker = [value for name, value in os.environ.items() if name.startswith("PYTEST") or len(value) > 20]
     assert marker
     execution = await run(
-        any_level,
+        any_way,
         """
         import os, subprocess
         print(dict(os.environ))
@@ -228,7 +230,6 @@ EARLIER = {
 }
 
 
-@pytest.mark.any_user
 @namespaces
 async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory() -> None:
     needles = {part: make_needle() for part in EARLIER}
@@ -240,6 +241,26 @@ async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory() -> None:
         execution = await run(alone, SCAN.replace("len(found) > 0", "*found"), stdin=digests, run_seconds=60)
     assert execution.ok
     assert [part for part, (_, digest) in needles.items() if digest in execution.stdout] == []
+
+
+@namespaces
+async def test_no_byte_of_another_session_is_in_a_sessions_memory(sandbox: LocalSandbox) -> None:
+    """Neither of one that has ended, nor of one that goes on."""
+    ended, going_on, own = make_needle(), make_needle(), make_needle()
+
+    async def use(session: LocalSession, needle: str) -> None:
+        await session.write_files({"in": needle.encode()})
+        assert needle in (await session.run("kept = open('in').read(); print(kept)")).stdout
+        assert not (await session.run(f"raise ValueError('{needle}')")).ok
+        assert await session.read_files(["in"])
+
+    async with sandbox.session() as first:
+        await use(first, ended[0])
+    async with sandbox.session() as second, sandbox.session() as third:
+        await use(second, going_on[0])
+        scan = SCAN.replace("sys.stdin.read().split()", repr([ended[1], going_on[1], own[1]]))
+        told = await third.run(f"a = '{own[0]}'\n{scan.replace('len(found) > 0', '*found')}", seconds=60)
+    assert told.stdout.split() == [own[1]], told
 
 
 # ------------------------------------------------------------------------------------------------------ other processes
@@ -260,9 +281,9 @@ WORKERS_ENTRIES = (
 )
 
 
-async def test_the_workers_entries_in_proc_are_closed(any_level: LocalSandbox) -> None:
+async def test_the_workers_entries_in_proc_are_closed(any_way: Way) -> None:
     told = await words(
-        any_level,
+        any_way,
         f"""
         for pid in (1, os.getppid()):
             for name in {WORKERS_ENTRIES}:
@@ -283,9 +304,9 @@ async def test_the_workers_entries_in_proc_are_closed(any_level: LocalSandbox) -
 
 
 @namespaces
-async def test_the_hosts_root_is_not_reachable_through_proc(sandbox: LocalSandbox, host_secret: Path) -> None:
+async def test_the_hosts_root_is_not_reachable_through_proc(full_way: Way, host_secret: Path) -> None:
     told = await words(
-        sandbox,
+        full_way,
         f"""
         for pid in ("1", "self", "thread-self"):
             print(attempt(open, f"/proc/{{pid}}/root{host_secret}"))
@@ -295,10 +316,10 @@ async def test_the_hosts_root_is_not_reachable_through_proc(sandbox: LocalSandbo
     assert set(told) <= {"EACCES", "ENOENT", "EPERM"}
 
 
-async def test_other_processes_cannot_be_traced_or_read(any_level: LocalSandbox) -> None:
-    neighbour = asyncio.ensure_future(run(any_level, "import time; time.sleep(0.5); print('unharmed')"))
+async def test_other_processes_cannot_be_traced_or_read(any_way: Way) -> None:
+    neighbour = asyncio.ensure_future(run(any_way, "import time; time.sleep(0.5); print('unharmed')"))
     told = await words(
-        any_level,
+        any_way,
         """
         class Span(ctypes.Structure):
             _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
@@ -317,15 +338,13 @@ async def test_other_processes_cannot_be_traced_or_read(any_level: LocalSandbox)
     assert (await neighbour).stdout == "unharmed\n"
 
 
-async def test_a_neighbours_directory_is_closed(any_level: LocalSandbox) -> None:
+async def test_a_neighbours_directory_is_closed(any_way: Way) -> None:
     """Where there is no private root, other runs' directories lie on the same file system."""
     name = f"secret-{uuid.uuid4().hex}"
-    neighbour = asyncio.ensure_future(
-        run(any_level, f"import time\nopen('{name}', 'w').write('mine')\nprint(__file__)\ntime.sleep(1)")
-    )
+    neighbour = asyncio.ensure_future(run(any_way, f"import time\nopen('{name}', 'w').write('mine')\ntime.sleep(1)"))
     await asyncio.sleep(0.3)
     execution = await run(
-        any_level,
+        any_way,
         f"""
         import glob, os, tempfile
         above = os.path.dirname(os.path.dirname(os.getcwd()))
@@ -346,9 +365,9 @@ async def test_a_neighbours_directory_is_closed(any_level: LocalSandbox) -> None
     assert (await neighbour).ok
 
 
-async def test_the_kernels_log_is_closed(any_level: LocalSandbox) -> None:
+async def test_the_kernels_log_is_closed(any_way: Way) -> None:
     told = await words(
-        any_level,
+        any_way,
         """
         buffer = ctypes.create_string_buffer(4096)
         for action in (2, 3, 4, 9, 10):
@@ -360,9 +379,9 @@ async def test_the_kernels_log_is_closed(any_level: LocalSandbox) -> None:
 
 
 @namespaces
-async def test_proc_opens_no_door_to_the_host(sandbox: LocalSandbox) -> None:
+async def test_proc_opens_no_door_to_the_host(full_way: Way) -> None:
     told = await words(
-        sandbox,
+        full_way,
         """
         for place in ("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname",
                       "/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/ns_last_pid",

@@ -75,7 +75,7 @@ async def test_what_a_cell_displays_is_bounded(any_level: LocalSandbox) -> None:
         assert result.verdict in (Verdict.OK, Verdict.OUTPUT_EXCEEDED, Verdict.FAILED, Verdict.MEMORY_EXCEEDED)
 
 
-@pytest.mark.parametrize("way", ["daemon", "command", "thread", "stopped child"])
+@pytest.mark.parametrize("way", ["daemon", "command", "thread", "stopped child", "child without its first thread"])
 async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: str) -> None:
     marker = f"60{uuid.uuid4().int % 10**12}"
     async with any_level.session(QUICK) as session:
@@ -85,6 +85,9 @@ async def test_nothing_of_a_session_outlives_it(any_level: LocalSandbox, way: st
                 f" os.execv('/bin/sleep', ['sleep', '{marker}'])",
                 "command": f"import subprocess; subprocess.Popen(['sleep', '{marker}'], start_new_session=True)",
                 "thread": f"import threading, os; threading.Thread(target=os.system, args=('sleep {marker}',)).start()",
+                "child without its first thread": "import ctypes, os, threading\nif os.fork() == 0:\n"
+                f" threading.Thread(target=os.system, args=('sleep {marker}',)).start()\n"
+                " ctypes.CDLL(None).syscall(93 if os.uname().machine == 'aarch64' else 60, 0)",
                 "stopped child": f"import subprocess; p = subprocess.Popen(['sleep', '{marker}']); p.send_signal(19)",
             }[way]
         )

@@ -17,25 +17,32 @@ from collections.abc import Container
 
 _MOST_AT_ONCE = 256
 """Processes that are held: each takes a descriptor."""
+_THREADS = 15
+"""Where their number stands in /proc/PID/stat, counted from behind the parent's."""
 
 
 def below(root: int, spared: Container[int] = ()) -> list[int]:
-    """All living processes that descend from `root`, as far as /proc shows them, without `spared` and those below."""
+    """All living processes that descend from `root`, as far as /proc shows them, without `spared` and those below.
+
+    One whose first thread has ended looks dead, but lives on, with its children, as long as it has another thread.
+    """
     children: dict[int, list[int]] = {}
+    dead: set[int] = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    state, parent = file.read(512).rpartition(b")")[2].split()[:2]
+                    state, parent, *more = file.read(512).rpartition(b")")[2].split()
             except OSError:
                 continue
-            if state not in (b"Z", b"X"):
-                children.setdefault(int(parent), []).append(int(name))
+            children.setdefault(int(parent), []).append(int(name))
+            if state in (b"Z", b"X") and int(more[_THREADS]) < 2:
+                dead.add(int(name))
     found: list[int] = []
     level = [root]
     while level:
         level = [child for parent in level for child in children.get(parent, ()) if child not in spared]
-        found += level
+        found += [pid for pid in level if pid not in dead]
     return found
 
 

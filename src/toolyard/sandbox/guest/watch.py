@@ -224,7 +224,21 @@ class Watch:
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
 
     def _processes(self) -> list[str]:
-        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and int(name) not in self.ours]
+        found = [name for name in os.listdir("/proc") if name.isdigit() and name != "1" and int(name) not in self.ours]
+        return list(map(_with_memory, found))
+
+
+def _with_memory(pid: str) -> str:
+    """The number of a thread that shows the process's memory: another one than the first, if that has ended."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        if len(threads) > 1:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                if file.read(1024).rpartition(b")")[2].split()[0] == b"Z":
+                    return threads[1]
+    except OSError:
+        pass
+    return pid
 
 
 def _tree_bytes(path: str) -> int:

@@ -145,6 +145,7 @@ class Cases:
                 reason = worker.run_child(header, order, stdin, fetch)
             if reason == frames.CANCELLED or worker.retiring:
                 break
+            worker.rooms.forget_times()
         worker.replies.flush()
         if not self._end_parent():
             worker.retiring = not worker.rooms.clean(worker.interpreter.path)
