@@ -23,10 +23,11 @@ help: ## list the targets
 demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
 	$(BIN)/toolyard rollout $(ARGS)
 
-# What attacks the sandbox and what kills nodes has the machine to itself; the rest shares it by file.
+# What attacks the sandbox and what kills nodes has the machine to itself; the rest shares it by file, and models then
+# compute faster with one thread each than with threads that wait for each other.
 test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/e2e
 	$(BIN)/python -m pytest tests/isolation tests/cluster
 else
 	$(BIN)/python -m pytest $(ARGS)
