@@ -35,7 +35,7 @@ from toolyard.errors import OURS, RewardError, SandboxError, ToolyardError
 from .code_verdicts import may_be_cut
 from .final_protocol import GroundTruthError
 from .sandbox_fusion_call import post, run_here
-from .sandbox_fusion_program import calling, program_in
+from .sandbox_fusion_program import calling, loading, program_in
 
 T = TypeVar("T")
 Result = bool | int
@@ -114,8 +114,8 @@ def check_correctness(
 
     `in_outs`: `inputs` and `outputs`, of one length (an output of None accepts any); or `assert_case`, code that is
     appended to the program, with or without them. `fn_name`: a function, or a method of `Solution`, that is called with
-    the lines of an input, each of them JSON or a Python literal, and whose value is compared. `timeout`: seconds for a
-    case, and for compiling it.
+    the lines of an input, each of them JSON or a Python literal, and whose value is compared; where a case has an
+    `assert_case` and no output, that calls it. `timeout`: seconds for a case, and for compiling it.
 
     Raises nothing for what the service or the program did. Unusable `in_outs` are -1 as well, and say so in `error`.
     """
@@ -129,22 +129,33 @@ def check_correctness(
     if len(inputs) != len(outputs) or (asserts is not None and len(asserts) != len(inputs)):
         return [SERVICE] * len(inputs), [{"error": _UNEQUAL, "case_index": index} for index in range(len(inputs))]
     broken = _FirstCompileError()
+    function: str | None = in_outs.get("fn_name")
+
+    def program(index: int) -> tuple[str, str | None]:
+        """What to run, and the function that is to be called in it."""
+        if asserts is None:
+            return generation, function
+        code = f"{generation}\n\n{asserts[index]}"
+        if outputs[index] is not None or function is None or language != "python":
+            return code, function
+        return loading(code), None  # nothing to compare: the assertions call it themselves
 
     def run(index: int) -> tuple[Result, Metadata]:
         if asserts is None and (error := broken.before(index)) is not None:
             own = _metadata(index, inputs[index], outputs[index])
             return COMPILE, {**error, **{key: own[key] for key in ("case_index", "input", "expected_output")}}
+        code, called = program(index)
         result, metadata = _process_single_case(
             index,
             inputs[index],
             outputs[index],
             sandbox_fusion_url,
-            generation if asserts is None else f"{generation}\n\n{asserts[index]}",
+            code,
             timeout,
             memory_limit_mb,
             language,
             concurrent_semaphore,
-            in_outs.get("fn_name"),
+            called,
         )
         if result == COMPILE:
             broken.note(index, metadata)
