@@ -9,7 +9,7 @@ _PYTHON = "```python"
 _VERSION = re.compile(r"3(\.\d+)?(?=\s)")
 _LANGUAGE = re.compile(r"[A-Za-z][\w+#.-]*")
 
-_STAR_IMPORTS = (
+STAR_IMPORTS = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
     "builtins typing"
 )
@@ -72,7 +72,7 @@ def loading(code: str) -> str:
 
     `code` is not `__main__`: what it would do as a script, it does not do here.
     """
-    return _LOAD.format(code=code, modules=_STAR_IMPORTS)
+    return _LOAD.format(code=code, modules=STAR_IMPORTS)
 
 
 def calling(code: str, function: str) -> str:
