@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import ray
 
@@ -48,9 +48,12 @@ def start_actor(
 def start_bucket(name: str | None, rate_limit: int | None, limiter: str, options: Mapping[str, Any]) -> Any:
     """See `RemoteBucket.remote`. `limiter`: the limiter's name, where the actor has none."""
     background().run(cluster_limiter(name or limiter, rate_limit).close()).result()  # a conflict belongs to the caller
-    made: Any = ray.remote(concurrency_groups={"acquire": 1, "release": 10})  # pyright: ignore
-    remote: Any = made(RayTokenBucketWorker)
-    return remote.options(name=name, num_cpus=0, **options).remote(rate_limit, name or limiter, cluster=True)
+    make = cast("Any", ray).remote(concurrency_groups={"acquire": 1, "release": 10})
+    return (
+        make(RayTokenBucketWorker)
+        .options(name=name, num_cpus=0, **options)
+        .remote(rate_limit, name or limiter, cluster=True)
+    )
 
 
 def _in_group(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
