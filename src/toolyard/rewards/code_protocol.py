@@ -170,6 +170,7 @@ class CodeSettings(BaseModel):
     """For one case."""
     compile_seconds: Seconds = 30.0
     memory_limit_mb: int = Field(default=1024, gt=0, lt=1 << 42)
+    """A foreign SandboxFusion service is told of it only if it is set."""
     comparison: Comparison = Comparison()
     without_fences: Literal["refuse", "whole"] = "refuse"
     """An answer without a fenced block: no program (score 0), or all of it is the program."""

@@ -15,7 +15,7 @@ Where this differs from verl's, on purpose:
 * With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and what the program would do as a
   script (`if __name__ == "__main__"`) is not done.
 * After a compile error, cases of the same program that have not begun are not sent at all.
-* An output of a megabyte or more that is right as far as it goes is -1: the service may have kept no more of it.
+* An output of 64 KB or more that is right as far as it goes is -1: the service may have kept no more of it.
 
 As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
 assertions to train on, ask `rewards.code`.
@@ -49,6 +49,8 @@ _THREADS = 32
 _FIRST_N = 10
 """Of `continuous`."""
 _MEMORY_LIMIT_MB = 1024
+_SERVICES_OWN = -1
+"""Whatever the service holds programs to where it is told nothing."""
 _MARGIN_SECONDS = 10.0
 """What a request may take beyond its program's own time: the wait for a worker, and the way there and back."""
 _TEXT_CHARS = 300
@@ -69,7 +71,8 @@ def compute_score(
     """The share of test cases that the Python program in `completion` passes, and what became of each of them.
 
     The program is the last block fenced as python, or else the first fenced one; without any the score is 0.
-    `continuous`: the share of the first ten; the others are run for their metadata.
+    `continuous`: the share of the first ten; the others are run for their metadata. `memory_limit_mb` of None: the
+    service's own.
 
     Raises:
         GroundTruthError: `test_cases` is not what `check_correctness` takes, nor JSON of it, or there are none.
@@ -83,7 +86,7 @@ def compute_score(
         in_outs=_read(test_cases),
         generation=program,
         timeout=timeout,
-        memory_limit_mb=_MEMORY_LIMIT_MB if memory_limit_mb is None else memory_limit_mb,
+        memory_limit_mb=_SERVICES_OWN if memory_limit_mb is None else memory_limit_mb,
         concurrent_semaphore=concurrent_semaphore,
     )
     if not results or "error" in metadata[0]:
