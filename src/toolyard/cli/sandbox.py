@@ -235,8 +235,8 @@ def serve(
 ) -> None:
     """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
 
-    POST /run_code, POST /run_jupyter, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A second Ctrl-C
-    does not wait for running programs. Needs `pip install 'toolyard[server]'`.
+    POST /run_code, POST /run_jupyter, POST /submit, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A
+    second Ctrl-C does not wait for running programs. Needs `pip install 'toolyard[server]'`.
 
     Examples:
 
