@@ -206,8 +206,13 @@ def _by_output(plan: Plan, index: int, text: str, execution: Execution) -> tuple
 
 
 def may_be_cut(stdout: str, expected: str) -> bool:
-    """Whether it could be the beginning of a right output, of which a service kept no more."""
-    return _PIPE <= len(stdout) < len(expected) and expected.startswith(stdout[:-_LAST_CHARACTER])
+    """Whether it could be the beginning of a right output, of which a service kept no more.
+
+    Below a megabyte only if it ends within a line: a program that stops too early mostly ends its last one.
+    """
+    most = len(expected)
+    long = _FLOOD <= len(stdout) < most or (_PIPE <= len(stdout) < most and not stdout.endswith("\n"))
+    return long and expected.startswith(stdout[:-_LAST_CHARACTER])
 
 
 def _is_foreign(execution: Execution) -> bool:

@@ -15,7 +15,11 @@ Where this differs from verl's, on purpose:
 * With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and what the program would do as a
   script (`if __name__ == "__main__"`) is not done.
 * After a compile error, cases of the same program that have not begun are not sent at all.
-* An output of 64 KB or more that is right as far as it goes is -1: the service may have kept no more of it.
+* An output that is right as far as it goes is -1 if the service may have kept no more of it: from a megabyte on, and
+  from 64 KB on if it ends within a line.
+* With `fn_name`, a function that the answer does not define is -2, also if a module that verl imports has that name.
+
+docs/rewards.md has them all, with examples.
 
 As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
 assertions to train on, ask `rewards.code`.
