@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def check(found: dict[str, tuple[Any, Any]], different: dict[str, tuple[int, Any
     assert differing == {name: (verls, ours) for name, (_, verls, ours) in different.items()}
     for number, *_ in different.values():
         assert re.search(rf"^\| {number} \|", DOCS, re.MULTILINE), f"docs/rewards.md has no line {number}"
+
+
+GUIDE = (HERE.parents[1] / "docs" / "migrating_from_verl.md").read_text()
+NAMES: list[str] = re.findall(r"^\| `(verl\.[\w.]+)` \| `toolyard", GUIDE, re.MULTILINE)
+GONE = ("verl.tools.sandbox_fusion_tools.", "verl.tools.gsm8k_tool.", "verl.tools.mcp_")
+"""With 0.9."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(GONE)])
+def test_the_migration_guide_names_what_verl_has(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(import_module(module), attribute)
 
 
 def test_there_are_two_hundred_answers_in_every_form() -> None:
