@@ -20,7 +20,7 @@ import pytest
 import ray
 
 from left_behind import alive
-from toolyard.errors import ExecutionWorkerDiedError, LimitConflictError, LimiterError
+from toolyard.errors import ConfigError, ExecutionWorkerDiedError, LimitConflictError, LimiterError
 from toolyard.limits.pool import ExecutionPool, ExecutionWorker, PoolMode, TokenBucketWorker, init_execution_pool
 from toolyard.limits.pool_process import OutcomeLostError
 
@@ -113,6 +113,11 @@ async def test_the_pool_is_an_actor_and_both_forms_of_a_call_work(mode: PoolMode
     assert await pool.execute.remote(lambda a, b: a + b, 40, b=2) == 42
     assert get(pool.execute.remote(lambda **named: named, fn=1)) == {"fn": 1}
     assert get(pool.execute.remote(os.getpid)) != os.getpid()
+
+
+@both
+def test_a_pool_answers_a_ping(mode: PoolMode, shared: dict[PoolMode, Any]):
+    assert get(shared[mode].ping.remote()) is True
 
 
 @both
@@ -251,3 +256,47 @@ for limited in (True, False):
 assert not ray.is_initialized()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+# The bucket as an actor -----------------------------------------------------------------------------------------------
+
+
+def test_buckets_and_pools_of_one_name_share_one_limit(name: str):
+    pool = init_execution_pool(4, rate_limit=2, name=name)
+    assert get(pool.ping.remote()) is True
+    bucket = TokenBucketWorker.options(name=name, get_if_exists=True).remote(2)
+    same = TokenBucketWorker.options(name=name, get_if_exists=True).remote()
+    get(bucket.acquire.remote())
+    get(same.acquire.remote())
+    assert get(bucket.get_current_count.remote()) == 2
+    third, waiting = bucket.acquire.remote(), pool.execute.remote(lambda: 42)
+    assert ray.wait([third, waiting], num_returns=1, timeout=1)[0] == []
+    get([same.release.remote(), bucket.release.remote()])
+    get(third)
+    assert get(waiting) == 42
+    get(bucket.release.remote())
+    wait_until(lambda: get(bucket.get_current_count.remote()) == 0)
+
+
+def test_a_bucket_with_another_limit_is_an_error_where_it_is_made(name: str):
+    TokenBucketWorker.options(name=name, get_if_exists=True).remote(2)
+    with pytest.raises(LimitConflictError):
+        TokenBucketWorker.options(name=name, get_if_exists=True).remote(3)
+
+
+def test_a_bucket_without_a_limit_needs_one_that_exists(name: str):
+    with pytest.raises(ConfigError, match="give it a limit"):
+        TokenBucketWorker.options(name=name, get_if_exists=True).remote()
+
+
+async def test_after_a_function_that_raised_nothing_is_held(name: str):
+    def odd(number: int) -> int:
+        if number == 5:
+            raise ValueError("five")
+        return number
+
+    pool = init_execution_pool(10, rate_limit=3, name=name)
+    results = await asyncio.gather(*[pool.execute.remote(odd, number) for number in range(10)], return_exceptions=True)
+    assert [one for one in results if isinstance(one, int)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert isinstance(results[5], ValueError)
+    assert get(TokenBucketWorker.options(name=name, get_if_exists=True).remote().get_current_count.remote()) == 0

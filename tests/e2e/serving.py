@@ -156,9 +156,9 @@ def with_session(session: EchoSession, *, delay: float = 0.0) -> ScriptedSandbox
 
 
 @contextlib.asynccontextmanager
-async def service(sandbox: Any, **options: Any) -> AsyncIterator[RunningService]:
+async def service(sandbox: Any, *, judge: Any = None, **options: Any) -> AsyncIterator[RunningService]:
     config = ServiceConfig(**{"port": 0, "grace_seconds": 0.2, **options})
-    async with open_service(config, sandbox) as running:
+    async with open_service(config, sandbox, judge=judge) as running:
         yield running
 
 

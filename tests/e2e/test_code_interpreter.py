@@ -247,7 +247,7 @@ async def test_a_service_of_others_is_asked_in_its_own_words() -> None:
     async with peer(http(200, answer)) as server, interpreter(f"{server.url}/run_code") as tool:
         assert await texts(tool, {"code": "print(42)", "language": "py", "timeout": 5}) == ["42\n"]
     asked = json.loads(server.requests[0])
-    assert (asked["language"], asked["run_timeout"], asked["memory_limit_MB"]) == ("python", 5, 1024)
+    assert (asked["language"], asked["run_timeout"], asked["memory_limit_MB"]) == ("python", 5, -1)
 
 
 # Configuration --------------------------------------------------------------------------------------------------------

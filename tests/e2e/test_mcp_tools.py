@@ -139,6 +139,32 @@ async def test_a_tool_of_any_transport_is_called_with_nested_arguments(tools: To
         assert refused.outcome is ToolOutcome.BAD_ARGUMENTS, "checked against the whole schema, before it is sent"
 
 
+@pytest.mark.parametrize("name", ["mcp_search_tool.MCPSearchTool", "mcp_base_tool.MCPBaseTool"])
+def test_a_tool_file_of_verl_loads_as_it_is_from_the_folder_it_was_written_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "mcp_server.json").write_text(json.dumps({"mcpServers": {"Tavily Expert": STDIO}}))
+    (tmp_path / "config" / "mcp_tool_config.yaml").write_text(f"""
+tools:
+  - class_name: verl.tools.{name}
+    config:
+      rate_limit: 120
+      timeout: 120
+      type: mcp
+    mcp:
+      mcp_servers_config_path: ./config/mcp_server.json
+      tool_selected_list:
+        - add
+""")
+    monkeypatch.chdir(tmp_path)
+    [tool] = initialize_tools_from_config("config/mcp_tool_config.yaml")
+    try:
+        assert (tool.name, type(tool).__name__) == ("add", "MCPTool")
+    finally:
+        asyncio.run(tool.close())
+
+
 async def test_servers_with_the_same_tools_are_told_apart(tools: Tools) -> None:
     pids = {transport: await said(tools[f"{transport}_pid"]) for transport in TRANSPORTS}
     assert len(set(pids.values())) == 4

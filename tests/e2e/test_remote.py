@@ -159,7 +159,7 @@ class TestForeignService:
             execution = await remote.run(Program("print(1)"), Limits(run_seconds=3))
         assert (execution.verdict, execution.stdout, execution.isolation) == (Verdict.OK, "1\n", "unknown")
         sent = json.loads(server.requests[0])
-        assert (sent["code"], sent["run_timeout"], sent["memory_limit_MB"]) == ("print(1)", 3, 1024)
+        assert (sent["code"], sent["run_timeout"], sent["memory_limit_MB"]) == ("print(1)", 3, -1)
 
     async def test_what_it_would_silently_ignore_is_refused(self) -> None:
         async with peer(http(200, FOREIGN_OK)) as server, RemoteSandbox(server.url) as remote:

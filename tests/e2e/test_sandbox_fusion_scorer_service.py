@@ -77,6 +77,25 @@ PROGRAMS: dict[str, tuple[str, str, dict[str, Any], list[Any], list[str]]] = {
         [True, -2],
         ["success", "runtime_error"],
     ),
+    "assertions that call a function": (
+        "python",
+        "class Solution:\n    def f(self, xs: List[int]) -> int:\n        return Counter(xs)[1]",
+        {"fn_name": "f", "assert_case": ["assert Solution().f([1, 1]) == 2", "assert Solution().f([1]) == 2"]},
+        [True, -2],
+        ["success", "runtime_error"],
+    ),
+    "assertions and values of a function": (
+        "python",
+        "def f(x): return x + 1",
+        {
+            "fn_name": "f",
+            "inputs": ["1"] * 3,
+            "outputs": ["2", "3", "2"],
+            "assert_case": ["assert f(2) == 3", "assert f(2) == 3", "assert f(2) == 4"],
+        },
+        [True, False, -2],
+        ["success", "wrong_answer", "runtime_error"],
+    ),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from toolyard.rewards.code_comparison_values import value_difference
 from toolyard.rewards.code_protocol import Comparison
 
 LINES = Comparison()
+TRIMMED = Comparison(mode="trimmed")
 TOKENS = Comparison(mode="tokens")
 EXACT = Comparison(mode="exact")
 NEAR = Comparison(absolute_tolerance=1e-6)
@@ -44,7 +45,7 @@ ANY_WORDS = Comparison(mode="tokens", unordered="tokens")
     ],
 )
 def test_ends_of_lines_and_of_the_text_never_count(actual, expected):
-    for comparison in (LINES, TOKENS, NEAR, ANY_LINES, ANY_TOKENS, ANY_WORDS):
+    for comparison in (LINES, TRIMMED, TOKENS, NEAR, ANY_LINES, ANY_TOKENS, ANY_WORDS):
         assert difference(actual, expected, comparison) is None
         assert difference(expected, actual, comparison) is None
     assert (difference(actual, expected, EXACT) is None) == (actual == expected)
@@ -70,6 +71,21 @@ def test_ends_of_lines_and_of_the_text_never_count(actual, expected):
 )
 def test_everything_else_counts_in_lines(actual, expected, said):
     assert difference(actual, expected, LINES) == said
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "said"),
+    [
+        (" a\n\n\tb c", "a\nb c", None),
+        ("\n \n a", "a", None),
+        ("a\n b", "a\nb  c", "line 2: got 'b', expected 'b  c'"),
+        ("a  b", "a b", "line 1: got 'a  b', expected 'a b'"),
+        ("a b", "a\nb", "line 1: got 'a b', expected 'a'"),
+        ("\n\na", "a\nb", "line 2: got the end, expected 'b'"),
+    ],
+)
+def test_in_trimmed_neither_empty_lines_count_nor_white_space_around_lines(actual, expected, said):
+    assert difference(actual, expected, TRIMMED) == said
 
 
 def test_a_long_line_is_shown_where_it_differs():
@@ -300,7 +316,13 @@ def test_lines_of_several_numbers_are_matched_however_they_are_shaken(rows, rand
 TEXT = st.text(alphabet="ab \n1.", max_size=12)
 
 
-@given(TEXT, TEXT, st.sampled_from(["lines", "tokens"]), st.sampled_from(["no", "lines", "tokens"]), st.booleans())
+@given(
+    TEXT,
+    TEXT,
+    st.sampled_from(["lines", "trimmed", "tokens"]),
+    st.sampled_from(["no", "lines", "tokens"]),
+    st.booleans(),
+)
 @settings(max_examples=200, deadline=None)
 def test_looser_settings_accept_what_stricter_ones_do(one, other, mode, unordered, tolerant):
     loose = Comparison(mode=mode, unordered=unordered, absolute_tolerance=0.1 if tolerant else 0.0)
@@ -308,6 +330,8 @@ def test_looser_settings_accept_what_stricter_ones_do(one, other, mode, unordere
     if difference(one, other, strict) is None:
         assert difference(one, other, loose) is None
     if difference(one, other, LINES) is None:
+        assert difference(one, other, TRIMMED) is None
+    if difference(one, other, TRIMMED) is None:
         assert difference(one, other, TOKENS) is None
     for comparison in (loose, strict):
         assert difference(one, one, comparison) is None
@@ -324,7 +348,7 @@ def numbers() -> str:
     return "\n".join(map(str, range(1_400_000)))  # 10 MB
 
 
-@pytest.mark.parametrize("comparison", [LINES, TOKENS, EXACT, NEAR, ANY_LINES, ANY_TOKENS])
+@pytest.mark.parametrize("comparison", [LINES, TRIMMED, TOKENS, EXACT, NEAR, ANY_LINES, ANY_TOKENS])
 def test_ten_equal_megabytes_are_compared_at_once(numbers, comparison):
     again = numbers[:1000] + numbers[1000:]
     started = time.process_time()
@@ -346,6 +370,8 @@ def test_ten_equal_megabytes_are_compared_at_once(numbers, comparison):
         (lambda text: (text.replace("\n", " ")[:-1] + "x", text.replace("\n", " ")), ANY_TOKENS),
         (lambda text: (" " * len(text) + "a", " " * len(text) + "b"), NEAR),
         (lambda text: ("\n" * len(text) + "a", "b"), LINES),
+        (lambda text: (" " * len(text) + "a" + " " * len(text) + "c", "b"), TRIMMED),
+        (lambda text: ("a" + " \n" * len(text) + "c", "b"), TRIMMED),
         (lambda text: ("1" * len(text) + ".0", "1" * len(text) + ".5"), NEAR),
         (lambda text: ("e" * len(text), "1" + "e" * len(text)), NEAR),
     ],
@@ -369,7 +395,7 @@ def test_many_near_lines_in_any_order_take_no_quadratic_time():
 
 
 @pytest.mark.parametrize(
-    "comparison", [LINES, TOKENS, EXACT, NEAR, ANY_LINES, ANY_TOKENS, ANY_NEAR_LINES, ANY_NEAR_WORDS]
+    "comparison", [LINES, TRIMMED, TOKENS, EXACT, NEAR, ANY_LINES, ANY_TOKENS, ANY_NEAR_LINES, ANY_NEAR_WORDS]
 )
 @pytest.mark.parametrize("flood", ["\n", "ab\n", "ab ", "1.5\n", "1.5 ", " \n", "ab\r"])
 def test_a_flood_of_output_takes_no_more_memory_than_a_few_copies_of_it(flood, comparison):

@@ -143,6 +143,25 @@ def test_contest_problems_are_the_share_of_cases_that_pass() -> None:
     assert type(score) is float
 
 
+def test_without_a_service_contest_answers_need_no_fence_and_are_compared_as_by_prime_code() -> None:
+    program = "print(f' {int(input()) ** 2:.7f}')"
+    cases = {"inputs": ["2", "3"], "outputs": ["4", "9"]}
+    assert default_compute_score("apps", program, cases) == 1.0
+    assert default_compute_score("apps", program, cases, without_fences="refuse") == 0.0
+    assert default_compute_score("apps", program, cases, comparison={"mode": "lines"}) == 0.0
+    assert default_compute_score("livecodebench/x", program, cases) == 0.0, "only verl's own are read so"
+
+
+async def test_a_rollouts_default_reward_reads_contest_answers_the_same_way() -> None:
+    cases = {"inputs": ["2"], "outputs": ["4"]}
+    reward = load_reward("default", {})
+    assert reward is not None
+    async with reward:
+        for source, value in [("taco", 1.0), ("mbpp", 0.0), ("taco", 1.0)]:
+            found = await reward.score(source, "print(int(input()) ** 2)", cases, {}, deadline_seconds=60)
+            assert (source, found.value) == (source, value)
+
+
 def test_benchmarks_are_passed_or_not() -> None:
     answer = "```python\ndef double(x):\n    return 2 * x\n```"
     assert default_compute_score("mbpp", answer, {"assert_case": ["assert double(2) == 4"]}) == 1.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from left_behind import nothing_is_left_behind  # noqa: F401 - a fixture
-from toolyard.errors import LimitConflictError, PermitExpiredError
+from toolyard.errors import LimitConflictError, LimiterClosedError, PermitExpiredError
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.pool import ExecutionPool, PoolMode, init_execution_pool
 
@@ -81,6 +81,17 @@ async def test_all_forms_of_a_call_give_what_the_function_returned(mode: PoolMod
         assert await pool.execute.remote(lambda a, b: a + b + offset, 1, b=1) == 42
         assert await pool.execute(lambda **named: named, fn=1, self=2) == {"fn": 1, "self": 2}
         assert await asyncio.to_thread(pool.execute(divmod, 7, 4).result, 20) == (1, 3)
+
+
+@both
+async def test_a_ping_needs_neither_a_worker_nor_a_permit(mode: PoolMode):
+    async with init_execution_pool(1, mode=mode, rate_limit=1, name=f"ping-{mode}") as pool:
+        busy = pool.execute.remote(time.sleep, 0.5)
+        assert await pool.ping.remote() is True
+        assert not busy.done()
+        await busy
+    with pytest.raises(LimiterClosedError):
+        pool.ping.remote()
 
 
 @both

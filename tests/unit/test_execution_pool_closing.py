@@ -226,7 +226,12 @@ def test_a_pool_of_no_workers_is_a_config_error():
 
 @pytest.mark.parametrize(
     "made",
-    ["init_execution_pool(1, cluster=True)", "ExecutionWorker(cluster=True)", "TokenBucketWorker(1, cluster=True)"],
+    [
+        "init_execution_pool(1, cluster=True)",
+        "ExecutionWorker(cluster=True)",
+        "TokenBucketWorker(1, cluster=True)",
+        "TokenBucketWorker.remote(1)",
+    ],
 )
 def test_a_cluster_without_ray_names_the_command_that_installs_it(made: str):
     script = f"""

@@ -224,6 +224,27 @@ def test_without_a_box_the_answer_is_found_in_the_text(checker, text, truth):
     assert checker.check(text, truth).value == 1.0
 
 
+ROWS = r"-7 & 6 \\ 11 & -9"
+LINES = "\n -7 & 6 \\\\\n 11 & -9 \n"
+
+
+@pytest.mark.parametrize("rows", [ROWS, LINES], ids=["one line", "several lines"])
+@pytest.mark.parametrize("kind", ["bmatrix", "pmatrix", "matrix"])
+@pytest.mark.parametrize("around", ["{}", "${}$", "$\n{}\n$", "$${}$$", "A = {}", "So it is\n\n$${}$$", "Thus ${}$."])
+def test_a_matrix_needs_no_box(checker, around, kind, rows):
+    matrix = f"\\begin{{{kind}}}{rows}\\end{{{kind}}}"
+    assert checker.check(around.replace("{}", matrix), f"\\begin{{bmatrix}}{LINES}\\end{{bmatrix}}").value == 1.0
+    assert checker.check(around.replace("{}", matrix), matrix).value == 1.0
+    assert checker.check(around.replace("{}", matrix.replace("6", "7")), matrix).value == 0.0
+
+
+def test_a_matrix_is_all_of_the_answer_or_none_of_it(checker):
+    matrix = f"\\begin{{bmatrix}}{ROWS}\\end{{bmatrix}}"
+    assert checker.check(f"2{matrix}", matrix).value == 0.0
+    assert checker.check(f"2{matrix}", r"\begin{bmatrix}-14 & 12 \\ 22 & -18\end{bmatrix}").value == 1.0
+    assert checker.check(f"I have no idea {matrix}", matrix).value == 0.0
+
+
 # Any text -------------------------------------------------------------------------------------------------------------
 
 HOSTILE = {
@@ -290,7 +311,20 @@ def test_any_text_has_an_answer_or_none_that_can_be_written_down(text):
 
 
 @pytest.mark.parametrize(
-    "piece", [*PIECES, "\\boxed{5} and ", "0", "1,", "1,111", "1\\,", "boxed", "\\boxed{\\boxed{5}}", "."]
+    "piece",
+    [
+        *PIECES,
+        "\\boxed{5} and ",
+        "0",
+        "1,",
+        "1,111",
+        "1\\,",
+        "boxed",
+        "\\boxed{\\boxed{5}}",
+        ".",
+        "\\begin{bmatrix}",
+        " \n",
+    ],
 )
 def test_megabytes_of_nasty_text_are_searched_in_linear_time(piece):
     for text in (piece * (SIZE // len(piece)), "\\boxed{" + piece * (100_000 // len(piece)) + "}"):

@@ -400,7 +400,16 @@ class TestTheClass:
         told = refusal(write(self.of("verl.tools.search_tool.SearchTool")))
         assert told == (
             "tools[0]: class_name 'verl.tools.search_tool.SearchTool': Toolyard has no such tool; of verl's it has "
-            "verl.tools.gsm8k_tool.Gsm8kTool, verl.tools.sandbox_fusion_tools.SandboxFusionTool"
+            "verl.tools.gsm8k_tool.Gsm8kTool, verl.tools.mcp_base_tool.MCPBaseTool, "
+            "verl.tools.mcp_search_tool.MCPSearchTool, verl.tools.sandbox_fusion_tools.SandboxFusionTool"
+        )
+
+    def test_of_an_installed_verl_is_told_the_same(self, write, monkeypatch) -> None:
+        theirs: Any = type(sys)("verl.tools.search_tool")
+        theirs.SearchTool = type("SearchTool", (), {})
+        monkeypatch.setitem(sys.modules, "verl.tools.search_tool", theirs)
+        assert "of verl's it has verl.tools.gsm8k_tool.Gsm8kTool" in refusal(
+            write(self.of("verl.tools.search_tool.SearchTool"))
         )
 
     def test_whose_module_imports_from_verl_is_told_the_line_to_write(self, write, module, tmp_path) -> None:

@@ -94,7 +94,8 @@ class TestRequest:
             wire.read_request(ask(files={"data/in.bin": content}), DEFAULTS)
 
     def test_the_body_we_post_has_all_eight_names_of_sandbox_fusion(self) -> None:
-        body = json.loads(wire.write_request(Program("x", stdin="in", files={"f": b"1"}), Limits()))
+        limits = Limits(memory_bytes=1024 * MIB)
+        body = json.loads(wire.write_request(Program("x", stdin="in", files={"f": b"1"}), limits))
         assert body | {"toolyard": None} == {
             "code": "x",
             "language": "python",
@@ -106,6 +107,11 @@ class TestRequest:
             "fetch_files": [],
             "toolyard": None,
         }
+
+    def test_a_memory_limit_that_nobody_set_is_for_our_own_service_alone(self) -> None:
+        body = wire.write_request(Program("x"), Limits(run_seconds=3))
+        assert json.loads(body)["memory_limit_MB"] == -1
+        assert wire.read_request(wire.RunCodeRequest.model_validate_json(body), DEFAULTS)[1].memory_bytes == 1024 * MIB
 
     def test_text_that_json_cannot_carry_is_the_programs_fault(self) -> None:
         with pytest.raises(ProgramError, match="JSON"):

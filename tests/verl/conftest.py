@@ -6,9 +6,12 @@ and our tools. Made up: the engine, which says what a test wrote down, and a tok
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ with warnings.catch_warnings():
     import verl
 
 from scripted import Configure, MakeWorker, Script, ScriptedEngine, save_model
+
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.service import ServiceConfig, open_service
 
 TRAINER = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
 
@@ -78,3 +84,22 @@ async def make_worker(model: str, configure: Configure) -> AsyncIterator[MakeWor
     for worker in made:
         for tool in worker.tools:
             await tool.close()
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """Of a service with a thread of its own: verl's client blocks the one it is called in."""
+    found: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with LocalSandbox(workers=2) as sandbox, open_service(ServiceConfig(port=0), sandbox) as running:
+            found.set_result((f"{running.url}/run_code", asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    address, loop, stop = found.result(60)
+    yield address
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -26,28 +25,7 @@ import toolyard.rewards
 from toolyard.errors import ConfigError, RewardError
 from toolyard.rewards import blocking
 from toolyard.rewards import sandbox_fusion as ours
-from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.service import ServiceConfig, open_service
 from verl import DataProto
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Of a service with a thread of its own: verl's client blocks the one it is called in."""
-    found: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        async with LocalSandbox(workers=2) as sandbox, open_service(ServiceConfig(port=0), sandbox) as running:
-            found.set_result((f"{running.url}/run_code", asyncio.get_running_loop(), stop))
-            await stop.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=[serve()])
-    thread.start()
-    address, loop, stop = found.result(60)
-    yield address
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
 
 
 @pytest.fixture(scope="module", autouse=True)

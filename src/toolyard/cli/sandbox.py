@@ -235,8 +235,8 @@ def serve(
 ) -> None:
     """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
 
-    POST /run_code, POST /run_jupyter, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A second Ctrl-C
-    does not wait for running programs. Needs `pip install 'toolyard[server]'`.
+    POST /run_code, POST /run_jupyter, POST /submit, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A
+    second Ctrl-C does not wait for running programs. Needs `pip install 'toolyard[server]'`.
 
     Examples:
 
@@ -320,7 +320,15 @@ def run(
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds it may run.", min=0.001)] = 10.0,
     compile_timeout: Annotated[float, typer.Option(help="Seconds its compiler may take.", min=0.001)] = 30.0,
-    memory_mb: Annotated[int, typer.Option(help="Memory of all its processes together.", min=1)] = 1024,
+    memory_mb: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory of all its processes together, in MB. A --url of another SandboxFusion server is told of it "
+            "only if you set it.",
+            min=1,
+            show_default="1024",
+        ),
+    ] = None,
     isolation: IsolationOption = Isolation.BEST,
     python: PythonOption = None,
     url: Annotated[
@@ -357,7 +365,9 @@ def run(
         raise typer.BadParameter("--isolation and --python are the server's business when --url is given")
     if str(file) == "-" and str(stdin) == "-":
         raise typer.BadParameter("the program and its input cannot both come from standard input")
-    limits = Limits(run_seconds=timeout, compile_seconds=compile_timeout, memory_bytes=memory_mb * MIB)
+    limits = Limits(run_seconds=timeout, compile_seconds=compile_timeout)
+    if memory_mb is not None:
+        limits = limits.model_copy(update={"memory_bytes": memory_mb * MIB})
     program = read_program(file, language, stdin, args or [])
     where = Where(url=url, token=token, isolation=isolation.value, python=str(python) if python else None)
     execution = complete(run_program(program, limits, where))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from toolyard.cli.outcomes import duration
+from toolyard.rewards.submissions import SubmissionJudge
 from toolyard.sandbox.service import ServiceConfig, serve
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def serve_with_summary(config: ServiceConfig, sandbox: LocalSandbox, console: Co
         console.print(f"{now.workers} workers, isolation {now.isolation}, memory by {now.memory_limit}, {door}")
         console.print("Ctrl-C stops it; a second one does not wait for running programs")
 
-    serve(config, sandbox, on_ready=ready)
+    serve(config, sandbox, judge=SubmissionJudge(), on_ready=ready)
     executions = sandbox.statistics().executions
     table = Table(title=f"Served for {duration(time.monotonic() - started)}", title_justify="left")
     table.add_column("Verdict")

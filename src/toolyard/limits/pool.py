@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from toolyard.errors import LimiterError, MissingDependencyError
+from toolyard.errors import ConfigError, LimiterError, MissingDependencyError
 
 from .background import background
 from .local import LocalLimiter
@@ -36,11 +36,20 @@ class RemoteCallable(Protocol):
         ...
 
 
+class RemotePing(Protocol):
+    def remote(self) -> Any:
+        """To be awaited, likewise: True."""
+        ...
+
+
 class RemotePool(Protocol):
     """What an `ExecutionPool` and a Ray actor have in common."""
 
     @property
     def execute(self) -> RemoteCallable: ...
+
+    @property
+    def ping(self) -> RemotePing: ...
 
 
 def init_execution_pool(
@@ -111,6 +120,10 @@ class ExecutionWorker:
         with self._permit(getattr(fn, "__qualname__", type(fn).__qualname__)):
             return fn(*fn_args, **fn_kwargs)
 
+    def ping(self) -> bool:
+        """True: it is up."""
+        return True
+
     def close(self) -> None:
         if self._processes is not None:
             self._processes.close()
@@ -124,12 +137,25 @@ class ExecutionWorker:
 class TokenBucketWorker:
     """The limit by itself, for code that takes and gives in different places. From any thread.
 
+    As a Ray actor, that any process may ask: `TokenBucketWorker.options(name=…, get_if_exists=True).remote(10)`, then
+    `ray.get(bucket.acquire.remote())`. Who takes a permit there and dies does not give it back.
+
     Prefer `with limiter.permit()`, which cannot forget to give back.
     """
 
-    def __init__(self, rate_limit: int, name: str = _NAME, cluster: bool | None = None) -> None:
+    def __init__(self, rate_limit: int | None, name: str = _NAME, cluster: bool | None = None) -> None:
         self._limiter = _limiter(name, rate_limit, cluster)
         self._held: deque[Permit] = deque()
+
+    @classmethod
+    def options(cls, *, name: str | None = None, **options: Any) -> RemoteBucket:
+        """Ray's options of an actor. The limit is that of all pools and buckets called `name`."""
+        return RemoteBucket(name, options)
+
+    @classmethod
+    def remote(cls, rate_limit: int | None = None) -> Any:
+        """An actor without a name of its own. See `RemoteBucket.remote`."""
+        return cls.options().remote(rate_limit)
 
     def acquire(self) -> None:
         """Block until there is a permit."""
@@ -154,8 +180,29 @@ class TokenBucketWorker:
         return background().run(self._limiter.statistics()).result().in_flight
 
 
-def _limiter(name: str, limit: int, cluster: bool | None) -> Limiter:
-    return _pool_ray().cluster_limiter(name, limit) if _on_cluster(cluster) else LocalLimiter(limit, name=name)
+class RemoteBucket:
+    """What `TokenBucketWorker.options` returns."""
+
+    def __init__(self, name: str | None, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._options = options
+
+    def remote(self, rate_limit: int | None = None) -> Any:
+        """The actor. Without `rate_limit`, that of the limiter which has this name already.
+
+        Raises:
+            LimitConflictError: a limiter of that name has another `rate_limit`.
+            MissingDependencyError, ConfigError: there is no Ray, no connection to it, or no limiter of that name.
+        """
+        return _pool_ray().start_bucket(self._name, rate_limit, _NAME, self._options)
+
+
+def _limiter(name: str, limit: int | None, cluster: bool | None) -> Limiter:
+    if _on_cluster(cluster):
+        return _pool_ray().cluster_limiter(name, limit)
+    if limit is None:
+        raise ConfigError(f"limiter {name!r}: without Ray it needs a limit")
+    return LocalLimiter(limit, name=name)
 
 
 def _on_cluster(cluster: bool | None) -> bool:

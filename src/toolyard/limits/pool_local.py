@@ -84,6 +84,21 @@ class _Execute:
     remote = __call__
 
 
+class _Ping:
+    """`pool.ping`, likewise."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def __call__(self) -> Call[bool]:
+        self._check()
+        answer: Future[bool] = Future()
+        answer.set_result(True)
+        return Call(answer)
+
+    remote = __call__
+
+
 class ExecutionPool:
     """Runs functions, `num_workers` at once, each under a permit of `limiter` if there is one.
 
@@ -123,6 +138,15 @@ class ExecutionPool:
         """
         return _Execute(self._submit)
 
+    @property
+    def ping(self) -> _Ping:
+        """`ping()` is a `Call` for True, at once and without a permit.
+
+        Raises:
+            LimiterClosedError: the pool is closed.
+        """
+        return _Ping(self._check)
+
     def close(self) -> None:
         """Wait until nothing is left: no thread, no process, no file descriptor."""
         if (thread := self._begin_to_close()) is not None:
@@ -142,15 +166,19 @@ class ExecutionPool:
             self._closed = True
         return self._thread
 
-    def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+    def _check(self) -> None:
         if os.getpid() != self._pid:
             raise LimiterError("this execution pool is a copy from another process: make one here, or use Ray")
+        if self._closed:
+            raise LimiterClosedError("the execution pool is closed")
+
+    def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+        self._check()
         work = self._workers.pack(fn, args, kwargs)
         label = getattr(fn, "__qualname__", type(fn).__qualname__)
         future: Future[Any] = Future()
         with self._lock:
-            if self._closed:
-                raise LimiterClosedError("the execution pool is closed")
+            self._check()
             if self._thread is None:
                 self._start()
             self._loop.call_soon_threadsafe(self._begin, future, work, label)

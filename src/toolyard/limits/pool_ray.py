@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 import ray
 
 from toolyard.errors import ConfigError
 
 from .background import background
-from .pool import ExecutionWorker, PoolMode
+from .pool import ExecutionWorker, PoolMode, TokenBucketWorker
 from .pool_process import OutcomeLostError
 from .ray import RayLimiter
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def cluster_limiter(name: str, limit: int) -> RayLimiter:
+def cluster_limiter(name: str, limit: int | None) -> RayLimiter:
     _check_connection()
     return RayLimiter(name, limit)
 
@@ -43,6 +43,33 @@ def start_actor(
         tenant=tenant,
         cluster=True,
     )
+
+
+def start_bucket(name: str | None, rate_limit: int | None, limiter: str, options: Mapping[str, Any]) -> Any:
+    """See `RemoteBucket.remote`. `limiter`: the limiter's name, where the actor has none."""
+    background().run(cluster_limiter(name or limiter, rate_limit).close()).result()  # a conflict belongs to the caller
+    make = cast("Any", ray).remote(concurrency_groups={"acquire": 1, "release": 10})
+    return (
+        make(RayTokenBucketWorker)
+        .options(name=name, num_cpus=0, **options)
+        .remote(rate_limit, name or limiter, cluster=True)
+    )
+
+
+def _in_group(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    return ray.method(concurrency_group=name)  # pyright: ignore
+
+
+class RayTokenBucketWorker(TokenBucketWorker):
+    """The actor. Those who acquire are served in their order, and never wait for each other to release."""
+
+    @_in_group("acquire")
+    def acquire(self) -> None:
+        super().acquire()
+
+    @_in_group("release")
+    def release(self) -> None:
+        super().release()
 
 
 class RayExecutionWorker(ExecutionWorker):

@@ -72,14 +72,16 @@ class CodeJudge:
     ) -> None:
         self.settings = _checked(settings, options, any_language=sandbox is not None)
         self._places = Workplaces(self.settings, sandbox, limiter)
-        memory, output = self.settings.memory_limit_mb * MIB, min(self.settings.max_output_bytes, _MOST_OUTPUT)
-        self._limits = Limits(
+        output = min(self.settings.max_output_bytes, _MOST_OUTPUT)
+        limits = Limits(
             run_seconds=self.settings.run_seconds,
             compile_seconds=self.settings.compile_seconds,
-            memory_bytes=memory,
             output_bytes=output,
             flood_bytes=max(4 * output, MIB),
         )
+        if "memory_limit_mb" in self.settings.model_fields_set:
+            limits = limits.model_copy(update={"memory_bytes": self.settings.memory_limit_mb * MIB})
+        self._limits = limits
 
     async def __aenter__(self) -> Self:
         await self._places.here()
@@ -245,7 +247,8 @@ class CodeJudge:
 
 
 def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_language: bool) -> CodeSettings:
-    checked = read_options(CodeSettings, {**dict(settings or {}), **options})
+    given = {name: getattr(settings, name) for name in settings.model_fields_set} if settings else {}
+    checked = read_options(CodeSettings, {**given, **options})
     try:
         if checked.sandbox_fusion_url:
             RemoteSandbox(checked.sandbox_fusion_url)  # says what is wrong with it

@@ -2,8 +2,9 @@
 
 Line ends `\\n`, `\\r\\n` and `\\r` are the same. White space (as `str.isspace` says) at the ends of lines, empty lines
 at the end of the text and a missing last line end never count. In mode `lines` everything else does: white space at the
-beginning of a line and within it, empty lines before others. In mode `tokens` only the words between white space count.
-In mode `exact` every character counts, and no other setting does.
+beginning of a line and within it, empty lines before others. In mode `trimmed` these two do not: what is compared, and
+shown, are the lines that are not empty, without white space around them. In mode `tokens` only the words between white
+space count. In mode `exact` every character counts, and no other setting does.
 
 Numbers in text. Without a tolerance they are text: `1.0` is not `1`. With one, two words that are decimal numbers (`1`,
 `-.5`, `1e5`, `inf`, `Infinity`, `nan`, `-0.0`; not `1_000`, `0x1f` or `1,5`) and not both integers are the same if they
@@ -46,6 +47,9 @@ def difference(actual: str, expected: str, comparison: Comparison) -> str | None
     if comparison.mode == "exact":
         return _exact_difference(actual, expected)
     shown = _tidied(actual), _tidied(expected)
+    if comparison.mode == "trimmed":
+        wanted = list(_trimmed(shown[1]))
+        shown = "\n".join(islice(_trimmed(shown[0]), len(wanted) + 1)), "\n".join(wanted)
     actual, expected = (text.casefold() for text in shown) if comparison.ignore_case else shown
     if actual == expected:
         return None
@@ -77,6 +81,10 @@ def difference(actual: str, expected: str, comparison: Comparison) -> str | None
 
 def _tidied(text: str) -> str:
     return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).rstrip()
+
+
+def _trimmed(text: str) -> Iterator[str]:
+    return filter(None, map(str.strip, io.StringIO(text)))
 
 
 def _lines(text: str, most: int = -1) -> list[str]:
@@ -145,11 +153,11 @@ def _unordered_lines(actual: str, expected: str, shown: tuple[str, str], mode: s
 def _keyed_lines(text: str, mode: str, most_words: int) -> Iterator[tuple[int, str]]:
     """With their numbers. In mode `tokens` without the empty ones."""
     keyed = ((index, _key(line, mode, most_words)) for index, line in enumerate(io.StringIO(text)))
-    return ((index, key) for index, key in keyed if key or mode == "lines")
+    return ((index, key) for index, key in keyed if key or mode != "tokens")
 
 
 def _key(line: str, mode: str, most_words: int) -> str:
-    return line.rstrip() if mode == "lines" else " ".join(line.split(None, most_words))
+    return " ".join(line.split(None, most_words)) if mode == "tokens" else line.rstrip()
 
 
 # Words and numbers ---------------------------------------------------------------------------------------------------

@@ -52,9 +52,10 @@ class Comparison(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mode: Literal["lines", "tokens", "exact"] = "lines"
-    """`lines`: line by line, each without white space at its end. `tokens`: white space of any kind and amount
-    separates. `exact`: byte by byte, whatever else is set here."""
+    mode: Literal["lines", "trimmed", "tokens", "exact"] = "lines"
+    """`lines`: line by line, each without white space at its end. `trimmed`: the same without white space at their
+    beginning, and without empty lines. `tokens`: white space of any kind and amount separates. `exact`: byte by byte,
+    whatever else is set here."""
     absolute_tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float = Field(default=0.0, ge=0)
     """Where both are 0, `1.0` and `1` differ in stdout. Above that, tokens that both read as numbers, one of them not
@@ -62,6 +63,10 @@ class Comparison(BaseModel):
     unordered: Literal["no", "lines", "tokens"] = "no"
     """Lines, or tokens within a line, may come in any order. Of a returned list: its elements."""
     ignore_case: bool = False
+
+
+PRIME_CODE = Comparison(mode="trimmed", absolute_tolerance=1e-8, relative_tolerance=1e-5)
+"""What verl's `prime_code` forgives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,7 @@ class CodeSettings(BaseModel):
     """For one case."""
     compile_seconds: Seconds = 30.0
     memory_limit_mb: int = Field(default=1024, gt=0, lt=1 << 42)
+    """A foreign SandboxFusion service is told of it only if it is set."""
     comparison: Comparison = Comparison()
     without_fences: Literal["refuse", "whole"] = "refuse"
     """An answer without a fenced block: no program (score 0), or all of it is the program."""

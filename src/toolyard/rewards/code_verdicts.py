@@ -24,6 +24,8 @@ _KEPT_VALUE_CHARS = 4096
 _WHY_CHARS = 400
 _FLOOD = MIB
 """Bytes. A foreign service does not tell that it kept no more, or that it killed a program for it: then it may have."""
+_PIPE = 64 * 1024
+"""Bytes. What a service keeps that does not read while the program writes: SandboxFusion cuts outputs of 300 KB."""
 _LAST_CHARACTER = 4
 """Of what was cut, as it may look that is only half there."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -204,8 +206,13 @@ def _by_output(plan: Plan, index: int, text: str, execution: Execution) -> tuple
 
 
 def may_be_cut(stdout: str, expected: str) -> bool:
-    """Whether it could be the beginning of a right output, of which a service kept no more."""
-    return _FLOOD <= len(stdout) < len(expected) and expected.startswith(stdout[:-_LAST_CHARACTER])
+    """Whether it could be the beginning of a right output, of which a service kept no more.
+
+    Below a megabyte only if it ends within a line: a program that stops too early mostly ends its last one.
+    """
+    most = len(expected)
+    long = _FLOOD <= len(stdout) < most or (_PIPE <= len(stdout) < most and not stdout.endswith("\n"))
+    return long and expected.startswith(stdout[:-_LAST_CHARACTER])
 
 
 def _is_foreign(execution: Execution) -> bool:

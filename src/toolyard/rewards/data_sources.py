@@ -9,8 +9,9 @@ verl (`reward.custom_reward_function`): `path=pkg://toolyard.rewards name=defaul
 `+reward_kwargs.rate_limit=64`. A rollout of ours: `--reward default`, or `toolyard.rewards:default_compute_score`. TRL:
 see `rewards.trl`.
 
-Names and aggregations are those of verl's own function: GSM8K is strict, contest problems count the first ten cases.
-What differs is that mathematics is 1 or 0 everywhere, also where verl gives -1.
+Names and aggregations are those of verl's own function: GSM8K is strict, contest problems count the first ten cases,
+and without a service they are read and compared as by `prime_code`. What differs is that mathematics is 1 or 0
+everywhere, also where verl gives -1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from toolyard.errors import ConfigError, RewardError
 
 from . import blocking
-from .code_protocol import CodeSettings
+from .code_protocol import PRIME_CODE, CodeSettings
 from .final import FinalReward, load_reward
 from .final_function import ARGUMENTS, read_returned
 
@@ -60,6 +61,8 @@ _OPTIONS = {
     "math": frozenset({"check_seconds", "children"}),  # its memory is not what verl calls memory_limit_mb
 }
 """By the name of the reward, without what comes after a colon."""
+_CONTESTS = frozenset({"codecontests", "apps", "codeforces", "taco"})
+"""What verl scores by `prime_code` where there is no service."""
 _VERLS_OWN = frozenset({"reward_router_address", "reward_model_tokenizer"})
 """What verl hands to every reward function while a reward model is up."""
 _NOT_HERE = ("default", "none")
@@ -106,6 +109,13 @@ def scorer_for(data_source: str) -> Scorer:
         f"data source {data_source!r} has no reward; registered are {', '.join(sorted(_TABLE))}. Register yours: "
         f"toolyard.rewards.data_sources.register({text!r}, 'math' or 'code' or a function of yours)"
     )
+
+
+def code_settings(data_source: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a code reward, with verl's defaults for that data source where `given` says nothing."""
+    if data_source in _CONTESTS and not given.get("sandbox_fusion_url"):
+        return {"without_fences": "whole", "comparison": PRIME_CODE, **given}
+    return dict(given)
 
 
 def default_compute_score(
@@ -156,6 +166,8 @@ def default_compute_score(
             return _call(scorer, task, options)
         kind = scorer.partition(":")[0]
         settings = {key: value for key, value in options.items() if key in _OPTIONS.get(kind, ())}
+        if kind == "code":
+            settings = code_settings(data_source, settings)
         with concurrent_semaphore if kind == "code" and concurrent_semaphore is not None else nullcontext():
             return blocking.run(_score(scorer, settings, task, deadline_seconds))
     except (RewardError, ConfigError):

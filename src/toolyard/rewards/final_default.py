@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from toolyard.errors import ConfigError, RewardError
 
 from .code_protocol import Aggregation, CodeSettings
-from .data_sources import Scorer, scorer_for
+from .data_sources import Scorer, code_settings, scorer_for
 from .final import load_reward
 from .final_function import FunctionReward
 from .final_options import read_options
@@ -29,7 +29,7 @@ class DefaultReward(FinalReward):
         self.name = name
         self._options = dict(options or {})
         read_options(CodeSettings, self._options, aggregation=Aggregation.ALL)
-        self._loaded: dict[str | int, FinalReward] = {}
+        self._loaded: dict[tuple[str | int, bool], FinalReward] = {}
 
     async def score(
         self,
@@ -41,7 +41,7 @@ class DefaultReward(FinalReward):
         deadline_seconds: float,
     ) -> FinalScore:
         try:
-            reward = self._for(scorer_for(data_source))
+            reward = self._for(data_source)
         except ConfigError as error:
             raise RewardError(f"reward {self.name!r}: {error}") from error
         return await reward.score(
@@ -53,16 +53,19 @@ class DefaultReward(FinalReward):
             while self._loaded:
                 stack.push_async_callback(self._loaded.popitem()[1].close)
 
-    def _for(self, scorer: Scorer) -> FinalReward:
-        key = scorer if isinstance(scorer, str) else id(scorer)  # which stays its own: the reward holds it
+    def _for(self, data_source: str) -> FinalReward:
+        scorer = scorer_for(data_source)
+        options = code_settings(data_source, self._options)
+        # A function's id stays its own: the reward holds it.
+        key = scorer if isinstance(scorer, str) else id(scorer), options != self._options
         found = self._loaded.get(key)
         if found is None:
-            found = self._loaded[key] = self._load(scorer)
+            found = self._loaded[key] = self._load(scorer, options)
         return found
 
-    def _load(self, scorer: Scorer) -> FinalReward:
+    def _load(self, scorer: Scorer, options: Mapping[str, Any]) -> FinalReward:
         if not isinstance(scorer, str):
             return FunctionReward(getattr(scorer, "__qualname__", str(scorer)), scorer)
-        loaded = load_reward(scorer, self._options if scorer.partition(":")[0] == "code" else None)
+        loaded = load_reward(scorer, options if scorer.partition(":")[0] == "code" else None)
         assert loaded is not None  # the table does not take `none`
         return loaded

@@ -25,6 +25,8 @@ _TOKEN = re.compile(r"\\{1,2}(?P<box>boxed|fbox)\s*+\{|\\.|(?P<brace>[{}])", re.
 _PADDING = re.compile(r"[\s${}]|\\(?:[()\[\],; ]|text|q?quad)")
 _CONNECTIVES = {",", ";", "and", "or", ",and", ",or"}
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[0-9]\s+[0-9]|[\n$]|boxed|fbox")
+_MATRIX = re.compile(r"(?<!\s)\s*\\begin\{(?P<name>[A-Za-z]*matrix)\}.*?\\end\{(?P=name)\}\s*", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[A-Za-z]*matrix\}")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _NUMBER = re.compile(
     r"""
@@ -67,7 +69,7 @@ def find_answer(text: str) -> Expression | str | None:
     """The expression that `text` names as its answer; the end of the text, if that is to be found out; None: no answer.
 
     The last complete `\\boxed{…}` counts, and those before it that it is joined to by a comma, "and" or "or". Without
-    one, a short text that is nothing but an expression is the answer.
+    one, a short text that is nothing but an expression is the answer, or a matrix of any length.
     """
     boxes = _last_boxes(text[-_SEARCHED:])
     if boxes:
@@ -75,8 +77,12 @@ def find_answer(text: str) -> Expression | str | None:
     end = _clean(text[-_TAIL:])
     if len(text) > _TAIL:  # not in the middle of a formula
         end = end.partition("\n")[2] or end
-    end = end.strip()
+    # For math-verify a formula between dollars ends with its line.
+    end = _MATRIX.sub(lambda found: " ".join(["", *found[0].split(), ""]), end).strip()
     if 0 < len(end) <= _BARE and not _PROSE.search(end):
+        return _expression(end)
+    without, environments = _ENVIRONMENT.subn(" ", end)
+    if environments and not _PROSE.search(without):
         return _expression(end)
     return end or None
 

@@ -15,7 +15,11 @@ Where this differs from verl's, on purpose:
 * With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and what the program would do as a
   script (`if __name__ == "__main__"`) is not done.
 * After a compile error, cases of the same program that have not begun are not sent at all.
-* An output of a megabyte or more that is right as far as it goes is -1: the service may have kept no more of it.
+* An output that is right as far as it goes is -1 if the service may have kept no more of it: from a megabyte on, and
+  from 64 KB on if it ends within a line.
+* With `fn_name`, a function that the answer does not define is -2, also if a module that verl imports has that name.
+
+docs/rewards.md has them all, with examples.
 
 As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
 assertions to train on, ask `rewards.code`.
@@ -35,7 +39,7 @@ from toolyard.errors import OURS, RewardError, SandboxError, ToolyardError
 from .code_verdicts import may_be_cut
 from .final_protocol import GroundTruthError
 from .sandbox_fusion_call import post, run_here
-from .sandbox_fusion_program import calling, program_in
+from .sandbox_fusion_program import calling, loading, program_in
 
 T = TypeVar("T")
 Result = bool | int
@@ -49,6 +53,8 @@ _THREADS = 32
 _FIRST_N = 10
 """Of `continuous`."""
 _MEMORY_LIMIT_MB = 1024
+_SERVICES_OWN = -1
+"""Whatever the service holds programs to where it is told nothing."""
 _MARGIN_SECONDS = 10.0
 """What a request may take beyond its program's own time: the wait for a worker, and the way there and back."""
 _TEXT_CHARS = 300
@@ -69,7 +75,8 @@ def compute_score(
     """The share of test cases that the Python program in `completion` passes, and what became of each of them.
 
     The program is the last block fenced as python, or else the first fenced one; without any the score is 0.
-    `continuous`: the share of the first ten; the others are run for their metadata.
+    `continuous`: the share of the first ten; the others are run for their metadata. `memory_limit_mb` of None: the
+    service's own.
 
     Raises:
         GroundTruthError: `test_cases` is not what `check_correctness` takes, nor JSON of it, or there are none.
@@ -83,7 +90,7 @@ def compute_score(
         in_outs=_read(test_cases),
         generation=program,
         timeout=timeout,
-        memory_limit_mb=_MEMORY_LIMIT_MB if memory_limit_mb is None else memory_limit_mb,
+        memory_limit_mb=_SERVICES_OWN if memory_limit_mb is None else memory_limit_mb,
         concurrent_semaphore=concurrent_semaphore,
     )
     if not results or "error" in metadata[0]:
@@ -114,8 +121,8 @@ def check_correctness(
 
     `in_outs`: `inputs` and `outputs`, of one length (an output of None accepts any); or `assert_case`, code that is
     appended to the program, with or without them. `fn_name`: a function, or a method of `Solution`, that is called with
-    the lines of an input, each of them JSON or a Python literal, and whose value is compared. `timeout`: seconds for a
-    case, and for compiling it.
+    the lines of an input, each of them JSON or a Python literal, and whose value is compared; where a case has an
+    `assert_case` and no output, that calls it. `timeout`: seconds for a case, and for compiling it.
 
     Raises nothing for what the service or the program did. Unusable `in_outs` are -1 as well, and say so in `error`.
     """
@@ -129,22 +136,33 @@ def check_correctness(
     if len(inputs) != len(outputs) or (asserts is not None and len(asserts) != len(inputs)):
         return [SERVICE] * len(inputs), [{"error": _UNEQUAL, "case_index": index} for index in range(len(inputs))]
     broken = _FirstCompileError()
+    function: str | None = in_outs.get("fn_name")
+
+    def program(index: int) -> tuple[str, str | None]:
+        """What to run, and the function that is to be called in it."""
+        if asserts is None:
+            return generation, function
+        code = f"{generation}\n\n{asserts[index]}"
+        if outputs[index] is not None or function is None or language != "python":
+            return code, function
+        return loading(code), None  # nothing to compare: the assertions call it themselves
 
     def run(index: int) -> tuple[Result, Metadata]:
         if asserts is None and (error := broken.before(index)) is not None:
             own = _metadata(index, inputs[index], outputs[index])
             return COMPILE, {**error, **{key: own[key] for key in ("case_index", "input", "expected_output")}}
+        code, called = program(index)
         result, metadata = _process_single_case(
             index,
             inputs[index],
             outputs[index],
             sandbox_fusion_url,
-            generation if asserts is None else f"{generation}\n\n{asserts[index]}",
+            code,
             timeout,
             memory_limit_mb,
             language,
             concurrent_semaphore,
-            in_outs.get("fn_name"),
+            called,
         )
         if result == COMPILE:
             broken.note(index, metadata)

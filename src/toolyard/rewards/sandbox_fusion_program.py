@@ -1,4 +1,4 @@
-"""The program in a completion, and the program that calls one function of it, by verl's rules."""
+"""The program in a completion, and the program that loads it as a module and calls one function, by verl's rules."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _PYTHON = "```python"
 _VERSION = re.compile(r"3(\.\d+)?(?=\s)")
 _LANGUAGE = re.compile(r"[A-Za-z][\w+#.-]*")
 
-_STAR_IMPORTS = (
+STAR_IMPORTS = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
     "builtins typing"
 )
 """What solutions to LiveCodeBench take for granted: everything in these, and then the modules themselves."""
 
-_CALL = """\
-import ast, importlib, json, sys, types
+_READ = """\
+import ast, json, sys
 
 def argument(line):
     try:
@@ -26,6 +26,10 @@ def argument(line):
 
 text = sys.stdin.read()
 arguments = [argument(line) for line in text.split("\\n")] if text.strip() else []
+"""
+_LOAD = """\
+import importlib, sys, types
+
 given = {{}}
 modules = [importlib.import_module(name) for name in {modules!r}.split()]
 for module in modules:
@@ -35,6 +39,8 @@ given.update((module.__name__, module) for module in modules)
 solution = sys.modules["solution"] = types.ModuleType("solution")
 vars(solution).update(given)
 exec(compile({code!r}, "solution.py", "exec"), vars(solution))
+"""
+_CALL = """\
 found = vars(solution).get({function!r})
 if found is None or found is given.get({function!r}):  # `search` is also a function of re
     if "Solution" not in vars(solution):
@@ -61,11 +67,18 @@ def program_in(completion: str) -> str | None:
     return rest if line_end and _LANGUAGE.fullmatch(first.strip()) else block
 
 
+def loading(code: str) -> str:
+    """A Python program that runs `code` with the names around it that solutions to LiveCodeBench take for granted.
+
+    `code` is not `__main__`: what it would do as a script, it does not do here.
+    """
+    return _LOAD.format(code=code, modules=STAR_IMPORTS)
+
+
 def calling(code: str, function: str) -> str:
-    """A Python program that reads arguments, one a line, and prints what `function` of `code` returns for them.
+    """A Python program that reads arguments, one a line, loads `code` and prints what its `function` returns for them.
 
     `function` may also be a method of a class `Solution`. Lists, dicts, booleans and None are printed as JSON. An
-    exception, a missing function or an unreadable argument is exit code 1. `code` is not `__main__`: what it would do
-    as a script, it does not do here.
+    exception, a missing function or an unreadable argument is exit code 1.
     """
-    return _CALL.format(code=code, function=function, modules=_STAR_IMPORTS)
+    return _READ + loading(code) + _CALL.format(function=function)

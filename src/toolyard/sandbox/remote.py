@@ -1,8 +1,8 @@
 """`RemoteSandbox`: the `Sandbox` protocol over HTTP, against `toolyard sandbox serve` or any SandboxFusion server.
 
 With our own service an `Execution` arrives exactly as it would locally, many inputs go in one request, and sessions
-work. A foreign server knows neither `args`, `env`, binary stdin nor sessions, and those raise; it also knows no limits
-but time and memory, and those are silently its own.
+work. A foreign server knows neither `args`, `env`, binary stdin nor sessions, and those raise. It knows no limits but
+time and memory, and is told of memory only if the caller set it; a warning names other limits that were set.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class RemoteSandbox:
         response = _parse(wire.ExtendedRunCodeResponse, reply, server.base)
         if response.toolyard is None and (unheard := wire.needs_extras(program)):
             raise ProgramError(f"{server.base} is not Toolyard's own service and has ignored the program's {unheard}")
+        if response.toolyard is None:
+            server.note_unheld(limits)
         server.max_cases = response.toolyard.max_cases if response.toolyard else 0
         return wire.read_response(response)
 

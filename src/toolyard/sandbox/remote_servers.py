@@ -16,9 +16,13 @@ from types import TracebackType
 
 from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError, ToolyardError
 from toolyard.failover import Router
+from toolyard.sandbox.protocol import Limits
 from toolyard.sandbox.remote_http import Connections, GoneError, Retries, delay_before, plain
 
 _log = logging.getLogger("toolyard.sandbox.remote")
+
+_OURS_ALONE = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
+"""Limits that SandboxFusion's request cannot say. Of output it keeps what it keeps."""
 
 
 class Server:
@@ -32,6 +36,14 @@ class Server:
         self._router = router
         self._alone = alone
         self._is_down = False
+        self._warned = False
+
+    def note_unheld(self, limits: Limits) -> None:
+        """Warn, once, of limits that the caller set and a foreign server has not heard of."""
+        unheld = sorted(limits.model_fields_set & _OURS_ALONE)
+        if unheld and not self._warned:
+            self._warned = True
+            _log.warning("%s is not Toolyard's own service and does not hold %s", self.base, ", ".join(unheld))
 
     def answered(self) -> None:
         self._router.answered(self.base)

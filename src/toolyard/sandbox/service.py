@@ -22,7 +22,7 @@ try:
     import uvicorn
     import uvloop
 
-    from toolyard.sandbox.service_app import SandboxService, ServedSandbox
+    from toolyard.sandbox.service_app import Judge, SandboxService, ServedSandbox
     from toolyard.sandbox.service_config import ServiceConfig, Token, read_tokens
     from toolyard.sandbox.service_connection import connection_class
     from toolyard.sandbox.service_sessions import host_sessions
@@ -30,6 +30,7 @@ except ImportError as error:
     raise MissingDependencyError(error.name or "uvicorn", "server", "the sandbox service") from error
 
 __all__ = [
+    "Judge",
     "OpenableSandbox",
     "RunningService",
     "ServedSandbox",
@@ -57,10 +58,16 @@ class OpenableSandbox(ServedSandbox, Protocol):
     ) -> None: ...
 
 
-def serve(config: ServiceConfig, sandbox: OpenableSandbox, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    config: ServiceConfig,
+    sandbox: OpenableSandbox,
+    *,
+    judge: Judge | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; a second one cancels what is still running. `sandbox` is opened and closed here.
 
-    `on_ready` is called once with the base URL, when requests are answered.
+    `judge` answers `/submit`. `on_ready` is called once with the base URL, when requests are answered.
 
     Raises:
         ConfigError: the address is in use or cannot be bound, or is open to the world without a token; or `config`
@@ -71,20 +78,24 @@ def serve(config: ServiceConfig, sandbox: OpenableSandbox, *, on_ready: Callable
     raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve_until_signalled(config, sandbox, listener, on_ready))
+            runner.run(_serve_until_signalled(config, sandbox, listener, judge, on_ready))
     finally:
         listener.close()
 
 
 async def _serve_until_signalled(
-    config: ServiceConfig, sandbox: OpenableSandbox, listener: socket.socket, on_ready: Callable[[str], None] | None
+    config: ServiceConfig,
+    sandbox: OpenableSandbox,
+    listener: socket.socket,
+    judge: Judge | None,
+    on_ready: Callable[[str], None] | None,
 ) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
     try:
-        async with sandbox, open_service(config, sandbox, listener=listener) as running:
+        async with sandbox, open_service(config, sandbox, judge=judge, listener=listener) as running:
             if on_ready is not None:
                 on_ready(running.url)
             await told.wait()
@@ -109,9 +120,9 @@ class RunningService:
 
 @asynccontextmanager
 async def open_service(
-    config: ServiceConfig, sandbox: ServedSandbox, *, listener: socket.socket | None = None
+    config: ServiceConfig, sandbox: ServedSandbox, *, judge: Judge | None = None, listener: socket.socket | None = None
 ) -> AsyncGenerator[RunningService]:
-    """Serve `sandbox`, which is open, while inside the block.
+    """Serve `sandbox`, which is open, while inside the block. `judge` answers `/submit`.
 
     Leaving it stops accepting, lets running programs finish for up to `config.grace_seconds`, and cancels the rest.
 
@@ -126,7 +137,7 @@ async def open_service(
         max_per_client=config.max_sessions_per_client,
         idle_seconds=config.session_idle_seconds,
     ) as sessions:
-        service = SandboxService(config, sandbox, sessions)
+        service = SandboxService(config, sandbox, sessions, judge)
         server = _Server(service, config)
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))

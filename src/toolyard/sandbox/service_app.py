@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -22,8 +23,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from toolyard import __version__
-from toolyard.errors import ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
-from toolyard.sandbox import wire, wire_cases, wire_notebook, wire_session
+from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
+from toolyard.sandbox import wire, wire_cases, wire_notebook, wire_session, wire_submit
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
 from toolyard.sandbox.service_cases import CasesEndpoint
 from toolyard.sandbox.service_config import WIRE_NAMES, ServiceConfig, excesses
@@ -67,14 +68,38 @@ class ServedSandbox(Protocol):
     def statistics(self) -> Statistics: ...
 
 
-class SandboxService:
-    """The ASGI application. The sandbox and the session host are open, and outlive it."""
+class Judge(Protocol):
+    """Who answers `POST /submit`. `toolyard.rewards.submissions` has one; the sandbox itself knows no test cases."""
 
-    def __init__(self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost) -> None:
+    async def judge(
+        self,
+        request: wire_submit.SubmitRequest,
+        sandbox: Any,
+        limits: Limits,
+        *,
+        workers: int,
+        max_cases: int,
+        patience_seconds: float,
+    ) -> wire_submit.EvalResult:
+        """
+        Raises:
+            ConfigError: the request's data cannot be judged.
+            SandboxError: our failure.
+        """
+        ...
+
+
+class SandboxService:
+    """The ASGI application. The sandbox and the session host are open, and outlive it. Without a judge, no /submit."""
+
+    def __init__(
+        self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost, judge: Judge | None = None
+    ) -> None:
         self.attendance = Attendance()
         self._config = config
         self._sandbox = sandbox
         self._sessions = sessions
+        self._judge = judge
         self._door = Door(config)
         self._bodies = BodyBudget(config.max_buffered_bytes, busy_status=config.busy_status)
         self._in_flight = 0
@@ -112,6 +137,7 @@ class SandboxService:
             Route("/run_code", self._run_code_endpoint, methods=["POST"]),
             Route(wire_cases.PATH, self._cases_endpoint(), methods=["POST"]),
             route("POST", "/run_jupyter", self._run_jupyter),
+            *([route("POST", "/submit", partial(self._submit, self._judge))] if self._judge else ()),
             route("GET", "/v1/ping", self._ping),
             route("GET", "/healthz", self._health),
             route("GET", "/metrics", self._expose),
@@ -160,6 +186,33 @@ class SandboxService:
         # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
         self._metrics.executed(program.language, execution)
         return model_answer(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
+
+    async def _submit(self, judge: Judge, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_submit.SubmitRequest, await self._body(scope, receive))
+        asked = {"run_seconds": request.config.run_timeout, "compile_seconds": request.config.compile_timeout}
+        asked = {name: seconds for name, seconds in asked.items() if seconds is not None}
+        self._check_limits(asked)
+        return await self._admitted(
+            receive, partial(self._judged, judge, self._config.limits.model_copy(update=asked)), request
+        )
+
+    async def _judged(self, judge: Judge, limits: Limits, request: wire_submit.SubmitRequest) -> Answer:
+        try:
+            result = await judge.judge(
+                request,
+                self._sandbox,
+                limits,
+                workers=self._sandbox.statistics().workers,
+                max_cases=self._config.max_cases,
+                patience_seconds=self._config.max_wait_seconds,
+            )
+            return model_answer(result)
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except ConfigError as error:
+            return invalid([(("config",), str(error))], "value_error")
+        except Exception as error:
+            return detail(500, str(self._ours(error)))
 
     async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
         request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))

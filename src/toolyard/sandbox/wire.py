@@ -215,7 +215,8 @@ def request_fields(program: Program, limits: Limits) -> dict[str, Any]:
         "language": program.language,
         "compile_timeout": limits.compile_seconds,
         "run_timeout": limits.run_seconds,
-        "memory_limit_mb": max(1, limits.memory_bytes // MIB),
+        # SandboxFusion limits the address space, under which numpy cannot start: only for who asked for it.
+        "memory_limit_mb": max(1, limits.memory_bytes // MIB) if "memory_bytes" in limits.model_fields_set else -1,
         "stdin": text,
         "files": encode_files(program.files),
         "fetch_files": list(program.fetch_files),

@@ -84,6 +84,7 @@ class CodeInterpreterConfig(BaseModel):
     """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
     another. Empty: the embedded sandbox."""
     memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
+    """A foreign SandboxFusion service is told of it only if it is set here."""
     stateful: bool = False
     """One Python interpreter for the whole trajectory: variables, imports and files are kept between calls."""
     max_output_chars: PositiveInt = 16384
@@ -223,8 +224,10 @@ class SandboxFusionTool(BaseTool):
                     yield
 
     def _limits_for(self, seconds: float) -> Limits:
-        memory = self.settings.memory_limit_mb * MIB
-        return Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS), memory_bytes=memory)
+        limits = Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS))
+        if "memory_limit_mb" not in self.settings.model_fields_set:
+            return limits  # a foreign service is not told of a limit that nobody asked for
+        return limits.model_copy(update={"memory_bytes": self.settings.memory_limit_mb * MIB})
 
     # ------------------------------------------------------------------------------------------------- opening
     async def _sandbox(self) -> Sandbox:

@@ -40,7 +40,7 @@ class McpEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mcp_servers_config_path: str
-    """Relative to the YAML file."""
+    """Relative to the YAML file; if it is not there, to the current directory, as in verl."""
     tool_selected_list: list[str] | None = None
     """None: all tools of all servers."""
 
@@ -96,6 +96,7 @@ def get_tool_class(cls_name: str) -> Any:
         ConfigError: there is none, or it is no tool.
     """
     what = f"class_name {cls_name!r}"
+    none_such = f"{what}: Toolyard has no such tool; of verl's it has {', '.join(TOOLS)}"
     module_name, _, name = TOOLS.get(cls_name, cls_name).rpartition(".")
     if not module_name:
         raise ConfigError(f"{what}: expected a dotted name, module.Class")
@@ -107,7 +108,7 @@ def get_tool_class(cls_name: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             if is_of_verl(missing):
-                raise ConfigError(f"{what}: Toolyard has no such tool; of verl's it has {', '.join(TOOLS)}") from None
+                raise ConfigError(none_such) from None
             raise ConfigError(
                 f"{what}: there is no module {missing!r} where Python looks for them; install it, or name its folder "
                 "in PYTHONPATH"
@@ -115,6 +116,8 @@ def get_tool_class(cls_name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and is_of_verl(missing):
             raise ConfigError(f"{what}: {instead_of_verl(error)}") from None
         raise ConfigError(f"{what}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    if is_of_verl(module_name):  # it is installed, and its tools are not ours
+        raise ConfigError(none_such)
     if not hasattr(module, name):
         raise ConfigError(f"{what}: module {module_name!r} has no {name!r}")
     found: Any = getattr(module, name)
@@ -176,6 +179,8 @@ def _made(place: str, path: Path, entry: ToolEntry) -> list[BaseTool]:
             from .mcp import mcp_tools
 
             servers = path.parent / entry.mcp.mcp_servers_config_path
+            if not servers.exists() and Path(entry.mcp.mcp_servers_config_path).exists():
+                servers = Path(entry.mcp.mcp_servers_config_path)
             return mcp_tools(found, entry.config, servers, entry.mcp.tool_selected_list)
         tool = _maker(found)(config=entry.config, tool_schema=entry.tool_schema)
         handle_of(tool)  # so that a schema that is none is found now, not by the first trajectory

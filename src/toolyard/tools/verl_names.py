@@ -9,6 +9,8 @@ from pathlib import Path
 
 TOOLS = {
     "verl.tools.gsm8k_tool.Gsm8kTool": "toolyard.tools.gsm8k.Gsm8kTool",
+    "verl.tools.mcp_base_tool.MCPBaseTool": "toolyard.tools.mcp.MCPTool",
+    "verl.tools.mcp_search_tool.MCPSearchTool": "toolyard.tools.mcp.MCPTool",
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "toolyard.tools.code_interpreter.SandboxFusionTool",
 }
 """Classes that a YAML file may name: ours are meant, even where verl is installed."""
