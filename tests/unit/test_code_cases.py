@@ -250,7 +250,10 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
         ({**PAIR, "entry_point": "f"}, 'entry_point: goes with "test"; for calls write "fn_name"'),
         # Options
         ({**PAIR, "language": "pyton"}, "language: unknown language 'pyton'; did you mean 'python'"),
-        ({**PAIR, "comparison": {"mode": "words"}}, "comparison.mode: Input should be 'lines', 'trimmed', 'tokens' or 'exact'"),
+        (
+            {**PAIR, "comparison": {"mode": "words"}},
+            "comparison.mode: Input should be 'lines', 'trimmed', 'tokens' or 'exact'",
+        ),
         ({**PAIR, "comparison": {"tolerance": 1}}, "comparison.tolerance: Extra inputs.*there is: mode, absolute_t"),
         ({**PAIR, "comparison": "tokens"}, "comparison: is no JSON"),
         ({**PAIR, "comparison": [1]}, "comparison: Input should be"),
