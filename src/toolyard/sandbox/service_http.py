@@ -79,9 +79,9 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise Refusal(_unprocessable((item["type"], item["loc"], item["msg"]) for item in problems)) from None
 
 
-def invalid(problems: Iterable[tuple[tuple[str, ...], str]]) -> Answer:
-    """422 in the same shape, for what is above a maximum: where, and a sentence."""
-    return _unprocessable(("less_than_equal", place, text) for place, text in problems)
+def invalid(problems: Iterable[tuple[tuple[str, ...], str]], kind: str = "less_than_equal") -> Answer:
+    """422 in the same shape, for what is above a maximum or, by its `kind`, otherwise wrong: where, and a sentence."""
+    return _unprocessable((kind, place, text) for place, text in problems)
 
 
 def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> Answer:
