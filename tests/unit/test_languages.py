@@ -323,7 +323,7 @@ def test_pytest_runs_the_code_as_a_file_of_tests_with_its_arguments():
 def test_pytest_is_missing_where_the_programs_python_does_not_have_it():
     with pytest.raises(
         ToolchainMissingError,
-        match="pytest needs 'pytest', which the programs' Python does not offer.*pip install pytest",
+        match=r"pytest needs 'pytest', which the programs' Python does not offer.*pip install pytest",
     ):
         resolve(find_language("pytest"), settings.search_path(), modules=())
 

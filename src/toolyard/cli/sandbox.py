@@ -191,10 +191,7 @@ def serve(
         typer.Option(help="Let programs read this host path; repeat it for several.", exists=True, show_default=False),
     ] = None,
     gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu", help="Let programs in cuda and python_gpu use the machine's NVIDIA GPUs, without limits."
-        ),
+        bool, typer.Option("--gpu", help="Let programs in cuda and python_gpu use the machine's NVIDIA GPUs.")
     ] = False,
     run_timeout: Annotated[
         float,
