@@ -215,7 +215,7 @@ def kernel_checks(grants: Grants, host: Host) -> list[Check]:
 async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> list[Check]:
     tell("the embedded sandbox")
     started = time.monotonic()
-    async with LocalSandbox(python=python) as sandbox:
+    async with LocalSandbox(python=python, gpu=True) as sandbox:
         opened = duration(time.monotonic() - started)
         checks = [Check(group=Group.SANDBOX, name="start", status=Status.OK, detail=f"ready in {opened}")]
         checks.append(await _check_speed(sandbox))
