@@ -22,7 +22,8 @@ from serving import service_in_thread
 
 from toolyard.sandbox import languages
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import MIB, Limits
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
+from toolyard.sandbox.remote import RemoteSandbox
 
 PROGRAMS = {path.stem: path for path in (Path(__file__).parent / "language_programs").iterdir()}
 GREETING = "hello from a file"
@@ -114,6 +115,29 @@ def test_a_language_does_all_that_its_users_expect(row: languages.Language, url:
     assert (full.status, full.run_result.status) == (RunStatus.Failed, CommandRunStatus.Finished), full
     assert full.run_result.return_code != 0
     assert "survived" not in full.run_result.stdout
+
+
+@pytest.mark.parametrize("name", ["pytest", "jest", "go_test", "D_ut", "verilog", "rust", "junit"])
+async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_gives_alone(
+    name: str, url: str
+) -> None:
+    quick = name not in ("pytest", "jest", "junit")  # the others need seconds to start
+    limits = Limits(compile_seconds=60, run_seconds=1.5 if quick else 30, memory_bytes=640 * MIB)
+    program = Program(PROGRAMS[name].read_text(), name, files={"greeting.txt": GREETING.encode(), "new": os.urandom(8)})
+    modes = ["files\n", "assert\n", *(["loop\n"] if quick else []), "files\n"]
+    async with RemoteSandbox(url) as remote:
+        together = [execution async for execution in remote.run_each(program, modes, limits)]
+        alone = [await remote.run(program.model_copy(update={"stdin": mode}), limits) for mode in modes[:-1]]
+
+    def told(execution: Execution) -> tuple[Verdict, int | None, bool]:
+        return execution.verdict, execution.exit_code, GREETING in execution.stdout
+
+    assert told(together[0]) == told(together[-1]) == (Verdict.OK, 0, True)
+    assert [told(one) for one in together[:-1]] == [told(one) for one in alone]
+    assert together[1].verdict in (Verdict.FAILED, Verdict.SIGNALED)
+    assert not quick or together[2].verdict is Verdict.TIMED_OUT
+    if name != "pytest":
+        assert [one.compile_cached for one in together] == [False, *[True] * (len(modes) - 1)]
 
 
 @pytest.mark.parametrize(
