@@ -85,7 +85,7 @@ def test_a_language_does_all_that_its_users_expect(row: languages.Language, url:
         hello = pool.submit(ask, url, self_test, row.name, stdin=languages.SELF_TEST_STDIN.decode())
         reading, asserting = pool.submit(run, "files"), pool.submit(run, "assert")
         broken = pool.submit(run, "files", ")))) nonsense ((((\n")
-        looping, eating = pool.submit(run, "loop", run_timeout=1), pool.submit(run, "eat")
+        looping, eating = pool.submit(run, "loop", run_timeout=0.5), pool.submit(run, "eat")
 
     assert hello.result().status == RunStatus.Success, hello.result()
     assert languages.SELF_TEST_STDOUT.decode() in hello.result().run_result.stdout
@@ -117,12 +117,12 @@ def test_a_language_does_all_that_its_users_expect(row: languages.Language, url:
     assert "survived" not in full.run_result.stdout
 
 
-@pytest.mark.parametrize("name", ["pytest", "jest", "go_test", "D_ut", "verilog", "rust", "junit"])
+@pytest.mark.parametrize("name", ["pytest", "jest", "go_test", "D_ut", "junit"])
 async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_gives_alone(
     name: str, url: str
 ) -> None:
     quick = name not in ("pytest", "jest", "junit")  # the others need seconds to start
-    limits = Limits(compile_seconds=60, run_seconds=1.5 if quick else 30, memory_bytes=640 * MIB)
+    limits = Limits(compile_seconds=60, run_seconds=1 if quick else 30, memory_bytes=640 * MIB)
     program = Program(PROGRAMS[name].read_text(), name, files={"greeting.txt": GREETING.encode(), "new": os.urandom(8)})
     modes = ["files\n", "assert\n", *(["loop\n"] if quick else []), "files\n"]
     async with RemoteSandbox(url) as remote:

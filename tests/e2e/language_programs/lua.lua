@@ -7,5 +7,5 @@ elseif mode == "assert" then
 elseif mode == "loop" then
     while true do end
 elseif mode == "eat" then
-    print("survived", #string.rep("x", 1 << 30))
+    print("survived", #string.rep(string.rep("x", 1 << 20), 1 << 10))
 end

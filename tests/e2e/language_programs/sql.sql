@@ -14,5 +14,5 @@ CREATE TABLE data AS
 WITH RECURSIVE piece (n) AS (
     SELECT 1 FROM mode WHERE word = 'eat' UNION ALL SELECT n + 1 FROM piece LIMIT 64
 )
-SELECT randomblob(16777216) FROM piece;
+SELECT zeroblob(16777216) FROM piece;
 SELECT 'survived' FROM mode WHERE word = 'eat';
