@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from toolyard import Execution, Limits, LocalSandbox, Program, Verdict
-from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError
+from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
 from toolyard.sandbox.protocol import MIB, Session, StageResult
 from toolyard.sandbox.routing import LIGHT
 from toolyard.testing import PythonSemantics, SandboxContract
@@ -451,3 +451,58 @@ async def test_random_numbers_differ_where_their_module_is_kept_imported(kept: l
         found = [*await collect(sandbox, RANDOM, [""] * 4), *await collect(sandbox, RANDOM, [""] * 4)]
     for numbers in zip(*(execution.stdout.split() for execution in found), strict=True):
         assert len(set(numbers)) == 8
+
+
+# ----------------------------------------------------------------------------------------------------- several at once
+@pytest.mark.toolchain("bash")
+async def test_cases_in_other_languages_share_the_idle_workers_and_keep_their_order() -> None:
+    program = Program("read n; sleep 0.$n; echo $n; exit $n", "bash")
+    stdins = ["9\n", "1\n", "2\n", "8\n", "x\n"]
+    async with LocalSandbox(workers=2) as sandbox:
+        alone = [told(await sandbox.run(program.model_copy(update={"stdin": stdin}), QUICK)) for stdin in stdins]
+        began = time.monotonic()
+        together = [told(execution) for execution in await collect(sandbox, program, stdins)]
+        seconds = time.monotonic() - began
+        assert sandbox.statistics().busy == 0
+    assert together == alone
+    assert [execution.exit_code for execution in together[:4]] == [9, 1, 2, 8]
+    assert seconds < 1.8, "one after the other they take two seconds"
+
+
+@pytest.mark.toolchain("bash")
+async def test_leaving_early_stops_the_cases_of_every_worker() -> None:
+    program = Program("read n; echo $n; [ $n = 0 ] || exec sleep 60", "bash")
+    async with LocalSandbox(workers=3) as sandbox:
+        async with aclosing(sandbox.run_each(program, ["0\n", "1\n", "1\n", "1\n", "1\n"])) as executions:
+            assert (await anext(executions)).ok
+            await asyncio.sleep(0.2)
+            assert sandbox.statistics().busy == 3
+        assert sandbox.statistics().busy == 0
+        async with asyncio.timeout(5):
+            assert (await sandbox.run(Program("print(1)"))).ok
+
+
+@pytest.mark.toolchain("bash")
+async def test_a_failure_comes_in_its_turn_after_the_cases_before_it() -> None:
+    program = Program("read n; echo $n; [ $n = 1 ] && kill -9 $PPID; sleep 0.2", "bash")
+    async with LocalSandbox(workers=2, isolation="none") as sandbox:
+        found: list[Execution] = []
+        with pytest.raises(SandboxError):  # noqa: PT012
+            async for execution in sandbox.run_each(program, ["0\n", "0\n", "1\n", "0\n"], QUICK):
+                found.append(execution)  # noqa: PERF401
+        assert [execution.stdout for execution in found] == ["0\n", "0\n"]
+        assert sandbox.statistics().busy == 0
+
+
+@pytest.mark.toolchain("bash")
+async def test_a_batch_takes_only_workers_that_nobody_waits_for() -> None:
+    sleeper = Program("sleep 0.4", "bash")
+    async with LocalSandbox(workers=2) as sandbox, asyncio.TaskGroup() as group:
+        group.create_task(sandbox.run(sleeper))
+        await asyncio.sleep(0.1)
+        batch = group.create_task(collect(sandbox, sleeper, [None] * 4))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await sandbox.run(Program("print(1)"))
+        assert time.monotonic() - began < 0.3, "the worker that came free is not the batch's"
+        assert not batch.done()

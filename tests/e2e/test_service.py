@@ -89,9 +89,11 @@ class TestRoutes:
         async with service(ScriptedSandbox(raising(ProgramError("unknown language")))) as running:
             for number in range(3):
                 await post_code(running, language=f"made-up-{number}")
+                await post_code(running, language=f"made-up-{number}", toolyard={})
             text = (await request(f"{running.url}/metrics")).body.decode()
         assert "made-up" not in text
         assert 'toolyard_failures_total{error="ProgramError"} 3.0' in text
+        assert 'toolyard_http_responses_total{route="/run_code",status="422"} 3.0' in text
 
     @pytest.mark.parametrize(
         ("method", "path", "status", "text"),

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from toolyard.sandbox.builds import Build, Builds, build_key
+from toolyard.sandbox.languages.builds import Build, Builds, build_key
+from toolyard.sandbox.languages.toolchains import Language, Toolchain
 from toolyard.sandbox.protocol import Program, StageResult, Verdict
-from toolyard.sandbox.toolchains import Language, Toolchain
 
 TOOLCHAIN = Toolchain(
     language=Language(name="x", title="X", source_name="main.x", ways=(), self_test=""),

@@ -46,5 +46,10 @@ def test_the_docs_of_the_service_name_every_option_with_its_default() -> None:
     for option in command().commands["sandbox"].commands["serve"].params:
         default = option.default.value if isinstance(option.default, Enum) else option.default
         found[option.opts[0]] = f"{default:g}" if isinstance(default, float) else str(default)
-    own_words = {"--workers": "one per processor", "--python": "Toolyard's own", "--allow-remote": "off"}
+    own_words = {
+        "--workers": "one per processor",
+        "--python": "Toolyard's own",
+        "--allow-remote": "off",
+        "--gpu": "off",
+    }
     assert told == {name: own_words.get(name, default).replace("None", "none") for name, default in found.items()}

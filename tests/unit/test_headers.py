@@ -10,8 +10,8 @@ import pytest
 
 from toolyard import settings
 from toolyard.errors import ToolchainMissingError
-from toolyard.sandbox.headers import EVERYTHING, LEARN_AFTER, GoPackages, PrecompiledHeaders, leading_includes
 from toolyard.sandbox.languages import find_language, resolve
+from toolyard.sandbox.languages.headers import EVERYTHING, LEARN_AFTER, GoPackages, PrecompiledHeaders, leading_includes
 
 IOSTREAM = frozenset({"iostream"})
 VECTOR = frozenset({"vector"})
@@ -211,7 +211,7 @@ async def test_go_packages_are_built_once_and_then_used(tmp_path):
     again = GoPackages(toolchain, cache=tmp_path / "cache")
     assert again.env()
     await again.maintain()
-    assert (again.directory / "packages/00/commands").read_text() == "list\nbuild\n"
+    assert (again.directory / "packages/00/commands").read_text() == "list\nbuild\ntest\n"
 
 
 async def test_go_that_comes_with_compiled_packages_needs_no_others(tmp_path):

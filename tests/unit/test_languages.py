@@ -1,8 +1,7 @@
 """The language table, and how it meets machines: real ones here, and pretended ones in temporary directories."""
 
 import os
-import shutil
-import subprocess
+import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,12 @@ import pytest
 from toolyard import settings
 from toolyard.errors import ProgramError, ToolchainMissingError
 from toolyard.sandbox import languages
-from toolyard.sandbox.languages import find_language, java_names, probe_version, resolve, source_name_for
-from toolyard.sandbox.protocol import MIB
-from toolyard.sandbox.toolchains import PACKAGES, Toolchain
+from toolyard.sandbox.languages import find_language, probe_version, refuse_unknown, remedy, resolve
+from toolyard.sandbox.languages.jvm import java_names, scala_main
+from toolyard.sandbox.languages.toolchains import INSTALLED_BY, installation
+from toolyard.sandbox.protocol import MIB, Program
 
-REQUIRED_IN_CI = {"python", "bash", "c", "cpp", "nodejs", "go", "java", "rust", "perl"}
+REPOSITORY = Path(__file__).parents[2]
 
 SANDBOX_FUSION = (
     *("python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust", "cuda"),
@@ -23,15 +23,6 @@ SANDBOX_FUSION = (
 )
 
 every_language = pytest.mark.parametrize("language", languages.ALL, ids=lambda row: row.name)
-
-
-def installed(name: str) -> Toolchain:
-    try:
-        return resolve(find_language(name), settings.search_path())
-    except ToolchainMissingError as error:
-        if os.environ.get("CI") == "true" and name in REQUIRED_IN_CI:
-            raise
-        pytest.skip(str(error))
 
 
 def executable(path: Path, script: str = "exit 1") -> Path:
@@ -60,26 +51,41 @@ def test_row_is_complete(language):
         assert language.source_name in (way.compile or way.run)
 
 
-@pytest.mark.parametrize("name", SANDBOX_FUSION)
-def test_sandbox_fusions_languages_are_offered_or_refused_by_name(name):
-    if name in languages.NOT_OFFERED:
-        with pytest.raises(ProgramError, match=f"{name}.*SandboxFusion.*not offered"):
-            find_language(name)
-    else:
-        assert find_language(name).name == name
+def test_every_name_is_sandbox_fusions_but_for_c():
+    assert {row.name for row in languages.ALL} == {*SANDBOX_FUSION, "c"}
+
+
+def test_ci_installs_every_toolchain_and_library_that_can_be_had():
+    script = (REPOSITORY / ".ci" / "toolchains").read_text()
+    needs = [name for row in languages.ALL for name in row.ways[0].needs if name not in ("python3", "bash", "cc")]
+    wanted = {INSTALLED_BY.get(name, name) for name in needs} | {
+        name for row in languages.ALL for name in row.libraries
+    }
+    words = set(re.findall(r"[\w.+-]+", script))
+    missing = {name for name in wanted if not name.startswith(("https:", "pip:")) and name.split(":")[-1] not in words}
+    assert missing == set()
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("JavaScript", "nodejs"), ("C++", "cpp"), ("r", "R"), ("TS", "typescript")]
+    ("alias", "name"),
+    [("JavaScript", "nodejs"), ("C++", "cpp"), ("r", "R"), ("TS", "typescript"), ("Kotlin", "kotlin_script")],
 )
 def test_aliases_work_in_any_case(alias, name):
     assert find_language(alias).name == name
 
 
 def test_unknown_language_is_told_what_there_is_and_what_may_be_meant():
-    with pytest.raises(ProgramError, match=r"'pyhton'; did you mean 'python'\?") as caught:
-        find_language("pyhton")
+    with pytest.raises(ProgramError, match=r"'javva'; did you mean 'java'") as caught:
+        find_language("javva")
     assert all(row.name in str(caught.value) for row in languages.ALL)
+
+
+@pytest.mark.parametrize(("name", "near"), [("Python", "'python'"), ("PYTEST", "'pytest'"), ("golangg", "'go'")])
+def test_a_service_takes_names_and_aliases_as_they_are_written(name, near):
+    refused = refuse_unknown(name)
+    assert refused
+    assert near in refused
+    assert all(refuse_unknown(one) is None for row in languages.ALL for one in (row.name, *row.aliases))
 
 
 # Meeting a machine
@@ -88,10 +94,17 @@ def test_unknown_language_is_told_what_there_is_and_what_may_be_meant():
 @pytest.mark.parametrize("language", [row for row in languages.ALL if row.name != "python"], ids=lambda row: row.name)
 def test_missing_toolchain_is_named_with_its_package(language, tmp_path):
     with pytest.raises(ToolchainMissingError) as caught:
-        resolve(language, str(tmp_path))
+        resolve(language, str(tmp_path), modules=())
     for name in language.ways[0].needs:
-        assert repr(name) in str(caught.value)
-        assert PACKAGES.get(name, name) in str(caught.value)
+        if name != "python3":
+            assert repr(name.removeprefix("python:")) in str(caught.value)
+            assert INSTALLED_BY.get(name, name).removeprefix("npm:").removeprefix("pip:") in str(caught.value)
+
+
+def test_what_is_missing_is_installed_by_the_tool_that_has_it(tmp_path):
+    assert remedy(find_language("jest"), str(tmp_path)) == "apt-get install esbuild nodejs; npm install -g jest"
+    assert remedy(find_language("pytest"), str(tmp_path), modules=()) == "pip install pytest"
+    assert remedy(find_language("lean"), str(tmp_path)) == "see https://lean-lang.org/install"
 
 
 def test_only_what_is_absent_is_called_missing(tmp_path):
@@ -230,7 +243,6 @@ def test_typescript_runs_on_node_alone_from_22_7_on(version, works, tmp_path):
 )
 def test_java_file_is_named_after_its_public_class_and_started_at_main(code, expected):
     assert java_names(code) == expected
-    assert source_name_for(find_language("java"), code) == expected[0]
 
 
 def test_java_program_gets_its_own_names_and_a_heap_below_its_memory_limit(tmp_path):
@@ -254,32 +266,93 @@ def test_java_is_taken_from_the_jdk_that_compiles(tmp_path):
     assert toolchain.run_argv[0] == str(jdk / "java")
 
 
-# The real ones
+def test_jars_and_node_packages_are_looked_for_beside_the_executables(tmp_path):
+    for name in ("javac", "java", "node"):
+        executable(tmp_path / "bin" / name)
+    with pytest.raises(ToolchainMissingError, match=r"'junit-platform-console-standalone.jar'.*apt-get install junit5"):
+        resolve(find_language("junit"), str(tmp_path / "bin"))
+    jar = tmp_path / "share" / "java" / "junit-platform-console-standalone.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    toolchain = resolve(find_language("junit"), str(tmp_path / "bin"))
+    assert toolchain.compile_argv
+    assert f".:{jar}" in toolchain.compile_argv
+    assert "NODE_PATH" not in resolve(find_language("nodejs"), str(tmp_path / "bin")).env
+    (tmp_path / "lib" / "node_modules").mkdir(parents=True)
+    node = resolve(find_language("nodejs"), str(tmp_path / "bin"))
+    assert node.env["NODE_PATH"] == str(tmp_path / "lib" / "node_modules")
+    assert node.env["NODE_PATH"] in node.binds
 
 
-@every_language
-def test_self_test_passes_with_the_installed_toolchain(language, tmp_path):
-    toolchain = installed(language.name).fitted(language.self_test, 512 * MIB)
-    workshop, stage = tmp_path / "compile", tmp_path / "run"
-    workshop.mkdir()
-    stage.mkdir()
+# Other languages
 
-    def run(argv, cwd, stdin=b""):
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(cwd), "TMPDIR": str(cwd), "LANG": "C.UTF-8"}
-        done = subprocess.run(argv, cwd=cwd, env={**env, **toolchain.env}, input=stdin, capture_output=True, timeout=90)
-        assert (done.returncode, done.stderr) == (0, b"")
-        return done.stdout
 
-    (workshop / toolchain.source_name).write_text(language.self_test)
-    if toolchain.compile_argv is None:
-        stage = workshop
-    else:
-        run(toolchain.compile_argv, workshop)
-        for name in toolchain.artifacts:
-            shutil.move(workshop / name, stage / name)
-    assert run(toolchain.run_argv, stage, languages.SELF_TEST_STDIN) == languages.SELF_TEST_STDOUT
+@pytest.mark.parametrize(
+    ("code", "started"),
+    [
+        ("object Main extends App { println(1) }", "Main"),
+        ("object Solver extends Helper with App { }", "Solver"),
+        ("object Helper { }\nobject Problem { def main(args: Array[String]): Unit = {} }", "Problem"),
+        ("case class P(x: Int)\n// object No extends App\nobject Yes extends App", "Yes"),
+        ("@main def hello(): Unit = println(1)", "hello"),
+        ("println(1)", "Main"),
+    ],
+)
+def test_scala_starts_the_object_that_can_be_started(code, started):
+    assert scala_main(code) == started
+
+
+def test_lean_is_run_where_there_is_something_to_run(tmp_path):
+    lean = executable(tmp_path / "lean")
+    toolchain = resolve(find_language("lean"), str(tmp_path))
+    proof = toolchain.fitted("theorem two : 1 + 1 = 2 := rfl\n", 512 * MIB)
+    program = toolchain.fitted("partial def main : IO Unit := main\n", 512 * MIB)
+    assert proof.run_argv == (str(lean), "main.lean")
+    assert program.run_argv == (str(lean), "--run", "main.lean")
+
+
+def test_pytest_runs_the_code_as_a_file_of_tests_with_its_arguments():
+    row = find_language("pytest")
+    assert row.in_python
+    ran = row.in_python(Program("def test(): pass", "pytest", files={"conftest.py": b""}, args=("-k", "x")))
+    assert ran.files == {"test_main.py": b"def test(): pass", "conftest.py": b""}
+    assert tuple(ran.args) == ("-p", "no:hypothesispytest", "-k", "x")
+    assert row.in_python(Program("import hypothesis", "pytest")).args == ()
+
+
+def test_pytest_is_missing_where_the_programs_python_does_not_have_it():
+    with pytest.raises(
+        ToolchainMissingError,
+        match=r"pytest needs 'pytest', which the programs' Python does not offer.*pip install pytest",
+    ):
+        resolve(find_language("pytest"), settings.search_path(), modules=())
 
 
 @every_language
 def test_installed_toolchain_tells_its_version(language):
-    assert probe_version(installed(language.name), seconds=30)
+    try:
+        toolchain = resolve(language, settings.search_path())
+    except ToolchainMissingError as error:
+        if os.environ.get("CI") == "true" and "https:" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert probe_version(toolchain, seconds=30)
+
+
+# The documentation
+
+
+def documented(row: languages.Language) -> str:
+    names = ", ".join([f"`{row.name}`", *row.aliases])
+    preferred = row.ways[0]
+    packages = [INSTALLED_BY.get(name, name) for name in preferred.needs if name not in ("python3", "bash")]
+    needs = " + ".join(name.removeprefix("python:") for name in preferred.needs)
+    stages = "compile, run" if preferred.compile else "run"
+    libraries = installation(row.libraries) or "–"
+    return f"| {names} | {row.source_name} | {needs} | {stages} | {installation(packages) or '–'} | {libraries} |"
+
+
+def test_the_table_in_the_documentation_is_this_one():
+    text = (REPOSITORY / "docs" / "languages.md").read_text()
+    expected = "\n".join(documented(row) for row in languages.ALL)
+    assert expected in text, f"docs/languages.md should have:\n{expected}"

@@ -6,13 +6,12 @@ tell which of the usual culprits it is.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolyard import settings
-from toolyard.sandbox.toolchains import PACKAGES, Language
+from toolyard.sandbox import languages
 
 _SETTINGS = (
     "kernel.unprivileged_userns_clone",
@@ -129,10 +128,6 @@ def _cgroup_remedy(host: Host) -> str:
     return f"{own}; in a container: --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
 
 
-def toolchain_remedy(row: Language) -> str:
+def toolchain_remedy(row: languages.Language) -> str:
     """How to install the toolchain that is preferred for a language, where `PATH` does not have it."""
-    way = row.ways[0]
-    absent = [name for name in way.needs if not shutil.which(name, path=settings.search_path())] or [way.needs[0]]
-    packages = list(dict.fromkeys(PACKAGES.get(name, name) for name in absent))
-    addresses = [package for package in packages if "://" in package]
-    return f"see {addresses[0]}" if addresses else f"apt-get install {' '.join(packages)}"
+    return languages.remedy(row, settings.search_path())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 
-_SUFFIXES = {PurePath(row.source_name).suffix: row.name for row in languages.ALL} | {
+_SUFFIXES = {PurePath(row.source_name).suffix: row.name for row in reversed(languages.ALL)} | {
     ".cc": "cpp",
     ".cxx": "cpp",
     ".cjs": "nodejs",

@@ -190,6 +190,9 @@ def serve(
         list[Path] | None,
         typer.Option(help="Let programs read this host path; repeat it for several.", exists=True, show_default=False),
     ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Let programs in cuda and python_gpu use the machine's NVIDIA GPUs.")
+    ] = False,
     run_timeout: Annotated[
         float,
         typer.Option(
@@ -293,6 +296,7 @@ def serve(
             python=str(python) if python else None,
             profiles={**embedded.profiles, **asked},
             read_only_paths=[str(path.resolve()) for path in read_only or ()],
+            gpu=gpu,
             # Notebooks of /run_jupyter are sessions, too: those that clients keep open must not starve them.
             max_sessions=max_sessions + embedded.max_sessions,
             session_idle_seconds=session_idle,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import random
 from collections import Counter
@@ -64,3 +66,45 @@ async def replies(
                 async for reply in answers:
                     yield accepted(reply)
                     done += 1
+
+
+_AHEAD = 4
+"""Replies that a share may be ahead of the one whose turn it is."""
+
+
+async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Reply]:
+    """The first of each share, the second of each, and so on, while all of them go on at the same time.
+
+    What a share raises is raised when it is that share's turn, and ends the others.
+    """
+    if len(shares) == 1:
+        async with aclosing(shares[0]) as only:
+            async for reply in only:
+                yield reply
+        return
+    queues = [asyncio.Queue[Reply | Exception | None](_AHEAD) for _ in shares]
+    # Not a TaskGroup: a generator that is closed early would leave it with an error of its own.
+    tasks = [asyncio.create_task(_put(share, queue)) for share, queue in zip(shares, queues, strict=True)]
+    try:
+        for turn in itertools.cycle(queues):
+            reply = await turn.get()
+            if reply is None:
+                return  # the shares differ by one at most, and the first that ends is the one after the last reply
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _put(share: AsyncGenerator[Reply], queue: asyncio.Queue[Reply | Exception | None]) -> None:
+    try:
+        async with aclosing(share):
+            async for reply in share:
+                await queue.put(reply)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)

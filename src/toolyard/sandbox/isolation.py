@@ -39,6 +39,8 @@ class Python(BaseModel):
     executable: str
     version: str
     prefixes: tuple[str, ...]
+    modules: frozenset[str] = frozenset()
+    """What it has of the modules that some languages need."""
 
 
 class Grants(BaseModel):

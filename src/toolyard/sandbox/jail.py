@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +33,12 @@ def environment_for(python: str) -> dict[str, str]:
     }
 
 
+def gpu_devices() -> list[str]:
+    """The device files of NVIDIA's driver."""
+    paths = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"))
+    return [path for path in paths if stat.S_ISCHR(os.stat(path).st_mode)]
+
+
 def zygote_config(
     grants: Grants,
     level: Level,
@@ -41,8 +49,10 @@ def zygote_config(
     binds: Mapping[str, str],
     disk_bytes: int,
     host_directory: str | None,
+    devices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail."""
+    """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail,
+    `devices` are shown in it beside the usual ones."""
     jailed = level in (Level.FULL, Level.NAMESPACES)
     confined = level is Level.CONFINED
     own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
@@ -66,6 +76,7 @@ def zygote_config(
         "environment": environment_for(grants.python.executable),
         "read_only": sorted({*grants.python.prefixes, *read_only}),
         "binds": sorted(binds.items()),
+        "devices": list(devices),
         "disk_bytes": disk_bytes,
         "host_directory": host_directory or "",
     }

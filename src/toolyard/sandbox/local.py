@@ -13,33 +13,42 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
-from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.errors import (
+    ProgramError,
+    SandboxBusyError,
+    SandboxClosedError,
+    SandboxError,
+    ToolchainMissingError,
+)
 
 from . import languages
-from .builds import Build, Builds, build_key, made_of
-from .cases import Processors, replies
-from .compilers import Compilers
+from .cases import Processors, in_turn, replies
 from .isolation import Level, choose_level, probe
-from .jail import zygote_config
+from .jail import gpu_devices, zygote_config
+from .languages.builds import Build, Builds, build_key, made_of
+from .languages.compilers import Compilers
+from .languages.toolchains import Language, Toolchain
 from .plans import Plan, compile_order, python_plan, run_order
 from .pool import Pool, Slots
 from .protocol import MIB, Execution, Limits, Program, Verdict
 from .requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
 from .routing import LIGHT, choose_profile
 from .session import LocalSession
-from .toolchains import Toolchain
+from .worker import Reply
 from .zygote import Zygote
 
 _log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()
 SESSION = "session"
 """The profile of sessions: its zygote also has what a notebook cell needs."""
+GPU = "gpu"
+"""The profile of programs that see the machine's GPUs."""
 
 
 class SandboxConfig(BaseModel):
@@ -59,6 +68,7 @@ class SandboxConfig(BaseModel):
         "numpy": ("numpy",),
         "sympy": ("sympy",),
         "science": ("numpy", "scipy", "pandas", "sympy", "matplotlib"),
+        "pytest": ("pytest",),
     }
     """Packages to keep imported, by profile. A program is forked from the smallest profile that has what it imports;
     packages that are not installed are passed over."""
@@ -67,6 +77,9 @@ class SandboxConfig(BaseModel):
     read_only_paths: Sequence[str] = ()
     """More host paths that programs may read, at the same place. At level `confined` as root, only what every user can
     read."""
+    gpu: bool = False
+    """Let programs in cuda and python_gpu, and no others, use NVIDIA GPUs. Nothing limits what they take of a
+    GPU's memory and time, and its driver is a large part of the kernel to attack."""
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000
@@ -119,7 +132,7 @@ class LocalSandbox:
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")
             os.chmod(self._host_directory, 0o711)
         self._profiles = {name: frozenset(modules) for name, modules in self.config.profiles.items()}
-        self._compilers = Compilers()
+        self._compilers = Compilers(self.grants.python.modules)
         self._slots = Slots(self._workers)
         self._processors = Processors()
         self._builds = Builds(self.config.compile_cache_bytes)
@@ -162,6 +175,7 @@ class LocalSandbox:
             binds=self._compilers.binds,
             disk_bytes=self.config.disk_bytes,
             host_directory=self._host_directory,
+            devices=gpu_devices() if profile == GPU else (),
         )
         return Zygote(profile, self.grants.python.executable, config)
 
@@ -202,12 +216,13 @@ class LocalSandbox:
         start_within: float | None = None,
         in_bunches: bool = False,
     ) -> AsyncGenerator[Execution]:
-        """Run `program` once on each of `stdins`, one after the other, and yield what `run` would have returned.
+        """Run `program` once on each of `stdins`, and yield what `run` would have returned, in their order.
 
         Cheaper than that: it is compiled once, waits for one worker, and a Python program is forked from one prepared
-        process. No run sees another. `limits` are each one's own; `queue_seconds` counts for the first. Leaving early
-        stops the run that is under way and abandons the rest; `aclose()` it to know when that is done. `in_bunches`:
-        they may wait for each other, up to 50 ms, which is cheaper where all are wanted anyway.
+        process. Programs in other languages use the workers that are idle besides. No run sees another. `limits` are
+        each one's own; `queue_seconds` counts for the first. Leaving early stops the runs under way and
+        abandons the rest; `aclose()` it to know when that is done. `in_bunches`: they may wait for each other, up to
+        50 ms, which is cheaper where all are wanted anyway.
 
         Raises:
             ProgramError: also if `program` has an input of its own.
@@ -233,18 +248,32 @@ class LocalSandbox:
                 plan = plan.again()
             return
         waited = await self._slots.take(start_within)
+        slots = 1
         try:
+            # Forked from one process, cases cost less than it takes to spread them. Others use what is idle now.
+            while not plan.warm and slots < len(stdins) and self._slots.take_idle():
+                slots += 1
             inputs = list(map(input_bytes, stdins))
-            with self._processors.lend() as processor:
-                profile = self._profile(plan)
-                found = replies(self._pool, profile, plan.order, inputs, limits, processor, in_bunches=in_bunches)
-                async with aclosing(found):
-                    later = plan.again()
-                    async for reply in found:
-                        yield plan.execution(reply, self.level, waited)
-                        plan, waited = later, 0.0
+            shares = [self._replies(plan, inputs[first::slots], limits, in_bunches) for first in range(slots)]
+            async with aclosing(in_turn(shares)) as found:
+                later = plan.again()
+                async for reply in found:
+                    yield plan.execution(reply, self.level, waited)
+                    plan, waited = later, 0.0
         finally:
-            self._slots.give()
+            for _ in range(slots):
+                self._slots.give()
+
+    async def _replies(
+        self, plan: Plan, inputs: Sequence[bytes], limits: Limits, in_bunches: bool
+    ) -> AsyncGenerator[Reply]:
+        """What one worker says of each of `inputs`."""
+        with self._processors.lend() as processor:
+            profile = self._profile(plan)
+            found = replies(self._pool, profile, plan.order, inputs, limits, processor, in_bunches=in_bunches)
+            async with aclosing(found):
+                async for reply in found:
+                    yield reply
 
     def _refuse(self, program: Program, stdins: Sequence[Input]) -> None:
         if not self._opened:
@@ -264,16 +293,33 @@ class LocalSandbox:
     async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> Plan:
         """Compile it, where the language wants that."""
         language = languages.find_language(program.language)
-        if language.name == "python":
-            return python_plan(program)
+        if language.in_python:
+            if language.name != "python":
+                self._insist(language)
+            return replace(python_plan(language.in_python(program)), gpu=language.gpu, warm=language.name == "python")
         jailed = self.level in (Level.FULL, Level.NAMESPACES)
         toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
+        gpu = language.gpu and self.config.gpu
         if not toolchain.compile_argv:
-            return Plan(run_order(toolchain, program, {}))
+            return Plan(run_order(toolchain, program, {}), gpu=gpu)
         build, cached, queued = await self._build(toolchain, program, limits, start_within)
-        return Plan(run_order(toolchain, program, build.artifacts), build, cached, queued)
+        return Plan(run_order(toolchain, program, build.artifacts), build, cached, queued, gpu)
+
+    def _insist(self, language: Language) -> None:
+        """
+        Raises:
+            ToolchainMissingError: what the language needs beside the interpreter is not here.
+        """
+        self._compilers.find(language)
+        if language.gpu and not self.config.gpu:
+            raise ToolchainMissingError(
+                f"{language.title}: this sandbox shows its programs no GPU; open it with gpu=True, or as "
+                "`toolyard sandbox serve --gpu`"
+            )
 
     def _profile(self, plan: Plan) -> str:
+        if plan.gpu:
+            return GPU
         profile = choose_profile(plan.order.code, self._profiles)
         if profile == LIGHT or self._pool.ready(profile):
             return profile

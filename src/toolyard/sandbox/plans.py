@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .builds import Build
 from .guest import frames
+from .languages.builds import Build
+from .languages.toolchains import Toolchain
 from .protocol import Execution, Program, Verdict
 from .requests import Order, as_bytes, manifest, stage_result, unpack_files
-from .toolchains import Toolchain
 from .worker import Reply
 
 
@@ -21,6 +21,10 @@ class Plan:
     cached: bool = False
     queued: float = 0.0
     """Seconds that the compiler waited for a worker."""
+    gpu: bool = False
+    """Whether it is to see the machine's GPUs."""
+    warm: bool = False
+    """Whether a run costs so little, forked from a prepared process, that many are best done one after the other."""
 
     @property
     def compiles(self) -> bool:

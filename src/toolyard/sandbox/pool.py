@@ -63,6 +63,13 @@ class Slots:
             raise
         return time.monotonic() - start
 
+    def take_idle(self) -> bool:
+        """Take one if that keeps nobody waiting."""
+        if self.free <= 0 or self._closed:
+            return False
+        self.free -= 1
+        return True
+
     def give(self) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()

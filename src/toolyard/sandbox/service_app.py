@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolyard import __version__
 from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
-from toolyard.sandbox import wire, wire_cases, wire_notebook, wire_session, wire_submit
+from toolyard.sandbox import languages, wire, wire_cases, wire_notebook, wire_session, wire_submit
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
 from toolyard.sandbox.service_cases import CasesEndpoint
 from toolyard.sandbox.service_config import WIRE_NAMES, ServiceConfig, excesses
@@ -353,6 +353,9 @@ class SandboxService:
 
     def _check_program(self, request: wire.RunCodeRequest) -> None:
         """Raises Refusal: it asks for more than this server allows."""
+        # A client that sends `toolyard` is ours: what it gets is what an embedded sandbox would have raised.
+        if request.toolyard is None and (why := languages.refuse_unknown(request.language)):
+            raise Refusal(invalid([(("language",), why)], "literal_error"))
         self._check_files(request.files, request.fetch_files)
         exact = request.toolyard is not None and request.toolyard.limits is not None
         self._check_limits(wire.asked_limits(request), *(("toolyard", "limits") if exact else ()))

@@ -156,7 +156,7 @@ def _become_worker(
         for limit, size in FIXED_LIMITS.items():  # not before the namespaces: all workers would share one count
             resource.setrlimit(limit, (size, size))
         if config["namespaces"]:
-            root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"])
+            root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"], config["devices"])
             root.enter(ROOT)
         else:
             _make_directories(config)
@@ -203,7 +203,8 @@ def _make_directories(config: dict[str, Any]) -> None:
 
 
 def _landlock(config: dict[str, Any]) -> None:
-    devices, abi = [f"/dev/{name}" for name in root.DEVICES], config["landlock_abi"]
+    devices = [*(f"/dev/{name}" for name in root.DEVICES), *config["devices"]]
+    abi = config["landlock_abi"]
     if config["namespaces"]:
         kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi)
     else:

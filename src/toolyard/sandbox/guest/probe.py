@@ -9,9 +9,12 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from . import cgroups, kernel, launch, root, seccomp
 
+MODULES = ("pytest",)
+"""What some languages need of the interpreter."""
 NAMESPACES = {
     "mount namespace": kernel.CLONE_NEWNS,
     "pid namespace": kernel.CLONE_NEWPID,
@@ -71,7 +74,7 @@ def map_ids(pid: int) -> None:
 
 
 def _private_root() -> None:
-    root.build(launch.ROOT, [], [], 1 << 20)
+    root.build(launch.ROOT, [], [], 1 << 20, [])
     root.enter(launch.ROOT)
     if os.listdir(root.WORK) or not os.path.exists("/proc/self"):
         raise OSError("the private root is not what was built")
@@ -155,5 +158,6 @@ def probe() -> dict[str, object]:
             "executable": sys.executable,
             "version": platform.python_version(),
             "prefixes": _prefixes(),
+            "modules": [name for name in MODULES if find_spec(name)],
         },
     }

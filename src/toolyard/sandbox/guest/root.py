@@ -40,7 +40,7 @@ def _outermost(paths: list[str]) -> list[str]:
     return kept
 
 
-def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_bytes: int) -> None:
+def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_bytes: int, devices: list[str]) -> None:
     """Mount the new root on `root`. The caller is alone in its mount namespace and pivots there afterwards."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("root", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -58,18 +58,19 @@ def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_by
     for name, text in _ETC.items():
         with open(f"{root}/etc/{name}", "w") as file:
             file.write(text)
-    _devices(root)
+    _devices(root, devices)
     os.makedirs(root + "/proc", exist_ok=True)
     # While the old /proc is still in sight: the kernel refuses a new one to whoever cannot see a whole one already.
     kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
-def _devices(root: str) -> None:
+def _devices(root: str, more: list[str]) -> None:
     os.makedirs(root + "/dev", exist_ok=True)
-    for name in DEVICES:
-        with open(f"{root}/dev/{name}", "w"):
+    for path in (*(f"/dev/{name}" for name in DEVICES), *more):
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        with open(root + path, "w"):
             pass
-        kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
+        kernel.mount(path, root + path, None, kernel.MS_BIND)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{root}/dev/{name}")
 

@@ -1,6 +1,6 @@
 """The system-call filter: what a program has no business asking the kernel for.
 
-A list of refusals, not of permissions: programs come from sixteen languages, and namespaces, Landlock and the missing
+A list of refusals, not of permissions: programs come from thirty languages, and namespaces, Landlock and the missing
 capabilities already bound what they reach. The filter takes away kernel attack surface, ways to leave something behind
 for the next run, and ways to change the worker, which shares the program's user id.
 """

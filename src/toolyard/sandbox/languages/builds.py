@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from .guest import frames
-from .protocol import Program, StageResult, Verdict
+from ..guest import frames
+from ..protocol import Program, StageResult, Verdict
 from .toolchains import Toolchain
 
 

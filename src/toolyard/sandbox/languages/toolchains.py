@@ -14,31 +14,51 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from toolyard.errors import ToolchainMissingError
 
+from ..protocol import Program
+
 DEFAULT_ROOTS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """What every jail shows of the host, read-only. A toolchain outside of them is listed in `Toolchain.binds`."""
 
-PACKAGES: Mapping[str, str] = {
+INSTALLED_BY: Mapping[str, str] = {
     "go": "golang-go",
     "javac": "default-jdk-headless",
     "java": "default-jdk-headless",
+    "junit-platform-console-standalone.jar": "junit5",
+    "scalac": "scala",
+    "scala-library.jar": "scala",
+    "kotlinc": "kotlin",
     "node": "nodejs",
+    "jest": "npm:jest",
     "cc": "gcc",
+    "ldc2": "ldc",
+    "vvp": "iverilog",
     "php": "php-cli",
     "Rscript": "r-base-core",
     "mcs": "mono-mcs",
     "mono": "mono-runtime",
     "lua": "lua5.4",
+    "python:pytest": "pip:pytest",
     "julia": "https://julialang.org/downloads",
+    "swiftc": "https://www.swift.org/install",
+    "lean": "https://lean-lang.org/install",
+    "nvcc": "https://developer.nvidia.com/cuda-downloads",
+    "nvidia-smi": "https://www.nvidia.com/drivers",
 }
-"""The Debian package of an executable, where it does not have its name; an address where Debian has none."""
+"""What has a need of `Way.needs`, where it is not the Debian package of that name: another one, a package of npm's or
+pip's, or an address where none of the three has it."""
 
-_TOKEN = re.compile(r"\{([\w+.]+)\}")
+SELF_TEST_STDIN = b"20 22\n"
+SELF_TEST_STDOUT = b"42\n"
+"""Every row's self test adds the two numbers it is given: it proves the compiler, the runtime, stdin and stdout."""
+
+_TOKEN = re.compile(r"\{([\w+.-]+)\}")
 
 Found = dict[str, str]
 """Tokens of a command: the name of each executable to its absolute path, and what `Way.adapt` adds."""
@@ -49,13 +69,15 @@ class Way:
     """One toolchain that can run a language: commands in shell notation, `{name}` standing for what was found."""
 
     needs: tuple[str, ...]
-    """Executables. Those after the first are taken from beside it where they exist, so that versions agree."""
+    """Executables; `*.jar` and `python:module` are what they look like. Executables after the first are taken from
+    beside it where they exist, so that versions agree."""
     run: str
     version: str
     compile: str | None = None
     artifacts: tuple[str, ...] = ()
     """What the compile stage leaves for the run stage: files or directories in the working directory."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Values may hold `{name}` too. What comes out empty is left out."""
     etc: tuple[str, ...] = ()
     """Glob patterns of host configuration that the toolchain's own files link to or read."""
     adapt: Callable[[Found, str], Found | None] | None = None
@@ -72,8 +94,14 @@ class Language:
     source_name: str
     ways: tuple[Way, ...]
     self_test: str
-    """Prints `SELF_TEST_STDOUT` when given `SELF_TEST_STDIN`."""
+    """Prints `SELF_TEST_STDOUT`, among other things if it is a test runner's, when given `SELF_TEST_STDIN`."""
     aliases: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    """Packages, named as in `INSTALLED_BY`, that programs may use where they are installed."""
+    in_python: Callable[[Program], Program] | None = None
+    """Set where a warm interpreter runs it and no command does: the Python program to run in its place."""
+    gpu: bool = False
+    """Whether its programs want the machine's GPUs."""
     sparse: bool = False
     """Reserves far more address space than it uses, so RLIMIT_AS cannot stand in for a limit on memory."""
     fit: Callable[[Toolchain, str, int], Toolchain] | None = None
@@ -101,19 +129,21 @@ class Toolchain:
         return self.language.fit(self, code, memory_bytes) if self.language.fit else self
 
 
-def resolve(language: Language, search_path: str) -> Toolchain:
+def resolve(language: Language, search_path: str, modules: Container[str] | None = None) -> Toolchain:
     """Find the language's toolchain on `search_path`. Reads a few files, starts nothing.
+
+    `modules` are those that the programs' Python has; None asks this interpreter.
 
     Raises:
         ToolchainMissingError: it is not installed; the message names the executable and the package that has it.
     """
     for way in language.ways:
-        found = _locate(way.needs, search_path)
+        found = _locate(way.needs, search_path, modules)
         if found is not None and way.adapt is not None:
             found = way.adapt(found, search_path)
         if found is not None:
             return _toolchain(language, way, found)
-    raise ToolchainMissingError(_missing(language, search_path))
+    raise ToolchainMissingError(_missing(language, search_path, modules))
 
 
 def probe_version(toolchain: Toolchain, *, seconds: float = 10.0) -> str | None:
@@ -129,27 +159,73 @@ def probe_version(toolchain: Toolchain, *, seconds: float = 10.0) -> str | None:
     return lines[0].strip() if lines else None
 
 
-def _locate(names: tuple[str, ...], search_path: str) -> Found | None:
+def remedy(language: Language, search_path: str, modules: Container[str] | None = None) -> str:
+    """How to install the toolchain that is preferred for a language."""
+    absent = _absent(language.ways[0].needs, search_path, modules)
+    return installation(INSTALLED_BY.get(name, name) for name in absent)
+
+
+def installation(packages: Iterable[str]) -> str:
+    """The commands that install packages named as in `INSTALLED_BY`."""
+    by_tool: dict[str, list[str]] = {}
+    for package in dict.fromkeys(packages):
+        tool, separator, name = package.partition(":")
+        if name.startswith("//"):
+            by_tool.setdefault("see", []).append(package)
+        elif separator:
+            by_tool.setdefault("npm install -g" if tool == "npm" else "pip install", []).append(name)
+        else:
+            by_tool.setdefault("apt-get install", []).append(package)
+    return "; ".join(f"{command} {' '.join(names)}" for command, names in sorted(by_tool.items()))
+
+
+def beside_path(search_path: str, folder: str) -> list[str]:
+    """Where an installation prefix keeps what is no executable: `folder` beside each directory of `search_path`."""
+    prefixes = dict.fromkeys(os.path.dirname(part.rstrip("/")) for part in search_path.split(os.pathsep) if part)
+    return [path for prefix in prefixes if os.path.isdir(path := f"{prefix}/{folder}")]
+
+
+def find_jar(name: str, search_path: str) -> str | None:
+    places = (f"{folder}/{name}" for folder in beside_path(search_path, "share/java"))
+    return next(filter(os.path.isfile, places), None)
+
+
+def _locate(names: tuple[str, ...], search_path: str, modules: Container[str] | None) -> Found | None:
     found: Found = {}
     beside = ""
     for name in names:
-        path = sys.executable if name == "python3" else shutil.which(name, path=beside + search_path)
+        if name.startswith("python:"):
+            module = name.removeprefix("python:")
+            if module not in modules if modules is not None else find_spec(module) is None:
+                return None
+            continue
+        if name.endswith(".jar"):
+            path = find_jar(name, search_path)
+        else:
+            path = sys.executable if name == "python3" else shutil.which(name, path=beside + search_path)
         if not path:
             return None
-        found[name] = _stable(path)
+        found[name] = path if name == "python3" else _stable(path)  # whose environment a link would lead out of
         beside = beside or os.path.dirname(os.path.realpath(path)) + os.pathsep
     return found
 
 
+def _absent(names: tuple[str, ...], search_path: str, modules: Container[str] | None) -> list[str]:
+    return [name for name in names if _locate((name,), search_path, modules) is None] or [names[0]]
+
+
 def _toolchain(language: Language, way: Way, found: Found) -> Toolchain:
+    def fill_in(text: str) -> str:
+        return _TOKEN.sub(lambda token: found[token[1]], text)
+
     def fill(command: str) -> tuple[str, ...]:
-        parts = (_TOKEN.sub(lambda token: found[token[1]], part) for part in shlex.split(command))
-        return tuple(part for part in parts if part)
+        return tuple(part for part in map(fill_in, shlex.split(command)) if part)
 
     compile_argv, run_argv = fill(way.compile) if way.compile else None, fill(way.run)
-    paths = [value for value in found.values() if os.path.isabs(value)]
+    env = {name: value for name, text in way.env.items() if (value := fill_in(text))}
+    paths = [path for value in found.values() for path in value.split(os.pathsep) if os.path.isabs(path)]
     binds = {bind for path in paths if (bind := _exposure(path))} | {path for p in way.etc for path in glob.glob(p)}
-    identity: list[object] = [language.name, compile_argv, run_argv, sorted(way.env.items())]
+    identity: list[object] = [language.name, compile_argv, run_argv, sorted(env.items())]
     for path in paths:
         real = os.path.realpath(path)
         stat = os.stat(real)
@@ -160,22 +236,22 @@ def _toolchain(language: Language, way: Way, found: Found) -> Toolchain:
         compile_argv=compile_argv,
         run_argv=run_argv,
         version_argv=fill(way.version),
-        env=way.env,
+        env=env,
         binds=tuple(sorted(binds)),
         artifacts=way.artifacts,
         fingerprint=hashlib.sha256(repr(identity).encode()).hexdigest()[:24],
     )
 
 
-def _missing(language: Language, search_path: str) -> str:
-    needs = language.ways[0].needs
-    absent = [name for name in needs if _locate((name,), search_path) is None] or [needs[0]]
-    packages = " ".join(dict.fromkeys(PACKAGES.get(name, name) for name in absent))
-    how = f"install it: {packages}" if "://" in packages else f"on Debian: apt-get install {packages}"
+def _missing(language: Language, search_path: str, modules: Container[str] | None) -> str:
+    names = _absent(language.ways[0].needs, search_path, modules)
+    absent = " and ".join(repr(name.removeprefix("python:")) for name in names)
+    modules_only = all(name.startswith("python:") for name in names)
+    where = "the programs' Python" if modules_only else f"PATH ({search_path})"
     others = [" + ".join(way.needs) for way in language.ways[1:]]
     instead = f" ({' or '.join(dict.fromkeys(others))} would do, too)" if others else ""
-    missing = " and ".join(map(repr, absent))
-    return f"{language.title} needs {missing}, which PATH ({search_path}) does not offer; {how}{instead}"
+    how = remedy(language, search_path, modules)
+    return f"{language.title} needs {absent}, which {where} does not offer; to install it: {how}{instead}"
 
 
 def inside(path: str) -> bool:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from toolyard import settings
 from toolyard.errors import ToolchainMissingError
 
-from . import headers, languages
-from .protocol import Limits, Program
-from .toolchains import Language, Toolchain
+from ..protocol import Limits, Program
+from . import headers
+from .table import ALL
+from .toolchains import Language, Toolchain, resolve
 
 
 class Compilers:
-    """Every language found here except Python, whose programs need no command.
+    """Every language found here. Precompiled headers and packages are built in the background after the first program
+    that could use them.
 
-    Precompiled headers and packages are built in the background after the first program that could use them.
+    `modules`: what the programs' Python has of the modules that rows of the table need.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Container[str]) -> None:
+        self._modules = modules
         self._found: dict[str, Toolchain] = {}
-        for language in languages.ALL:
-            if language.name != "python":
-                with contextlib.suppress(ToolchainMissingError):
-                    self._found[language.name] = languages.resolve(language, settings.search_path())
+        for language in ALL:
+            with contextlib.suppress(ToolchainMissingError):
+                self._found[language.name] = resolve(language, settings.search_path(), modules)
         cpp, go = self._found.get("cpp"), self._found.get("go")
         self._headers = headers.PrecompiledHeaders(cpp) if cpp else None
         self._go = headers.GoPackages(go) if go else None
@@ -37,7 +39,8 @@ class Compilers:
     @property
     def read_only(self) -> set[str]:
         """Host paths that the toolchains need in sight."""
-        return {path for toolchain in self._found.values() for path in toolchain.binds}
+        commands = (found for found in self._found.values() if not found.language.in_python)
+        return {path for toolchain in commands for path in toolchain.binds}
 
     @property
     def binds(self) -> dict[str, str]:
@@ -56,19 +59,25 @@ class Compilers:
         await asyncio.wait(self._background) if self._background else None
         self._background.clear()
 
+    def find(self, language: Language) -> Toolchain:
+        """
+        Raises:
+            ToolchainMissingError: the language has no compiler or runtime here.
+        """
+        return self._found.get(language.name) or resolve(language, settings.search_path(), self._modules)
+
     def toolchain(self, language: Language, program: Program, limits: Limits, *, shelves: bool) -> Toolchain:
         """How to compile and run this very program. `shelves`: whether the jail has our precompiled files in sight.
 
         Raises:
             ToolchainMissingError: the language has no compiler or runtime here.
         """
-        found = self._found.get(language.name) or languages.resolve(language, settings.search_path())
-        fitted = found.fitted(program.code, limits.memory_bytes)
+        fitted = self.find(language).fitted(program.code, limits.memory_bytes)
         if not shelves or fitted.compile_argv is None:
             return fitted
         if language.name == "cpp" and self._headers:
             return replace(fitted, compile_argv=fitted.compile_argv + self._headers.flags(program.code))
-        if language.name == "go" and self._go:
+        if language.name in ("go", "go_test") and self._go:
             environment: Mapping[str, str] = {**fitted.env, **self._go.env()}
             return replace(fitted, env=environment)
         return fitted

@@ -1,0 +1,46 @@
+"""The table of languages: rows by family, and how a row is found by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from toolyard.errors import ProgramError
+
+from . import compiled, jvm, nodejs, python, scripts
+from .toolchains import Language
+
+ALL: tuple[Language, ...] = (*python.ROWS, *scripts.ROWS, *nodejs.ROWS, *compiled.ROWS, *jvm.ROWS)
+"""Ours are `c` and the aliases; every other name is SandboxFusion's."""
+
+_EXACT = {name: row for row in ALL for name in (row.name, *row.aliases)}
+_BY_NAME = {name.casefold(): row for name, row in _EXACT.items()}
+
+
+def own_name(name: str) -> str | None:
+    """The table's own word for a language, also of an alias. None: it is not in the table; a service may know it."""
+    language = _BY_NAME.get(name.casefold())
+    return None if language is None else language.name
+
+
+def find_language(name: str) -> Language:
+    """The row for a language's name or alias, in any case.
+
+    Raises:
+        ProgramError: there is none; the message says what there is.
+    """
+    language = _BY_NAME.get(name.casefold())
+    if language is None:
+        raise ProgramError(_unknown(name))
+    return language
+
+
+def refuse_unknown(name: str) -> str | None:
+    """Why a service refuses a language, None if it does not. Names are exact there, as in SandboxFusion."""
+    return None if name in _EXACT else _unknown(name)
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name.casefold(), _BY_NAME)
+    near = list(dict.fromkeys(_BY_NAME[match].name for match in close))
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"unknown language {name!r}{hint} (there is: {', '.join(row.name for row in ALL)})"
