@@ -40,7 +40,7 @@ from rich.table import Table
 from earlier import measure_in_turns
 from toolyard.rewards.code import CodeJudge
 from toolyard.rewards.code_protocol import Aggregation, CaseVerdict, Submission
-from toolyard.sandbox.languages import CPP_FLAGS
+from toolyard.sandbox.languages.compiled import CPP_FLAGS
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
 

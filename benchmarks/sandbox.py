@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolyard import Limits, LocalSandbox, Program, RemoteSandbox
-from toolyard.sandbox.languages import CPP_FLAGS
+from toolyard.sandbox.languages.compiled import CPP_FLAGS
 
 CPP = '#include <iostream>\nint main() { std::cout << "hello" << std::endl; }\n'
 PYTHON = {

@@ -62,7 +62,6 @@ PROGRAMS: dict[str, tuple[str, str, dict[str, Any], list[Any], list[str]]] = {
         [True, -3, True],
         ["success", "timeout", "success"],
     ),
-    "unknown language": ("klingon", "qapla", {"inputs": [""], "outputs": [""]}, [-1], ["sandbox_error"]),
     "function": (
         "python",
         "class Solution:\n    def add(self, a: List[int], b: int) -> List[int]:\n        return [x + b for x in a]",
@@ -108,6 +107,13 @@ def test_programs_have_the_same_results_at_the_service_and_embedded(url: str, na
     assert found == results
     for one in metadata:
         assert isinstance(one["api_response"], dict)
+
+
+def test_an_unknown_language_says_nothing_about_the_answer(url: str) -> None:
+    found, (told,) = check_correctness(url, {"inputs": [""], "outputs": [""]}, "qapla", 10, 256, "klingon")
+    assert found == [-1]
+    assert told["status"] in ("api_error", "sandbox_error"), "refused by the service, or by the embedded sandbox"
+    assert "klingon" in str(told)
 
 
 @pytest.mark.toolchain("cpp")
