@@ -38,7 +38,8 @@ STAND_INS = {
     "nvcc": "exec g++ -x c++ main.cu -o program",
     "nvidia-smi": "echo stand-in",
 }
-IN_BASH = {"julia", "lean", "swift"}
+UNDERSTOOD = {"julia": "bash", "lean": "bash", "swift": "bash", "cuda": "cpp"}
+"""What language the stand-in for a toolchain understands, where it is not that toolchain's own."""
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,9 @@ def ask(url: str, code: str, language: str, **fields: Any) -> RunCodeResponse:
 @pytest.mark.parametrize("row", languages.ALL, ids=lambda row: row.name)
 def test_a_language_does_all_that_its_users_expect(row: languages.Language, url: str, stand_ins: Path) -> None:
     needs = [name for name in row.ways[0].needs if (shutil.which(name) or "").startswith(str(stand_ins))]
-    in_bash = bool(needs) and row.name in IN_BASH
-    program = PROGRAMS["bash" if in_bash else "python" if row.name == "python_gpu" else row.name].read_text()
-    self_test = languages.find_language("bash").self_test if in_bash else row.self_test
+    understood = UNDERSTOOD.get(row.name, row.name) if needs else row.name
+    program = PROGRAMS["python" if row.name == "python_gpu" else understood].read_text()
+    self_test = languages.find_language(understood).self_test
     files = {"greeting.txt": base64.b64encode(f"{GREETING}\n".encode()).decode()}
 
     def run(mode: str, more: str = "", **fields: Any) -> RunCodeResponse:
