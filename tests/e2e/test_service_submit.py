@@ -154,6 +154,8 @@ def posted(url: str, config: dict[str, Any], **other: Any) -> requests.Response:
         ({"provided_data": ROW, "custom_extract_logic": "submit_code_blocks([])"}, "custom_extract_logic"),
         ({"provided_data": ROW, "run_timeout": 1e6}, "at most 3600 s"),
         ({"provided_data": ROW, "run_timeout": 0}, "greater than 0"),
+        ({"provided_data": {"test": "[" * 100_000}}, "test: too deeply nested"),
+        ({"provided_data": {**ROW, "labels": {"programming_language": [1]}}}, "labels: the language is no text"),
     ],
 )
 def test_what_cannot_be_judged_is_422_and_says_why(url: str, config: dict[str, Any], said: str) -> None:

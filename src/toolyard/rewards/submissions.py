@@ -93,6 +93,8 @@ def read_row(request: SubmitRequest) -> Suite:
     labels = _decoded(row.get("labels"), "labels")
     named = cast("dict[str, Any]", labels) if isinstance(labels, dict) else {}
     language = config.language or named.get("programming_language") or named.get("execution_language") or None
+    if not isinstance(language, str | None):
+        raise ConfigError("provided_data.labels: the language is no text")
     tests = _decoded(row.get("test"), "test")
     if isinstance(tests, list) and tests:
         cases = tuple(_stdio(case, index) for index, case in enumerate(cast("list[Any]", tests)))
@@ -123,6 +125,8 @@ def _decoded(value: Any, name: str) -> Any:
         return json.loads(value)
     except ValueError as error:
         raise ConfigError(f"provided_data.{name}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"provided_data.{name}: too deeply nested") from None
 
 
 def _stdio(case: Any, index: int) -> Case:
