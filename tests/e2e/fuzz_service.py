@@ -109,6 +109,7 @@ class Grammar:
             [
                 *[("POST", "/run_code", {"code": pick(CODES), "language": pick(LANGUAGES)})] * 6,
                 ("POST", "/run_cases", {"code": pick(CODES), "language": "python", "stdins": ["1", None, "x"]}),
+                *[("POST", "/submit", self._submission())] * 2,
                 ("POST", "/run_jupyter", {"cells": [pick(CODES), pick(CODES)], "total_timeout": 2}),
                 *[("POST", "/v1/sessions", {})] * 2,
                 *[("POST", f"/v1/sessions/{session}/cells", {"code": pick(CODES), "seconds": 1})] * 3,
@@ -124,6 +125,17 @@ class Grammar:
             ]
         )
         return self._http(method, path, self._json(body))
+
+    def _submission(self) -> dict[str, Any]:
+        pick = self._chance.choice
+        case = {"input": {"stdin": pick(["1", "", 7])}, "output": {"stdout": pick(["1\n", ""])}}
+        row: dict[str, Any] = {"test": pick([[case] * pick([1, 3, 2000]), {"code": pick(CODES)}, json.dumps([case])])}
+        if self._chance.random() < 0.4:
+            row[pick(["test", "labels", "language", "test_list", "inputs", "entry_point"])] = pick([*NASTY, DEEP])
+        config = {"run_timeout": 1, "provided_data": pick([row, [row], [{**row, "id": 1}]]), "language": "python"}
+        if self._chance.random() < 0.2:
+            config[pick(["language", "extra", "provided_data", "run_timeout"])] = pick(NASTY)
+        return {"dataset": "d", "id": 1, "completion": f"```python\n{pick(CODES)}\n```", "config": config}
 
     def _json(self, body: dict[str, Any] | None) -> bytes:
         chance = self._chance
