@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from earlier import measure_in_turns
+from sandbox import service
 from toolyard.rewards.code import CodeJudge
 from toolyard.rewards.code_protocol import Aggregation, CaseVerdict, Submission
 from toolyard.sandbox.languages.compiled import CPP_FLAGS
@@ -248,27 +249,6 @@ def in_subprocesses(pool: ThreadPoolExecutor) -> Scorer:
                 pass
 
     return lambda them: asyncio.to_thread(score, them)
-
-
-SERVER = """
-from toolyard import LocalSandbox
-from toolyard.sandbox.service import ServiceConfig, serve
-serve(ServiceConfig(port=0, max_wait_seconds=600), LocalSandbox(), on_ready=lambda url: print(url, flush=True))
-"""
-
-
-@contextlib.contextmanager
-def service():
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        url = process.stdout.readline().strip()
-        if not url:
-            raise SystemExit("the service did not start; it says why above")
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

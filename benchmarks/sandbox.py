@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -205,21 +205,26 @@ class BareClient:
 
 
 SERVER = """
+import json, sys
 from toolyard import LocalSandbox
 from toolyard.sandbox.service import ServiceConfig, serve
-serve(ServiceConfig(port=0, max_wait_seconds=600), LocalSandbox(isolation={isolation!r}),
+isolation, options = json.loads(sys.argv[1])
+serve(ServiceConfig(port=0, max_wait_seconds=600, **options), LocalSandbox(isolation=isolation),
       on_ready=lambda url: print(url, flush=True))
 """
 
 
 @contextlib.contextmanager
-def service(isolation: str):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER.format(isolation=isolation)], stdout=subprocess.PIPE, text=True
-    )
+def service(isolation: str = "best", **options: str) -> Generator[str]:
+    """Our service, in a process of its own: its URL. `options`: fields of `ServiceConfig`."""
+    command = [sys.executable, "-c", SERVER, json.dumps([isolation, options])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        yield process.stdout.readline().strip()
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SystemExit("the service did not start; it says why above")
+        yield url
     finally:
         process.terminate()
         process.wait()

@@ -14,20 +14,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from sandbox import Call, measure, sandboxed
+from sandbox import Call, measure, sandboxed, service
 from toolyard import Limits, LocalSandbox, Program, RemoteSandbox
 from toolyard.sandbox import local
 from toolyard.sandbox.isolation import Grants
@@ -40,18 +39,13 @@ BATCHED = ("full", NO_LANDLOCK, NO_CGROUP)
 INPUTS = [str(number) for number in range(16)]
 PROGRAM = "print(input())"
 TOKEN = "a-token-for-this-benchmark"
-SERVER = """
-import json, sys
-from toolyard import LocalSandbox
-from toolyard.sandbox.service import ServiceConfig, serve
-serve(ServiceConfig(port=0, **json.loads(sys.argv[1])), LocalSandbox(), on_ready=lambda url: print(url, flush=True))
-"""
 
 
 def batched(sandbox: LocalSandbox) -> Call:
-    async def call() -> None:
+    async def call() -> bool:
         async for execution in sandbox.run_each(Program(PROGRAM), INPUTS, Limits()):
             assert execution.ok, execution
+        return True
 
     return call
 
@@ -84,18 +78,6 @@ async def open_sandboxes(opened: contextlib.AsyncExitStack) -> dict[str, LocalSa
     }
 
 
-@contextlib.contextmanager
-def service(**options: str) -> Generator[str]:
-    command = [sys.executable, "-c", SERVER, json.dumps(options)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout
-        yield process.stdout.readline().strip()
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def certificate(folder: Path) -> dict[str, str]:
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -115,8 +97,7 @@ async def in_turns(calls: dict[str, Call], rounds: int, seconds: float, tell: Ca
     for number in range(rounds):
         for name, call in calls.items():
             tell(f"round {number + 1} of {rounds}: {name}")
-            rate, _, _ = await measure(call, CPUS, seconds)
-            found[name].append(rate)
+            found[name].append((await measure(call, CPUS, seconds))[0])
     return found
 
 
@@ -142,7 +123,7 @@ async def tables(rounds: int, seconds: float) -> None:
     with console.status("measuring") as status:
         async with contextlib.AsyncExitStack() as opened:
             sandboxes = await open_sandboxes(opened)
-            single = {name: sandboxed(sandbox, "print(1)") for name, sandbox in sandboxes.items()}
+            single = {name: sandboxed(sandbox, "print(1)", prints="1\n") for name, sandbox in sandboxes.items()}
             batch = {name: batched(sandboxes[name]) for name in BATCHED}
             singles = await in_turns(single, rounds, seconds, status.update)
             batches = await in_turns(batch, rounds, seconds, status.update)
@@ -159,7 +140,7 @@ async def tables(rounds: int, seconds: float) -> None:
             for name, options in services.items():
                 url = opened.enter_context(service(**options))
                 remote = RemoteSandbox(url, options.get("token"), ca_file=options.get("tls_cert"))
-                calls[name] = sandboxed(await opened.enter_async_context(remote), "print(1)")
+                calls[name] = sandboxed(await opened.enter_async_context(remote), "print(1)", prints="1\n")
             requests = await in_turns(calls, rounds, seconds, status.update)
     title = f"Python {sys.version.split()[0]}, {CPUS} cores, {CPUS} at once"
     show(console, f"isolation, {title}", {"print(1)": singles, "cases of batches of 16": cases}, "programs")
