@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolyard.errors import ToolchainMissingError
+from toolyard.errors import IsolationError, ToolchainMissingError
 from toolyard.sandbox import local
 from toolyard.sandbox.jail import gpu_devices
 from toolyard.sandbox.local import LocalSandbox
@@ -63,6 +63,49 @@ async def test_devices_are_shown_to_programs_for_a_gpu_and_to_no_others() -> Non
         assert (await sandbox.run(Program("[ -e /dev/tty ]", "bash"))).exit_code == 1
         each = [one.stdout async for one in sandbox.run_each(Program(LOOK, "python_gpu"), ["", ""])]
         assert each == ["ENXIO\n", "ENXIO\n"]
+
+
+NAME_A_THREAD = """
+with open("/proc/thread-self/comm", "w") as file:
+    file.write("cuda")
+print(open("/proc/self/comm").read(), end="")
+"""
+WRITE_ELSEWHERE = """
+for path in ("/proc/1/comm", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"):
+    try:
+        open(path, "w")
+        print("opened", path)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.kernel("full")
+@pytest.mark.usefixtures("driver")
+async def test_programs_for_a_gpu_may_name_their_threads_and_change_nothing_else_in_proc() -> None:
+    """CUDA does, with a file in /proc, and takes a refusal for a broken system."""
+    async with LocalSandbox(workers=1, gpu=True) as sandbox:
+        assert (await sandbox.run(Program(NAME_A_THREAD, "python_gpu"))).stdout == "cuda\n"
+        assert "PermissionError" in (await sandbox.run(Program(NAME_A_THREAD, "python"))).stderr
+        assert (await sandbox.run(Program(WRITE_ELSEWHERE, "python_gpu"))).stdout == ""
+
+
+async def test_a_gpu_is_refused_at_level_confined() -> None:
+    with pytest.raises(IsolationError, match="gpu=True needs namespaces"):
+        async with LocalSandbox(gpu=True, isolation="confined"):
+            pass
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+async def test_python_reaches_the_gpu() -> None:
+    code = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+print(driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count)), count.value > 0)
+"""
+    async with LocalSandbox(workers=1, gpu=True) as sandbox:
+        execution = await sandbox.run(Program(code, "python_gpu"), Limits(run_seconds=60))
+    assert execution.stdout == "0 0 True\n", execution
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")

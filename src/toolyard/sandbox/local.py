@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from toolyard.errors import (
+    IsolationError,
     ProgramError,
     SandboxBusyError,
     SandboxClosedError,
@@ -78,8 +79,8 @@ class SandboxConfig(BaseModel):
     """More host paths that programs may read, at the same place. At level `confined` as root, only what every user can
     read."""
     gpu: bool = False
-    """Let programs in cuda and python_gpu, and no others, use NVIDIA GPUs. Nothing limits what they take of a
-    GPU's memory and time, and its driver is a large part of the kernel to attack."""
+    """Let programs in cuda and python_gpu, and no others, use NVIDIA GPUs. Not at level `confined`.
+    Nothing limits what they take of a GPU's memory and time, and its driver is a large part of the kernel to attack."""
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000
@@ -127,6 +128,8 @@ class LocalSandbox:
         self.level = choose_level(self.grants, self.config.isolation)
         if self.level is not Level.FULL:
             _log.warning("programs run at isolation level %r, not 'full'; see `toolyard doctor`", self.level.value)
+        if self.config.gpu and self.level is Level.CONFINED:
+            raise IsolationError("gpu=True needs namespaces: CUDA wants a /proc, and at level 'confined' there is none")
         self._host_directory = None
         if self.level in (Level.CONFINED, Level.NONE):
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")

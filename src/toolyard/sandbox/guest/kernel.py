@@ -172,6 +172,7 @@ def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
 
 # ---------------------------------------------------------------------------------------------------------- Landlock
 _READ_ONLY = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
+_OVERWRITE = 1 << 1 | 1 << 14  # write to a file that is there, truncate it
 _ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the rights that make sense on a file: + truncate, ioctl
 
 
@@ -180,8 +181,10 @@ def landlock_abi() -> int:
     return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1)), 0)
 
 
-def restrict_with_landlock(read_only: list[str], writable: list[str], abi: int) -> None:
-    """From here on this process and its children reach only these paths.
+def restrict_with_landlock(
+    read_only: list[str], writable: list[str], abi: int, *, overwritable: list[str] | None = None
+) -> None:
+    """From here on this process and its children reach only these paths; nothing new is made below `overwritable`.
 
     Also no TCP, and no signals or abstract sockets to processes outside, as far as version `abi` knows them.
     """
@@ -194,7 +197,7 @@ def restrict_with_landlock(read_only: list[str], writable: list[str], abi: int) 
     attributes = struct.pack("QQQ", rights, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = syscall(LANDLOCK_CREATE_RULESET, "landlock_create_ruleset", attributes, size, 0)
-    for paths, granted in ((read_only, _READ_ONLY), (writable, rights)):
+    for paths, granted in ((read_only, _READ_ONLY), (overwritable or [], _OVERWRITE), (writable, rights)):
         for path in paths:
             try:
                 handle = os.open(path, os.O_PATH | os.O_CLOEXEC)

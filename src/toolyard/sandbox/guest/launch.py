@@ -206,7 +206,10 @@ def _landlock(config: dict[str, Any]) -> None:
     devices = [*(f"/dev/{name}" for name in root.DEVICES), *config["devices"]]
     abi = config["landlock_abi"]
     if config["namespaces"]:
-        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi)
+        # CUDA names its threads in /proc, and fails where it cannot. In this /proc there are the worker's programs and
+        # the worker, whose files belong to nobody that a program can be.
+        named = ["/proc"] if config["devices"] else []
+        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi, overwritable=named)
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
         if not config["cgroup"]:  # whoever can write to it can map it shared, which is memory that nobody counts
