@@ -57,7 +57,7 @@ class Store:
     async def next_roster(self) -> Roster:
         """That of the lender which comes next."""
         roster = self.roster(inherits=True)
-        await roster.recall()
+        await roster.recall(within=1.0)
         return roster
 
 
@@ -131,6 +131,16 @@ class TestRoster:
         third = await store.next_roster()
         assert third.complete
         assert set(third.members) == {"new"}
+
+    async def test_a_store_that_wakes_up_late_is_asked_again(self, store: Store):
+        """It may have gone down together with the lender, and without the roster nothing is granted for a lease."""
+        await store.roster().add("old", WHO)
+        store.broken = True
+        asyncio.get_running_loop().call_later(0.2, setattr, store, "broken", False)
+        roster = store.roster(inherits=True)
+        await roster.recall(within=20.0)
+        assert roster.complete
+        assert set(roster.members) == {"old"}
 
     async def test_where_nothing_was_ever_written_nothing_is_known(self, store: Store):
         """The lender before this one may have kept no roster."""

@@ -117,7 +117,7 @@ def lender_class(name: str, namespace: str, limit: int, options: LenderOptions) 
 
 async def _serve(server: LenderServer, roster: Roster | None, records: Records) -> tuple[str, int, str]:
     if roster is not None and not roster.complete:
-        await roster.recall()
+        await roster.recall(within=server.lender.term / 2)
     host = ray.util.get_node_ip_address()
     address = host, await server.start(host), server.secret
     if Records.kept:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 _log = logging.getLogger(__name__)
-_READ_SECONDS = 2.0
+_AGAIN_SECONDS = 0.1
 
 
 Record = Mapping[str, Any]
@@ -35,15 +35,25 @@ class Roster:
         self._joining: dict[str, Any] = {}
         self._lock = asyncio.Lock()
 
-    async def recall(self) -> None:
-        """Take over what the lender before this one left. Call it before anybody is added."""
+    async def recall(self, within: float) -> None:
+        """Take over what the lender before this one left. Call it before anybody is added.
+
+        The store may be waking up, too: it is asked again for `within` seconds.
+        """
+        failure: Exception | None = None
         try:
-            async with asyncio.timeout(_READ_SECONDS):
-                found = await asyncio.to_thread(self._read)
-            if found is not None and found["complete"]:
-                self.members, self.complete = dict(found["members"]), True
-        except Exception:
-            _log.warning("a limiter's roster cannot be read: nothing is granted for a whole lease", exc_info=True)
+            async with asyncio.timeout(within):
+                while True:
+                    try:
+                        found = await asyncio.to_thread(self._read)
+                        if found is not None and found["complete"]:
+                            self.members, self.complete = dict(found["members"]), True
+                        return
+                    except Exception as error:
+                        failure = error
+                    await asyncio.sleep(_AGAIN_SECONDS)
+        except TimeoutError:
+            _log.warning("a limiter's roster cannot be read: nothing is granted for a whole lease", exc_info=failure)
 
     async def add(self, member: str, identity: Record) -> None:
         """Return once it is written down.
