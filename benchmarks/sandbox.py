@@ -332,7 +332,7 @@ def goals(console: Console, results: list[Measured], floor_p50: float) -> None:
 
     added = by["trivial", 1, http].p50 - by["trivial", 1, local].p50
     lines = [
-        # 7.5 and 6.0 before decision 14, which says what plainer code costs. In 3.11, forks copy whatever is referred to.
+        # 7.5 and 6.0 before decision 14, which says what plainer code costs. In 3.11, forks copy what they refer to.
         ("trivial, rate × subprocess", ratio("trivial", local, plain), 6.5 if immortal else 5.0, ">="),
         ("trivial, p50 × floor, one in flight", by["trivial", 1, local].p50 / floor_p50, 2.0, "<="),
         ("numpy, rate × subprocess", ratio("numpy", local, plain), 40.0, ">="),
