@@ -398,9 +398,11 @@ def test_large_suites_take_linear_time(build):
         {"inputs": [["x" * 20_000_000, None]], "outputs": ["1"]},
         {"fn_name": "f", "inputs": ["x\n" * 1_000_000], "outputs": ["1"]},
         {"fn_name": "f", "inputs": ["1"], "outputs": ["[" * 1_000_000]},
+        {"inputs": ["1"], "x" * 20_000_000: ["1"]},
+        {**PAIR, "language": "x" * 20_000_000},
         {"x" * 1_000_000: 1},
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_a_large_mistake_has_a_short_message(tests):
     started = time.process_time()

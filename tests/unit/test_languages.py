@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_ci_installs_every_toolchain_and_library_that_can_be_had():
 )
 def test_aliases_work_in_any_case(alias, name):
     assert find_language(alias).name == name
+
+
+def test_a_huge_name_of_a_language_is_refused_at_once_and_not_repeated():
+    """Looking for names that are near took 19 s for 30 MB, and no other request was answered meanwhile."""
+    began = time.process_time()
+    refused = refuse_unknown("python" * 1_000_000)
+    assert time.process_time() - began < 0.5
+    assert refused is not None
+    assert refused.startswith(f"unknown language '{('python' * 7)[:40]}…' (there is: python, ")
 
 
 def test_unknown_language_is_told_what_there_is_and_what_may_be_meant():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from toolyard.errors import ConfigError
 from toolyard.tools import BaseTool, get_tool_class, initialize_tools_from_config, open_instances, verl_names
@@ -84,6 +85,40 @@ VERL_IMPORTS = ("from verl.tools.base_tool import BaseTool", "from verl.tools.sc
 """The import lines as the guide has them."""
 CODE_INTERPRETER = "toolyard.tools.code_interpreter.SandboxFusionTool"
 numbers = itertools.count()
+
+
+def verls(class_name: str, name: str, config: dict[str, Any], **properties: dict[str, Any]) -> dict[str, Any]:
+    """An entry with the keys that verl's own tool files have."""
+    parameters = {
+        "type": "object",
+        "properties": {key: {"description": "What is asked for.", **given} for key, given in properties.items()},
+        "required": list(properties)[:1],
+    }
+    function = {"name": name, "description": "A tool of verl's.", "parameters": parameters}
+    return {
+        "class_name": f"verl.tools.{class_name}",
+        "config": config,
+        "tool_schema": {"type": "function", "function": function},
+    }
+
+
+BOX = {"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}
+SERVICE = {"retrieval_service_url": "http://127.0.0.1:8000/retrieve", "num_workers": 120, "rate_limit": 120}
+UNMAPPED = [
+    verls("search_tool.SearchTool", "search", SERVICE, query_list={"type": "array", "item": {"type": "string"}}),
+    verls("geo3k_tool.Geo3kTool", "calc_geo3k_reward", {}, answer={"type": "string"}),
+    verls(
+        "image_zoom_in_tool.ImageZoomInTool",
+        "image_zoom_in_tool",
+        {"type": "native"},
+        bbox_2d=BOX,
+        label={"type": "string"},
+    ),
+    verls("sandbox_fusion_tools.OtherTool", "other", {"type": "native"}, code={"type": "string"}),
+    verls("gsm8k_tool.OtherTool", "other", {"type": "native"}, answer={"type": "string"}),
+    verls("OtherTool", "other", {"type": "native"}),
+]
+"""Tool files of verl's whose classes have no counterpart here."""
 
 
 @pytest.fixture
@@ -396,13 +431,30 @@ class TestTheClass:
         told = refusal(write(self.of(f"{name}.Search")))
         assert f"importing {name} failed: ModuleNotFoundError: No module named 'some_missing_dependency'" in told
 
-    def test_of_verl_that_has_no_counterpart_is_told_which_have(self, write) -> None:
-        told = refusal(write(self.of("verl.tools.search_tool.SearchTool")))
+    @pytest.mark.parametrize("entry", UNMAPPED, ids=lambda entry: entry["class_name"].rpartition(".")[2])
+    def test_of_verl_that_has_no_counterpart_is_told_which_have(self, write, entry: dict[str, Any]) -> None:
+        told = refusal(write(yaml.safe_dump({"tools": [entry]})))
         assert told == (
-            "tools[0]: class_name 'verl.tools.search_tool.SearchTool': Toolyard has no such tool; of verl's it has "
+            f"tools[0]: class_name '{entry['class_name']}': Toolyard has no such tool; of verl's it has "
             "verl.tools.gsm8k_tool.Gsm8kTool, verl.tools.mcp_base_tool.MCPBaseTool, "
             "verl.tools.mcp_search_tool.MCPSearchTool, verl.tools.sandbox_fusion_tools.SandboxFusionTool"
         )
+
+    def test_of_verls_code_interpreter_is_ours_with_all_its_settings(self, write) -> None:
+        settings = {
+            "sandbox_fusion_url": "http://127.0.0.1:9/run_code",
+            "num_workers": 4,
+            "enable_global_rate_limit": True,
+            "rate_limit": 4,
+            "default_timeout": 20,
+            "default_language": "python",
+            "memory_limit_mb": 1024,
+            "type": "native",
+        }
+        entry = verls("sandbox_fusion_tools.SandboxFusionTool", "code_interpreter", settings, code={"type": "string"})
+        [tool] = initialize_tools_from_config(write(yaml.safe_dump({"tools": [entry]})))
+        assert type(tool) is SandboxFusionTool
+        assert tool.name == "code_interpreter"
 
     def test_of_an_installed_verl_is_told_the_same(self, write, monkeypatch) -> None:
         theirs: Any = type(sys)("verl.tools.search_tool")
@@ -433,6 +485,10 @@ class TestTheClass:
                 "`from toolyard.messages import OpenAIFunctionToolCall`; nothing stands for verl.utils.tracing.trace",
             ),
             ("from verl.tools.gsm8k_tool import Gsm8kTool", "`from toolyard.tools.gsm8k import Gsm8kTool`"),
+            (
+                "from verl.tools.utils.tool_registry import initialize_tools_from_config",
+                "`from toolyard.tools import initialize_tools_from_config`",
+            ),
         ],
     )
     def test_every_import_from_verl_has_its_answer(self, write, module, line: str, instead: str) -> None:

@@ -46,6 +46,8 @@ _KEYS = (
     *("language", "checker", "comparison", *_SETUPS),
 )
 _ITEM_KEYS = ("input", "output", "testtype", "metadata", "fn_name")
+_LONGEST_KEY = 40
+"""Characters of a key that may be meant for another one."""
 _MEANT = {
     **dict.fromkeys(("function_name", "func_name", "function", "method_name", "method"), "fn_name"),
     **dict.fromkeys(("expected_outputs", "expected", "stdout"), "outputs"),
@@ -198,7 +200,8 @@ def _refuse_misspelt(given: Mapping[Any, Any], known: Sequence[str], where: str)
             continue
         if not isinstance(key, str):
             raise wrong(f"key {where}{key!r}", given[key], "expected text as keys")
-        close = difflib.get_close_matches(key.casefold(), known, n=1, cutoff=0.8)
+        # Cut: comparing takes time, and no key is misspelt by so much.
+        close = difflib.get_close_matches(key[:_LONGEST_KEY].casefold(), known, n=1, cutoff=0.8)
         meant = _MEANT.get(key.casefold()) if known is _KEYS else None
         if meant or close:
             raise wrong(f"{where}{key}", given[key], f"unknown; did you mean {meant or close[0]!r}?")

@@ -18,6 +18,7 @@ _HOMES = {
     "BaseTool": "toolyard.tools",
     "ToolResponse": "toolyard.tools",
     "OpenAIFunctionToolSchema": "toolyard.tools",
+    "initialize_tools_from_config": "toolyard.tools",
     "OpenAIFunctionPropertySchema": "toolyard.messages",
     "OpenAIFunctionParametersSchema": "toolyard.messages",
     "OpenAIFunctionSchema": "toolyard.messages",
@@ -25,7 +26,7 @@ _HOMES = {
     "OpenAIFunctionCallSchema": "toolyard.messages",
     "OpenAIFunctionToolCall": "toolyard.messages",
 }
-"""Where the names of verl.tools.base_tool and verl.tools.schemas are to be had."""
+"""Where the names of verl.tools.base_tool, verl.tools.schemas and its tool registry are to be had."""
 
 
 def is_of_verl(name: str | None) -> bool:

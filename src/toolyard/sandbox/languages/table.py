@@ -14,6 +14,8 @@ ALL: tuple[Language, ...] = (*python.ROWS, *scripts.ROWS, *nodejs.ROWS, *compile
 
 _EXACT = {name: row for row in ALL for name in (row.name, *row.aliases)}
 _BY_NAME = {name.casefold(): row for name, row in _EXACT.items()}
+_SHOWN_CHARS = 40
+"""Of a name that is refused."""
 
 
 def own_name(name: str) -> str | None:
@@ -40,6 +42,8 @@ def refuse_unknown(name: str) -> str | None:
 
 
 def _unknown(name: str) -> str:
+    if len(name) > _SHOWN_CHARS:  # nobody misspells so much, and comparing takes time
+        name = f"{name[:_SHOWN_CHARS]}…"
     close = difflib.get_close_matches(name.casefold(), _BY_NAME)
     near = list(dict.fromkeys(_BY_NAME[match].name for match in close))
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
