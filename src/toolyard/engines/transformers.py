@@ -249,7 +249,7 @@ class _Worker:
     def _run(self) -> None:
         try:
             batch = self._make()
-            self.context = min(filter(None, (batch.model.context, self._max_model_len)), default=2**31)
+            self.context = batch.model.room(self._max_model_len)
             self.vocabulary = batch.model.vocabulary
         except BaseException as error:
             self.ready.set_exception(error)
