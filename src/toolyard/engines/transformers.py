@@ -43,7 +43,8 @@ class TransformersEngine:
     * Keys and values of an answer are kept for the next turn of the same `request_id`, and used for any prompt that
       begins with the same tokens. They never change an answer, except in the same last bits.
 
-    Models whose attention is not the plain causal one, or cannot be replaced, are refused when it is entered.
+    Models whose attention is not the plain causal one, with or without sliding windows, or cannot be replaced, are
+    refused when it is entered. With longrope, the context ends where its factors would change.
     """
 
     def __init__(
