@@ -76,6 +76,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl]'
 	$(BIN)/toolyard models fetch
+	$(BIN)/python tests/fetch_material.py || echo "tests with real tokenizers and templates will be skipped"
 	@touch $@ $(VENV)/.ready-to-run
 
 # torch first and with what it depends on, which differs from build to build of it.
