@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drift import drift
 from material import FAMILIES, family_folder
 from toolyard.chat.conformance import Outcome, check_format
 from toolyard.chat.conversations import CODE_TOOL
@@ -32,6 +33,13 @@ def test_a_family_is_exact_with_what_it_has_on_the_hub(family: str) -> None:
     # What a template makes of its own history is no part of what is sampled.
     outcomes.pop("template agreement")
     assert Outcome.FAILED not in outcomes.values(), [(check.name, check.seen) for check in report.checks]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hostile_text_forges_and_loses_nothing(family: str) -> None:
+    """A tenth of a percent of `make drift`."""
+    found = drift(family, 100 // len(FAMILIES) + 1, seed=1)
+    assert found.clean, found
 
 
 def test_a_turn_of_gpt_oss_thinks_and_calls_before_it_stops() -> None:
