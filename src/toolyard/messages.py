@@ -47,7 +47,8 @@ class OpenAIFunctionSchema(_Schema):
     name: str = Field(min_length=1)
     description: str = ""
     parameters: OpenAIFunctionParametersSchema = Field(default_factory=OpenAIFunctionParametersSchema)
-    strict: bool = False
+    strict: bool | None = None
+    """Not shown to a model unless it was said."""
 
 
 class OpenAIFunctionToolSchema(_Schema):

@@ -15,16 +15,18 @@ from typing import Any, Literal
 
 from toolyard.chat.formats import TOOL_WRAPPER
 from toolyard.chat.guard import Guard
-from toolyard.chat.jinja2 import ChatTemplate
 from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import CallSyntax, ChatFormat, Ids, ParsedTurn, Tokenizer, Tools
-from toolyard.chat.template_messages import Adapter
-from toolyard.chat.template_probe import PROBE_ID, called, probe
+from toolyard.chat.syntax import syntax_of
+from toolyard.chat.template.jinja2 import ChatTemplate
+from toolyard.chat.template.messages import Adapter
+from toolyard.chat.template.probe import PROBE_ID, called, probe, shared, syntax_of_calls
 from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON, Message
 
 _USER: JSON = {"role": "user", "content": "Quokka"}
 _SAID = "Wombat7Bilby"
+_ARGUMENT = "Numbat5Dunnart"
 _SLOT = re.compile(r"Nb(Co|Na|Id)(\d{3,})Pr")
 """Marks stand for contents, names and ids. They have nine letters and digits, the only ids that all templates take."""
 _FIELDS = {"Co": "content", "Na": "name", "Id": "tool_call_id"}
@@ -86,12 +88,14 @@ class TemplateFormat(ChatFormat):
         syntax: CallSyntax,
         *,
         template: str | None = None,
+        without_tools: str | None = None,
         native: bool = True,
         tool_role: Literal["auto", "tool", "user"] = "auto",
         tool_wrapper: str = TOOL_WRAPPER,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`template`: instead of the tokenizer's. `native`: whether the template writes calls as `syntax` does; if not,
+        """`template`: instead of the tokenizer's. `without_tools`: for conversations without tools, where the model has
+        another template for them. `native`: whether the template writes calls as `syntax` does; if not,
         it is not asked to speak of tools and calls. `tool_role`: who says what a tool answered; "auto" is the tool,
         where the template has such a role. `tool_wrapper`: what stands around an answer that the user says, with {}.
 
@@ -103,32 +107,45 @@ class TemplateFormat(ChatFormat):
             raise ConfigError(f"the tokenizer of {tokenizer.name} has no chat template; give one with chat_template")
         if tool_wrapper.count("{}") != 1:
             raise ConfigError(f"tool_wrapper needs {{}} once, where the answer of the tool goes: {tool_wrapper!r}")
-        variables = {**getattr(tokenizer, "template_variables", {}), **(template_kwargs or {})}
+        self._plain = None
+        if without_tools is not None and without_tools != source:
+            kept: Any = {"native": native, "tool_role": tool_role, "tool_wrapper": tool_wrapper}
+            kept["template_kwargs"] = template_kwargs
+            self._plain = TemplateFormat(tokenizer, syntax, template=without_tools, **kept)
         self.syntax = syntax
         self.name = f"template:{syntax.name}"
         self.stop = tuple(syntax.stop)
         self._tokenizer = tokenizer
         self._guard = Guard(tokenizer)
-        self._template = ChatTemplate(source, variables, name=tokenizer.name)
+        self._template = _open(tokenizer, source, template_kwargs)
         self.traits = probe(self._template, name=tokenizer.name)
         if tool_role == "tool" and not self.traits.tool_role:
             raise ConfigError(f"the chat template of {tokenizer.name} does not take messages of tools: tool_role: user")
         as_user = tool_role == "user" or not self.traits.tool_role
         self._adapter = Adapter(self.traits, syntax, native, as_user, tool_wrapper)
-        self._tails: dict[Shape, _Tail | None] = {}
+        self._tails: dict[Shape, tuple[_Tail | None, int]] = {}
         self._special_ids = frozenset(tokenizer.special_tokens.values())
         specials = sorted(filter(None, tokenizer.special_tokens), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, specials)) or "(?!)")
-        self._ended = self._after(_SAID, [self._spoken(())], prompt=False)
-        close = self._close()
-        self._close_ids = self._guard.encode(close)
+        self._calls_natively = native and self.traits.calls and self.traits.tool_role and not as_user
+        reads = syntax_of_calls(self._template, self.traits)
+        self._reader = syntax_of(reads) if reads else None
+        self._inside = self._inside_a_turn()
+        self._ended = self._after(_SAID, [self._spoken([])], prompt=False)
+        following = self._after(_SAID, [self._spoken([]), _USER], prompt=True)
+        self._close, self._stop = self._end_between(self._ended, following)
+        self.rewritten_end = "" if self._close.endswith(self._stop) else self._close
+        """What the template writes in the history instead of the token that ends a turn; "" if it is that token."""
         self.stop_token_ids = self._find_stops()
         self.special_ids = self._special_ids
         self.vocab_size = tokenizer.vocab_size
         self._stops = frozenset(self.stop_token_ids)
+        self._prove_stops()
         opening = self._template.render([_USER], prompt=True)
-        self._thinking = opening.rstrip().endswith("<think>")
-        spoken = self._template.render([_USER, self._spoken(())], prompt=False).partition(_SAID)[0]
+        # A turn may begin within the reasoning that the prompt opens.
+        tags = [tag for tag, _ in getattr(syntax, "thinking", [("<think>", "</think>")])]
+        self._opened = next((tag for tag in tags if opening.rstrip().endswith(tag)), "")
+        spoken = self._template.render([_USER, self._spoken([])], prompt=False).partition(_SAID)[0]
         lead = spoken.removeprefix(opening)
         self._lead = lead if lead.isspace() else ""
 
@@ -137,6 +154,8 @@ class TemplateFormat(ChatFormat):
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         if not messages:
             raise ChatError("a conversation without messages cannot be rendered")
+        if self._plain is not None and not tools:
+            return self._plain.render(messages)
         # Hidden first: tokens that the syntax itself writes, around calls in the history, are meant to be tokens.
         tools = self._guard.hide_tools(tools)
         said = self._adapter.conversation([self._guard.hide_message(message) for message in messages], tools)
@@ -148,12 +167,14 @@ class TemplateFormat(ChatFormat):
     def extension(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
     ) -> list[int]:
-        ids = self._tail(new_messages)
+        if self._plain is not None and not tools:
+            return self._plain.extension(prompt_ids, sampled_ids, new_messages)
         last = sampled_ids[-1] if len(sampled_ids) else None
+        ids, closing = self._tail(new_messages)
         if last not in self._stops:
             return ids
-        if self._close_ids:
-            return ids[len(self._close_ids) :]
+        if closing:
+            return ids[closing:]
         # Nothing ends a turn but the next one, whose first token is what the model stopped at.
         return ids[1:] if ids[:1] == [last] else ids
 
@@ -163,7 +184,7 @@ class TemplateFormat(ChatFormat):
             end -= 1
         # A space that the template puts before what is said is no part of it.
         text = self._tokenizer.decode(sampled_ids[:end]).removeprefix(self._lead)
-        turn = self.syntax.parse(f"<think>{text}" if self._thinking else text, tools)
+        turn = self.syntax.parse(self._opened + text, tools)
         return with_near_misses(turn, tools, lambda call: self.syntax.write([call]))
 
     def unoffered(self, tools: Tools) -> dict[str, str]:
@@ -178,7 +199,8 @@ class TemplateFormat(ChatFormat):
 
     # What follows a turn ---------------------------------------------------------------------------------------------
 
-    def _tail(self, messages: Sequence[Message]) -> list[int]:
+    def _tail(self, messages: Sequence[Message]) -> tuple[list[int], int]:
+        """The ids behind a turn, and how many of them close it."""
         for message in messages:
             if message.role == "assistant":
                 raise ChatError(
@@ -190,16 +212,23 @@ class TemplateFormat(ChatFormat):
             if len(self._tails) >= _MOST_SHAPES:
                 self._tails.clear()
             self._tails[shape] = self._derive(shape)
-        tail = self._tails[shape]
+        tail, closing = self._tails[shape]
         if tail is None:
-            return self._guard.encode(self._rendered_tail(said))
-        return [*tail.before, *self._guard.encode(tail.join(said)), *tail.after]
+            return self._guard.encode(self._rendered_tail(said)[0]), closing
+        return [*tail.before, *self._guard.encode(tail.join(said)), *tail.after], closing
 
-    def _derive(self, shape: Shape) -> _Tail | None:
-        """None if the contents do not come out as they went in (trimmed, quoted, …): then it is rendered every time."""
-        text = self._rendered_tail(_marked(shape))
+    def _derive(self, shape: Shape) -> tuple[_Tail | None, int]:
+        """None if the contents do not come out as they went in (trimmed, quoted, …): then it is rendered every time.
+        And how many tokens close the turn."""
+        text, close = self._rendered_tail(_marked(shape))
+        closing = len(self._guard.encode(close))
         slots = tuple((int(match[2]), _FIELDS[match[1]]) for match in _SLOT.finditer(text))
-        for index, (role, _, _) in enumerate(shape):
+        for index, (role, has_name, _) in enumerate(shape):
+            if (index, "name") in slots and not has_name:
+                raise ChatError(
+                    f"the chat template of {self._tokenizer.name} names the tool that answered, and this answer does "
+                    "not say which it was"
+                )
             if (index, "content") not in slots:
                 raise ChatError(
                     f"the chat template of {self._tokenizer.name} leaves out what {role!r} says in this place"
@@ -207,9 +236,9 @@ class TemplateFormat(ChatFormat):
         tail = _Tail(tuple(_SLOT.split(text)[::3]), slots)
         for awkward in _AWKWARD:
             said = [{**one, "content": awkward} for one in _marked(shape)]
-            if tail.join(said) != self._rendered_tail(said):
-                return None
-        return self._with_fixed_ends(tail, shape)
+            if tail.join(said) != self._rendered_tail(said)[0]:
+                return None, closing
+        return self._with_fixed_ends(tail, shape), closing
 
     def _with_fixed_ends(self, tail: _Tail, shape: Shape) -> _Tail:
         """With its ends encoded, unless this tokenizer does not split at its special tokens."""
@@ -228,27 +257,57 @@ class TemplateFormat(ChatFormat):
                 return tail
         return shorter
 
-    def _rendered_tail(self, said: Sequence[JSON]) -> str:
-        """From the end of what the assistant said to where it begins to speak again."""
-        results = tuple(one.get("tool_call_id", PROBE_ID) for one in said if one["role"] == "tool")
-        ids = results if self.traits.tool_needs_calls else ()
-        tail = self._after(_SAID, [self._spoken(ids), *said], prompt=True)
-        if not ids:
-            return tail
-        # The calls are written behind what was said. They are sampled, so they are taken off again.
-        ended = self._after(_SAID, [self._spoken(ids)], prompt=False)
-        if not tail.startswith(ended):
+    def _rendered_tail(self, said: Sequence[JSON]) -> tuple[str, str]:
+        """From the end of what the assistant said to where it begins to speak again; and what of it closes its turn."""
+        answers = [one for one in said if one["role"] == "tool"]
+        if answers and (self._calls_natively or self.traits.tool_needs_calls):
+            try:
+                return self._tail_of_calls(said, answers)
+            except ChatError:
+                if self.traits.tool_needs_calls:
+                    raise
+        tail = self._after(_SAID, [self._spoken([]), *said], prompt=True)
+        return tail, self._close if tail.startswith(self._close) else ""
+
+    def _tail_of_calls(self, said: Sequence[JSON], answers: Sequence[JSON]) -> tuple[str, str]:
+        """The same behind a turn that calls. The calls are sampled, so they are taken off again, as they are read."""
+        spoken = self._spoken(answers)
+        tail = self._template.render([_USER, spoken, *said], prompt=True).rpartition(_ARGUMENT)
+        ended = self._template.render([_USER, spoken], prompt=False).rpartition(_ARGUMENT)
+        begin = self._template.render([_USER], prompt=False)
+        turn = (tail[0] + _ARGUMENT)[len(shared(begin, tail[0])) :]
+        end = self._end_of_calls(turn + tail[2], len(turn)) - len(turn)
+        if end < 0:
             raise ChatError(
                 f"the chat template of {self._tokenizer.name} writes calls differently before their results"
             )
-        return self._ended + tail[len(ended) :]
+        behind, turn_end = tail[2][end:], self._reader.turn_end if self._reader else ""
+        if turn_end and tail[2][:end].endswith(turn_end):
+            return turn_end + behind, turn_end
+        if not ended[2].startswith(tail[2][:end]):
+            return behind, ""
+        close, stop = self._end_between(ended[2][end:], behind)
+        # What begins turns does not end one, though it stand behind calls.
+        begins = stop != self._stop and stop in self._template.render([_USER], prompt=True)
+        return behind, "" if begins else close
 
-    def _spoken(self, ids: Sequence[str]) -> JSON:
-        return (
-            called(*ids, content=_SAID, as_text=self.traits.text_arguments)
-            if ids
-            else {"role": "assistant", "content": _SAID}
-        )
+    def _end_of_calls(self, text: str, inside: int) -> int:
+        """Where the call ends that holds what is at `inside`, and the section around it; -1 if none is read there."""
+        end = -1
+        for region in self._reader.regions(text, 0, ()) if self._reader else ():
+            closes = text[region.start : region.end] in getattr(self._reader, "section", ())
+            if region.start < inside < region.end or (end >= 0 and closes and not text[end : region.start].strip()):
+                end = region.end
+        return end
+
+    def _spoken(self, answers: Sequence[JSON]) -> JSON:
+        if not answers:
+            return {"role": "assistant", "content": _SAID}
+        # Templates take the name of the tool that answered from the call, so the calls are of the answers' names.
+        names = [one.get("name") or f"NbNa{index:03}Pr" for index, one in enumerate(answers)]
+        ids = [one.get("tool_call_id") or PROBE_ID[:-1] + str(index) for index, one in enumerate(answers)]
+        as_text = self.traits.text_arguments
+        return called(*ids, names=names, arguments={"depth": _ARGUMENT}, as_text=as_text)
 
     def _after(self, word: str, said: Sequence[JSON], *, prompt: bool) -> str:
         text = self._template.render([_USER, *said], prompt=prompt)
@@ -259,21 +318,42 @@ class TemplateFormat(ChatFormat):
 
     # How a turn ends -------------------------------------------------------------------------------------------------
 
-    def _close(self) -> str:
-        """What the template puts behind every turn of the assistant, up to its first special token; "" if nothing."""
-        following = self._rendered_tail([_USER])
-        end = 0
-        while end < min(len(self._ended), len(following)) and self._ended[end] == following[end]:
-            end += 1
-        found = self._special.search(self._ended[:end])
-        return self._ended[: found.end()] if found else ""
+    def _end_between(self, ended: str, following: str) -> tuple[str, str]:
+        """What the template puts behind a turn when somebody else speaks next, up to the special token that ends it;
+        and the token that ends it where nobody does: there are templates that write another in the history."""
+        for found in self._special.finditer(following):
+            if not ended.startswith(following[: found.end()]):
+                break
+            if found[0] not in self._inside:
+                return following[: found.end()], found[0]
+        stop, close = self._special.search(ended), self._special.search(following)
+        if stop and close and stop[0] != close[0] and ended[: stop.start()] == following[: close.start()]:
+            return following[: close.end()], stop[0]
+        return "", ""
+
+    def _inside_a_turn(self) -> frozenset[str]:
+        """The special tokens within a turn that thinks and calls."""
+        if not self._calls_natively:
+            return frozenset()
+        said = self._spoken([{}])
+        if self.traits.reasoning:
+            said[self.traits.reasoning] = _SAID
+        try:
+            before = self._template.render([_USER], prompt=True)
+            text = self._template.render([_USER, said], prompt=False)
+        except ChatError:
+            return frozenset()
+        within = text[len(shared(before, text)) :].rpartition(_ARGUMENT)[0]
+        return frozenset(self._special.findall(within))
 
     def _find_stops(self) -> tuple[int, ...]:
-        stops = list(self._close_ids[-1:])
+        stops = self._guard.encode(self._stop)[-1:]
         if not stops:
-            nexts = [[_USER]] if self._adapter.tool_as_user else [[_USER], _marked((("tool", True, True),))]
-            firsts = [self._guard.encode(self._rendered_tail(said))[:1] for said in nexts]
-            stops += [number for first in firsts for number in first if number in self._special_ids]
+            stops = self._guard.encode(self._rendered_tail([_USER])[0])[:1]
+        if not self._adapter.tool_as_user:
+            text, close = self._rendered_tail(_marked((("tool", True, True),)))
+            stops += self._guard.encode(close)[-1:] if close else self._guard.encode(text)[:1]
+        stops = [number for number in stops if number in self._special_ids]
         if self._tokenizer.eos_token_id is not None:
             stops.append(self._tokenizer.eos_token_id)
         stops += getattr(self._tokenizer, "stop_token_ids", ())
@@ -283,6 +363,33 @@ class TemplateFormat(ChatFormat):
                 "assistant says, and its tokenizer names no eos_token"
             )
         return tuple(dict.fromkeys(stops))
+
+    def _prove_stops(self) -> None:
+        """Raises ConfigError if a stop token stands within a turn that thinks and calls: the turn would end there."""
+        for token in self._inside:
+            if self._tokenizer.special_tokens[token] in self._stops:
+                raise ConfigError(
+                    f"{token!r} ends turns in the chat template of {self._tokenizer.name}, and also stands within "
+                    "turns, before their calls: no token is known to end a turn with calls"
+                )
+
+
+def native_syntax(
+    tokenizer: Tokenizer, source: str, template_kwargs: Mapping[str, Any] | None = None
+) -> tuple[str | None, bool]:
+    """The name of the syntax in which a template calls, if there is one; and whether it knows of tools at all.
+
+    Raises:
+        ConfigError: the template is of no use.
+    """
+    template = _open(tokenizer, source, template_kwargs)
+    traits = probe(template, name=tokenizer.name)
+    return syntax_of_calls(template, traits), traits.tools or traits.calls
+
+
+def _open(tokenizer: Tokenizer, source: str, template_kwargs: Mapping[str, Any] | None) -> ChatTemplate:
+    variables = {**getattr(tokenizer, "template_variables", {}), **(template_kwargs or {})}
+    return ChatTemplate(source, variables, name=tokenizer.name)
 
 
 def _marked(shape: Shape) -> list[JSON]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolyard.chat.protocol import CallSyntax, ParsedCall, Tools
-from toolyard.chat.template_probe import SHORT_ID, Traits
+from toolyard.chat.template.probe import SHORT_ID, Traits
 from toolyard.messages import JSON, Message
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -63,6 +63,8 @@ class Adapter:
             content = f"{message.content}\n{written}" if message.content else written
             message = replace(message, content=content, tool_calls=())
         said = message.as_openai(decoded=not self.traits.text_arguments)
+        if "reasoning_content" in said and self.traits.reasoning:
+            said[self.traits.reasoning] = said.pop("reasoning_content")
         if self.traits.short_ids:
             _shorten(said)
         return said
