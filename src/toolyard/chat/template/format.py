@@ -9,6 +9,7 @@ long the conversation is.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,8 +48,8 @@ _AWKWARD = (
 _MOST_SHAPES = 256
 """Combinations of roles that are kept; parallel calls make many, a loop that never ends would make more."""
 
-Shape = tuple[tuple[str, bool, bool], ...]
-"""Of each new message: its role, and whether it has a name and an id."""
+Shape = tuple[tuple[str, bool, bool, int], ...]
+"""Of each new message: its role, whether it has a name and an id, and how many images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class TemplateFormat(ChatFormat):
         spoken = self._template.render([_USER, self._spoken([])], prompt=False).partition(_SAID)[0]
         lead = spoken.removeprefix(opening)
         self._lead = lead if lead.isspace() else ""
+        self.image_token_id = self._find_image_token()
 
     # The contract ----------------------------------------------------------------------------------------------------
 
@@ -156,6 +158,7 @@ class TemplateFormat(ChatFormat):
             raise ChatError("a conversation without messages cannot be rendered")
         if self._plain is not None and not tools:
             return self._plain.render(messages)
+        self._refuse_images(messages)
         # Hidden first: tokens that the syntax itself writes, around calls in the history, are meant to be tokens.
         tools = self._guard.hide_tools(tools)
         said = self._adapter.conversation([self._guard.hide_message(message) for message in messages], tools)
@@ -206,8 +209,9 @@ class TemplateFormat(ChatFormat):
                 raise ChatError(
                     "a conversation is extended by what tools and users say; the assistant's turn is sampled"
                 )
+        self._refuse_images(messages)
         said = self._adapter.following([self._guard.hide_message(message) for message in messages])
-        shape = tuple((one["role"], "name" in one, "tool_call_id" in one) for one in said)
+        shape = tuple((one["role"], "name" in one, "tool_call_id" in one, one.get("images", 0)) for one in said)
         if shape not in self._tails:
             if len(self._tails) >= _MOST_SHAPES:
                 self._tails.clear()
@@ -223,7 +227,7 @@ class TemplateFormat(ChatFormat):
         text, close = self._rendered_tail(_marked(shape))
         closing = len(self._guard.encode(close))
         slots = tuple((int(match[2]), _FIELDS[match[1]]) for match in _SLOT.finditer(text))
-        for index, (role, has_name, _) in enumerate(shape):
+        for index, (role, has_name, _, _) in enumerate(shape):
             if (index, "name") in slots and not has_name:
                 raise ChatError(
                     f"the chat template of {self._tokenizer.name} names the tool that answered, and this answer does "
@@ -351,7 +355,7 @@ class TemplateFormat(ChatFormat):
         if not stops:
             stops = self._guard.encode(self._rendered_tail([_USER])[0])[:1]
         if not self._adapter.tool_as_user:
-            text, close = self._rendered_tail(_marked((("tool", True, True),)))
+            text, close = self._rendered_tail(_marked((("tool", True, True, 0),)))
             stops += self._guard.encode(close)[-1:] if close else self._guard.encode(text)[:1]
         stops = [number for number in stops if number in self._special_ids]
         if self._tokenizer.eos_token_id is not None:
@@ -363,6 +367,31 @@ class TemplateFormat(ChatFormat):
                 "assistant says, and its tokenizer names no eos_token"
             )
         return tuple(dict.fromkeys(stops))
+
+    def _find_image_token(self) -> int | None:
+        """The token that the template writes once for each image that a tool returns."""
+        role = "user" if self._adapter.tool_as_user else "tool"
+        counts: list[Counter[int]] = []
+        try:
+            for images in range(3):
+                text, _ = self._rendered_tail(_marked(((role, True, True, images),)))
+                if "NbCo000Pr" not in text:
+                    return None
+                counts.append(Counter(self._guard.encode(text)))
+        except (ChatError, KeyError):
+            return None
+        found = {
+            text: number
+            for text, number in self._tokenizer.special_tokens.items()
+            if [count[number] for count in counts] == [0, 1, 2]
+        }
+        # Qwen's stands between two others that mark its begin and end.
+        named = [number for text, number in found.items() if "image" in text.lower() or "img" in text.lower()]
+        return named[0] if len(named) == 1 else next(iter(found.values())) if len(found) == 1 else None
+
+    def _refuse_images(self, messages: Sequence[Message]) -> None:
+        if self.image_token_id is None and any(message.images for message in messages):
+            raise ChatError(f"the chat template of {self._tokenizer.name} has no place for images")
 
     def _prove_stops(self) -> None:
         """Raises ConfigError if a stop token stands within a turn that thinks and calls: the turn would end there."""
@@ -394,11 +423,13 @@ def _open(tokenizer: Tokenizer, source: str, template_kwargs: Mapping[str, Any] 
 
 def _marked(shape: Shape) -> list[JSON]:
     said: list[JSON] = []
-    for index, (role, has_name, has_id) in enumerate(shape):
+    for index, (role, has_name, has_id, images) in enumerate(shape):
         one: JSON = {"role": role, "content": f"NbCo{index:03}Pr"}
         if has_name:
             one["name"] = f"NbNa{index:03}Pr"
         if has_id:
             one["tool_call_id"] = f"NbId{index:03}Pr"
+        if images:
+            one["images"] = images
         said.append(one)
     return said

@@ -47,18 +47,26 @@ class ChatTemplate:
                 self.render(_HELLO, prompt=True)
 
     def render(self, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool) -> str:
-        """The conversation as text. `prompt`: up to where the assistant begins to speak.
+        """The conversation as text. `prompt`: up to where the assistant begins to speak. How many images a message has
+        is its `images`; templates get them as parts behind its content.
 
         Raises:
             ChatError: the template refuses it.
         """
-        told = {"messages": messages, "tools": tools or self._no_tools, "add_generation_prompt": prompt}
+        said = [_in_parts(message) if "images" in message else message for message in messages]
+        told = {"messages": said, "tools": tools or self._no_tools, "add_generation_prompt": prompt}
         variables = {**self._variables, **told}
         try:
             return self._template.render(variables)
         except Exception as error:  # a template can raise anything that Python can
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ChatError(f"the chat template of {self._name} refuses a conversation of {roles}: {error}") from None
+
+
+def _in_parts(message: JSON) -> JSON:
+    said = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    parts = [*said, *({"type": "image"} for _ in range(message["images"]))]
+    return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
 
 
 class _Generation(jinja2.ext.Extension):
