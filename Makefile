@@ -36,7 +36,7 @@ endif
 test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
 
-test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
+test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the CPU, in an environment of its own (about 15 minutes)
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")

@@ -113,6 +113,34 @@ async def largest_difference(
     return max(differences)
 
 
+async def largest_difference_from_alone(folder: Path, prompts: list[list[int]], **options: Any) -> float:
+    """Of the log-probabilities of conversations that are played side by side, from those of each by itself."""
+    settings: Any = {"turns": 2, "most": 12}
+    async with TransformersEngine(folder, device="cpu", **options) as engine:
+        alone = [await play(engine, f"alone {at}", prompt, **settings) for at, prompt in enumerate(prompts)]
+        async with asyncio.TaskGroup() as tasks:
+            beside = [
+                tasks.create_task(play(engine, f"beside {at}", prompt, **settings)) for at, prompt in enumerate(prompts)
+            ]
+    assert [one.result()[0] for one in beside] == [ids for ids, _ in alone], "other tokens were sampled"
+    pairs = [(one.result()[1], found) for one, (_, found) in zip(beside, alone, strict=True)]
+    return max(abs(one[at] - found[at]) for one, found in pairs for at in found)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("Llama", {}, id="llama"),
+        pytest.param("Gemma3Text", {"sliding_window": WINDOW, "layer_types": ALTERNATING}, id="gemma3"),
+        pytest.param("DeepseekV3", {"rope_parameters": YARN, **EXPERTS, **LATENT}, id="deepseek_v3"),
+    ],
+)
+async def test_neighbours_in_a_batch_do_not_change_log_probabilities(tmp_path, family, changes):
+    folder = make_model(tmp_path, family, **changes)
+    prompts = [tokens_of(length, length) for length in (3, 120, 14, 40, 31)]
+    assert await largest_difference_from_alone(folder, prompts, prefill_tokens=50, max_batch_size=4) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
