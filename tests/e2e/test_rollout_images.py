@@ -213,6 +213,15 @@ async def test_a_text_only_model_reads_a_line_instead_and_the_record_says_so() -
     assert (trajectory.failure, trajectory.score) == (None, 1.0)
 
 
+async def test_images_of_a_tools_creation_are_told_of() -> None:
+    class Greeting(Draw):
+        async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+            return instance_id or "", ToolResponse(text="Here is a map.", image=[png()])
+
+    trajectory = await played(["#### 42"], [Greeting()])
+    assert trajectory.messages[0].content.endswith("Here is a map.\n[1 image, not shown]")
+
+
 @pytest.mark.material
 async def test_images_beyond_the_requests_room_are_hidden_and_it_goes_on(chat: ChatFormat, model: ByteModel) -> None:
     held = limits(max_assistant_turns=3, max_image_bytes=len(PICTURES[0]) + 10)

@@ -13,6 +13,7 @@ from toolyard.images import Image, image_of
 from toolyard.messages import JSON, ToolCall
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord
+from toolyard.tools.base import ToolResponse
 from toolyard.tools.instance import ToolResult
 from toolyard.tools.policy import truncate
 
@@ -94,6 +95,13 @@ def _told(result: ToolResult) -> str:
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
+
+
+def told_at_creation(response: ToolResponse) -> str:
+    """What a tool's `create` tells the model: text only."""
+    images = len(response.image or ())
+    note = f"[{images} {'image' if images == 1 else 'images'}, not shown]" if images else ""
+    return "\n".join(filter(None, (response.text, note)))
 
 
 def images_of(result: ToolResult) -> tuple[Image, ...]:

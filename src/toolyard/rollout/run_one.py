@@ -30,7 +30,7 @@ from toolyard.tools.base import BaseTool
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
 
 from .blame import OURS, TASK, Broken, broken, late
-from .call_records import call_records, images_of, plain, plain_metrics, tool_calls, with_placeholders
+from .call_records import call_records, images_of, plain, plain_metrics, told_at_creation, tool_calls, with_placeholders
 from .chance import Chance
 from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
@@ -256,7 +256,7 @@ class Play:
                         raise
                     raise InteractionError(f"start failed: {in_short(error)}") from error
                 self.simulating = True
-            said = {name: instance.creation.text for name, instance in self._instances.items()}
+            said = {name: told_at_creation(instance.creation) for name, instance in self._instances.items()}
             return Begun({name: text for name, text in said.items() if text})
 
         def asked() -> JSON:
