@@ -119,6 +119,12 @@ def test_a_real_vision_template_writes_a_token_for_each_image(tokenizer: Tokeniz
     assert alone.count(chat.image_token_id) == 2
 
 
+@pytest.mark.material
+def test_a_template_that_leaves_out_images_of_tools_has_no_place_for_them() -> None:
+    """Though it writes those of users."""
+    assert open_format(load_tokenizer(family_folder("gemma-4"))).image_token_id is None
+
+
 def test_a_format_without_a_place_for_images_refuses_them() -> None:
     with pytest.raises(ChatError, match="no place for images"):
         CHAT.render([Message("user", "Look.", images=(image_of(png()),))])
