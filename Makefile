@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-verl test-vllm soak check format bench clean
+.PHONY: help demo test test-verl test-vllm soak drift check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,11 +36,14 @@ endif
 test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
 
-test-vllm: $(VENV_VLLM)/.ready ## run our engines against a real vLLM on the CPU, in an environment of its own (x86-64)
+test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the CPU, in an environment of its own (about 15 minutes)
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
 	$(BIN)/python tests/e2e/soak.py $(ARGS)
+
+drift: $(VENV)/.ready-to-develop ## 100,000 turns with hostile text over real tokenizers and templates: no token forged, lost or different (ARGS="--turns 1000")
+	$(BIN)/python tests/drift.py $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff check .
@@ -76,6 +79,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl]'
 	$(BIN)/toolyard models fetch
+	$(BIN)/python tests/fetch_material.py || echo "tests with real tokenizers and templates will be skipped"
 	@touch $@ $(VENV)/.ready-to-run
 
 # torch first and with what it depends on, which differs from build to build of it.

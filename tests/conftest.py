@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import material
 from toolyard import settings
 from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox import languages
@@ -99,6 +100,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("toolchain"):
         for name in marker.args:
             _insist(_why_no_toolchain(name), required=name in REQUIRED_LANGUAGES)
+    if item.get_closest_marker("material"):
+        _insist(material.missing(), required=True)
     for marker in item.iter_markers("kernel"):
         for feature in marker.args:
             _insist(_why_not_granted(feature), required=True)

@@ -13,6 +13,8 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from toolyard.images import Image, image_of
+
 JSON = dict[str, Any]
 
 
@@ -47,7 +49,8 @@ class OpenAIFunctionSchema(_Schema):
     name: str = Field(min_length=1)
     description: str = ""
     parameters: OpenAIFunctionParametersSchema = Field(default_factory=OpenAIFunctionParametersSchema)
-    strict: bool = False
+    strict: bool | None = None
+    """Not shown to a model unless it was said."""
 
 
 class OpenAIFunctionToolSchema(_Schema):
@@ -108,10 +111,15 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     """Of a tool's message: which tool it was."""
+    images: tuple[Image, ...] = ()
+    """They follow the content."""
 
     def as_openai(self, *, decoded: bool = False) -> JSON:
         """OpenAI's JSON. `decoded`: arguments as objects where they are objects, as most chat templates want them."""
         said: JSON = {"role": self.role, "content": self.content}
+        if self.images:
+            pictures = [{"type": "image_url", "image_url": {"url": image.url}} for image in self.images]
+            said["content"] = [*([{"type": "text", "text": self.content}] if self.content else ()), *pictures]
         if self.reasoning_content is not None:
             said["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
@@ -126,17 +134,22 @@ class Message:
         return said
 
     @classmethod
-    def from_openai(cls, said: Mapping[str, Any]) -> Message:
-        """Of OpenAI's JSON; content in parts is joined.
+    def from_openai(cls, said: Mapping[str, Any], *, most_image_bytes: int = 0) -> Message:
+        """Of OpenAI's JSON; content in parts is joined. `most_image_bytes`: of an image in it; 0 takes none.
 
         Raises:
-            ValueError: it is no message, or has parts that are not text.
+            ValueError: it is no message, or has parts that are not text, nor images that are wanted.
         """
         role, content = said.get("role"), said.get("content")
+        images: tuple[Image, ...] = ()
         if not isinstance(role, str) or not role:
             raise ValueError(f"a message needs a role: {str(said)[:80]}")
         if isinstance(content, list):
-            content = "".join(map(_text_of_part, cast("list[Any]", content)))
+            parts = cast("list[Any]", content)
+            if most_image_bytes:
+                images = tuple(image_of(part, most_image_bytes) for part in parts if _is_image(part))
+                parts = [part for part in parts if not _is_image(part)]
+            content = "".join(map(_text_of_part, parts))
         if content is not None and not isinstance(content, str):
             raise ValueError(f"the content of a message is text, or a list of parts, not {_kind(content)}")
         return cls(
@@ -146,6 +159,7 @@ class Message:
             tool_calls=tuple(_call_of(index, call) for index, call in enumerate(said.get("tool_calls") or ())),
             tool_call_id=said.get("tool_call_id"),
             name=said.get("name"),
+            images=images,
         )
 
 
@@ -168,6 +182,10 @@ def _told(call: ToolCall, decoded: bool) -> Any:
         return call.arguments
     arguments, problem = decode_arguments(call.arguments)
     return call.arguments if problem else arguments
+
+
+def _is_image(part: Any) -> bool:
+    return _object(part).get("type") == "image_url"
 
 
 def _text_of_part(part: Any) -> str:

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from browsing import Window, at, chosen, go, key_shown, opened_browser, until, visit
 from playwright.sync_api import Page
-from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, hostile_line, served, write_lines
+from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, hostile_line, pictured_line, served, write_lines
+
+from pictures import png
+from toolyard.images import image_of
 
 ALL = 2 * len(demo_lines()) + 3
 
@@ -51,6 +54,17 @@ def test_it_opens_with_the_list_and_the_first_trajectory_as_a_conversation(page:
     assert page.locator(".bubble.role-user").last.inner_text().startswith("User")
     assert page.locator(".call .badge").inner_text() == "ok"
     assert page.locator(".call .program .c-number").first.inner_text() == "5"
+
+
+def test_a_picture_that_a_tool_returned_is_drawn_and_described(page: Page, tmp_path: Path) -> None:
+    picture = image_of(png(20, 30))
+    write_lines(tmp_path / "0.jsonl", [pictured_line(picture.url)])
+    with served(tmp_path) as url:
+        visit(page, url)
+        drawn = page.locator(".answered .picture img")
+        until(page, "document.querySelector('.picture img').complete")
+        assert (drawn.evaluate("one => [one.naturalWidth, one.naturalHeight]")) == [20, 30]
+        assert page.locator(".answered .picture").inner_text() == str(picture)
 
 
 def test_filters_narrow_the_list_and_stand_in_the_address(page: Page, url: str) -> None:

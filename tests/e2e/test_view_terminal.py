@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Input
-from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, write_lines
+from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, pictured_line, write_lines
 from viewing_terminal import viewing
 
+from pictures import png
+from toolyard.images import image_of
 from toolyard.records.lines import to_line
 from toolyard.viewer.library import Library
 from toolyard.viewer.textual import Viewer
@@ -52,6 +54,13 @@ async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(dem
         assert line.rstrip(" │").endswith("9")  # the result stands beside the call
         assert text in terminal.page.text
         assert "#### 9" in terminal.screen
+
+
+async def test_a_picture_that_a_tool_returned_is_described(tmp_path):
+    picture = image_of(png(20, 30))
+    write_lines(tmp_path / "0.jsonl", [pictured_line(picture.url)])
+    async with viewing(tmp_path) as terminal:
+        assert f"▣ {picture}" in terminal.page.text
 
 
 async def test_in_a_small_terminal_a_result_stands_below_its_call(demo):

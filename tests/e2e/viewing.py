@@ -39,6 +39,17 @@ def demo_dump(folder: Path, *, steps: int = 1) -> Path:
     return folder
 
 
+def pictured_line(picture: str) -> dict[str, Any]:
+    """The demo's first trajectory, with an image in its tool's answer: a data URL."""
+    line = demo_lines()[0]
+    line["request_id"] = "pictured"
+    answer = next(message for message in line["messages"] if message["role"] == "tool")
+    shown = {"type": "image_url", "image_url": {"url": picture}}
+    answer["content"] = [{"type": "text", "text": answer["content"]}, shown]
+    answer["tool_call_id"] = line["turns"][0]["tool_calls"][0]["id"]
+    return line
+
+
 def hostile_line() -> dict[str, Any]:
     """The demo's first trajectory, with markup, escapes and controls wherever a model or a task writes."""
     line = demo_lines()[0]

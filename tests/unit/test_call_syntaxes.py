@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from toolyard.chat.protocol import CallSyntax, ParsedCall, ParsedTurn
-from toolyard.chat.syntaxes import SYNTAXES, syntax_of
+from toolyard.chat.syntax import SYNTAXES, syntax_of
+from toolyard.chat.syntax.base import ProseSyntax, TextSyntax
 from toolyard.errors import ConfigError
 from toolyard.messages import OpenAIFunctionToolSchema
 
@@ -241,17 +242,23 @@ THINKERS = [name for name in SYNTAXES if name != "harmony"]
 CALL = [ParsedCall("code_interpreter", '{"code": "1"}')]
 
 
+def thinking(syntax: TextSyntax) -> tuple[str, str]:
+    assert isinstance(syntax, ProseSyntax)
+    return syntax.thinking[0]
+
+
 @pytest.mark.parametrize("name", THINKERS)
 def test_a_call_within_reasoning_is_no_call(name: str) -> None:
     syntax = syntax_of(name)
-    drafted = f"<think>\nmaybe\n{syntax.write(CALL)}\nno\n</think>\n4"
-    assert syntax.parse(drafted) == ParsedTurn("4", drafted[len("<think>") : -len("</think>\n4")].strip())
+    opening, closing = thinking(syntax)
+    drafted = f"\nmaybe\n{syntax.write(CALL)}\nno\n"
+    assert syntax.parse(f"{opening}{drafted}{closing}\n4") == ParsedTurn("4", drafted.strip())
 
 
-@pytest.mark.parametrize("name", [name for name in THINKERS if name not in ("llama3", "mistral")])
+@pytest.mark.parametrize("name", [name for name in THINKERS if name not in ("llama3", "mistral", "apertus")])
 def test_a_call_within_reasoning_that_the_prompt_opened_is_no_call(name: str) -> None:
     syntax = syntax_of(name)
-    turn = syntax.parse(f"maybe\n{syntax.write(CALL)}\nno</think>\n{syntax.write(CALL)}")
+    turn = syntax.parse(f"maybe\n{syntax.write(CALL)}\nno{thinking(syntax)[1]}\n{syntax.write(CALL)}")
     assert [call.name for call in turn.calls] == ["code_interpreter"]
     assert turn.text == ""
     assert turn.reasoning is not None
@@ -261,7 +268,7 @@ def test_a_call_within_reasoning_that_the_prompt_opened_is_no_call(name: str) ->
 @pytest.mark.parametrize("name", THINKERS)
 def test_reasoning_that_does_not_end_makes_no_call_if_it_is_to_be_closed_first(name: str) -> None:
     syntax = syntax_of(name, calls_end_thinking=False)
-    turn = syntax.parse(f"<think>so\n{syntax.write(CALL)}")
+    turn = syntax.parse(f"{thinking(syntax)[0]}so\n{syntax.write(CALL)}")
     assert (turn.text, turn.calls, turn.malformed) == ("", (), ())
     assert turn.reasoning is not None
     assert turn.reasoning.startswith("so")
@@ -270,11 +277,11 @@ def test_reasoning_that_does_not_end_makes_no_call_if_it_is_to_be_closed_first(n
 @pytest.mark.parametrize("name", THINKERS)
 def test_calls_may_end_reasoning_if_the_turn_ends_with_them(name: str) -> None:
     syntax = syntax_of(name)
-    written = syntax.write(CALL)
+    written, opening = syntax.write(CALL), thinking(syntax)[0]
     if name != "llama3":  # whose calls are a whole turn, or tagged
-        assert syntax.parse(f"<think>so\n{written}\n").reasoning == "so"
-        assert len(syntax.parse(f"<think>so\n{written}\n{written}").calls) == 2
-    assert syntax.parse(f"<think>so\n{written}\nor not?").calls == ()
+        assert syntax.parse(f"{opening}so\n{written}\n").reasoning == "so"
+        assert len(syntax.parse(f"{opening}so\n{written}\n{written}").calls) == 2
+    assert syntax.parse(f"{opening}so\n{written}\nor not?").calls == ()
 
 
 def test_the_seeds_model_calls_without_closing_its_reasoning() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolyard.chat.protocol import ParsedTurn
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
 from toolyard.messages import OpenAIFunctionToolSchema
 
 

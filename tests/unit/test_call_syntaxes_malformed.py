@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolyard.chat.protocol import ParsedCall, ParsedTurn
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
 
 
 def called(turn: ParsedTurn) -> list[tuple[str, Any]]:

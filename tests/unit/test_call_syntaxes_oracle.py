@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolyard.chat.protocol import ParsedCall, ParsedTurn
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
 from toolyard.messages import OpenAIFunctionToolSchema
 
 parsing = pytest.importorskip("renderers.parsing", reason="needs 'renderers', of the extra 'chat'")

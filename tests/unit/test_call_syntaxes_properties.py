@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from toolyard.chat.protocol import ParsedCall
-from toolyard.chat.syntaxes import SYNTAXES, syntax_of
+from toolyard.chat.syntax import SYNTAXES, syntax_of
 from toolyard.errors import ChatError
 from toolyard.messages import OpenAIFunctionToolSchema, decode_arguments
 
@@ -174,8 +174,11 @@ BEGINNINGS = {
 def test_a_flood_takes_time_linear_in_its_length(name: str) -> None:
     """The bound is far above what it takes."""
     syntax = syntax_of(name)
-    for flood in (*FLOODS[name], '{"a":', "\\", "</think>"):
-        text = BEGINNINGS[name] + flood * (150_000 // len(flood))
+    written = syntax.write([ParsedCall("code_interpreter", '{"code": "1"}')])
+    half = len(written) // 2
+    floods = FLOODS.get(name, [syntax.sign, written, written[:half], written[half:], "'", "["])
+    for flood in (*floods, '{"a":', "\\", "</think>"):
+        text = BEGINNINGS.get(name, written[:half]) + flood * (150_000 // len(flood))
         began = time.process_time()
         syntax.parse(text)
         assert time.process_time() - began < 3, flood

@@ -9,10 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_call_syntaxes_properties import VALUES
 
-from toolyard.chat import scanning
 from toolyard.chat.protocol import ParsedTurn
-from toolyard.chat.scanning import BrokenError, scan_object
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import scanning, syntax_of
+from toolyard.chat.syntax.scanning import BrokenError, scan_object
 
 SCRAPS = st.sampled_from(
     ['"', "{", "}", "[", "]", ",", ":", " ", "\n", "\\", "\\u00e9", "\\ud800", "NaN", "-Infinity", "1", "01", "1e5",

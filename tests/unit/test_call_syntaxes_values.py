@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from toolyard.chat.protocol import ParsedCall
-from toolyard.chat.syntax_base import TextSyntax
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
+from toolyard.chat.syntax.base import TextSyntax
 from toolyard.errors import ChatError
 from toolyard.messages import OpenAIFunctionToolSchema
 

@@ -10,8 +10,8 @@ import pytest
 from chat_models import CODE_TOOL, QWEN, TEMPLATES, bpe, tokenizer
 
 from toolyard.chat.conformance import check_format
-from toolyard.chat.formats import guess_syntax, open_format
-from toolyard.chat.syntaxes import SYNTAXES
+from toolyard.chat.formats import open_format
+from toolyard.chat.syntax import SYNTAXES
 from toolyard.chat.tokenizers import FastTokenizer
 from toolyard.errors import ConfigError
 from toolyard.messages import Message
@@ -21,24 +21,27 @@ HELLO = Message("user", "Hello")
 
 
 @pytest.mark.parametrize(
-    ("template", "name"),
+    ("told", "name"),
     [
-        (QWEN, "hermes"),
         ("<tool_call>\n<function=f>", "qwen3_coder"),
         ("<tool_call>f<arg_key>", "glm45"),
-        (TEMPLATES["mistral"], "mistral"),
-        ("<|start_header_id|> message.tool_calls", "llama3"),
-        (TEMPLATES["llama"], None),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
         ("<minimax:tool_call>", "minimax_m2"),
-        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
-        (TEMPLATES["gemma"], None),
     ],
 )
-def test_a_template_gives_away_its_syntax(template: str, name: str | None) -> None:
-    assert guess_syntax(template) == name
-    assert name is None or name in SYNTAXES
+def test_a_template_that_writes_no_calls_gives_away_its_syntax(told: str, name: str) -> None:
+    made = tokenizer("qwen")
+    made.chat_template = f"{{# {told} #}}{TEMPLATES['glm']}"
+    assert open_format(made).name == f"template:{name}"
+
+
+def test_auto_refuses_a_template_whose_calls_nobody_reads() -> None:
+    made = tokenizer("qwen")
+    made.chat_template = QWEN.replace("<tool_call>", "<my_call>").replace("</tool_call>", "</my_call>")
+    with pytest.raises(ConfigError, match=r"none of the known syntaxes reads .* hermes, qwen3_coder, "):
+        open_format(made)
+    assert open_format(made, format="code_block").name == "template:code_block"
 
 
 def test_auto_takes_the_template_and_what_it_knows_of_tools() -> None:
@@ -57,11 +60,24 @@ def test_a_syntax_of_ones_own_choice_replaces_the_templates() -> None:
     assert open_format(tokenizer("qwen"), format="template:hermes").name == "template:hermes"
 
 
-def test_models_that_renderers_knows_by_name_are_left_to_it() -> None:
+def test_a_hub_id_takes_the_same_road_as_a_folder() -> None:
     made = FastTokenizer(bpe(), name="Qwen/Qwen3-8B", chat_template=QWEN, variables={"eos_token": "<|im_end|>"})
-    assert open_format(made).name == "renderers:qwen3"
-    assert open_format(made, format="template").name == "template:hermes"
+    assert open_format(made).name == "template:hermes"
+    assert open_format(made, format="renderers").name == "renderers:qwen3"
     assert open_format(tokenizer("qwen"), format="renderers:qwen3").name == "renderers:qwen3"
+
+
+def test_a_template_for_tools_is_used_only_with_tools() -> None:
+    """Hermes' `tool_use` loops over tools without asking whether there are any."""
+    made = tokenizer("qwen")
+    made.chat_template = "{%- for tool in tools %}{{- tool.function.name + ' ' }}{%- endfor %}" + QWEN
+    alone = open_format(made)
+    assert alone.decode(alone.render([HELLO])) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    made.plain_template = TEMPLATES["glm"]
+    chat = open_format(made)
+    assert chat.decode(chat.render([HELLO])) == "[gMASK]<sop><|user|>\nHello<|assistant|>\n"
+    assert chat.decode(chat.render([HELLO], [CODE_TOOL])).startswith("code_interpreter <|im_start|>")
+    assert chat.decode(chat.extension([], [], [HELLO])) == "<|user|>\nHello<|assistant|>\n"
 
 
 def test_a_template_can_be_given_as_a_file(tmp_path: Path) -> None:

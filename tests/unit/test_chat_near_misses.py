@@ -17,7 +17,7 @@ from test_call_syntaxes_properties import FLOODS, TAGS
 from toolyard.chat.formats import open_format
 from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn
-from toolyard.chat.syntaxes import SYNTAXES, syntax_of
+from toolyard.chat.syntax import SYNTAXES, syntax_of
 from toolyard.testing.byte_tokenizer import ByteTokenizer
 
 ADD = tool("add", numbers={"type": "array"})

@@ -8,7 +8,7 @@ from test_call_syntaxes import tool
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat
-from toolyard.chat.syntaxes import SYNTAXES
+from toolyard.chat.syntax import SYNTAXES
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 
 ADD = tool("add", a={"type": "integer"})

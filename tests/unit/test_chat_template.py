@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
 from toolyard.chat.template import TemplateFormat
 from toolyard.chat.tokenizers import FastTokenizer
 from toolyard.errors import ChatError, ConfigError
@@ -276,7 +276,7 @@ def test_what_is_encoded_once_for_all_is_what_it_would_be_in_its_place(kind: str
     chat = _templated(kind)
     new = [answer(content, f"call_{index}") for index, content in enumerate(contents)]
     told = chat._adapter.following([chat._guard.hide_message(message) for message in new])
-    assert chat.extension([], [], new) == chat._guard.encode(chat._rendered_tail(told))
+    assert chat.extension([], [], new) == chat._guard.encode(chat._rendered_tail(told)[0])
 
 
 @cache
@@ -287,7 +287,7 @@ def _templated(kind: str) -> TemplateFormat:
 def test_only_what_is_between_special_tokens_is_encoded_again() -> None:
     chat = TemplateFormat(tokenizer("qwen"), TINY, native=False)
     chat.extension([], [], [answer("1"), answer("2")])
-    (tail,) = chat._tails.values()
+    ((tail, _),) = chat._tails.values()
     assert tail is not None
     assert chat.decode(tail.before) == "<|im_end|>\n"
     assert tail.literals[0].startswith("<|im_start|>user")
@@ -363,7 +363,7 @@ def test_what_follows_does_not_cost_more_in_a_longer_conversation() -> None:
 
 def test_shapes_of_turns_do_not_pile_up() -> None:
     chat = TemplateFormat(tokenizer("qwen"), TINY)
-    chat._tails.update({(("user", bool(index), True),) * index: None for index in range(256)})
+    chat._tails.update({(("user", bool(index), True),) * index: (None, 0) for index in range(256)})
     chat.extension([], [], [answer("1")])
     assert len(chat._tails) == 1
 

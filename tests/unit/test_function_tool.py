@@ -124,7 +124,6 @@ class TestSchema:
                     },
                     "required": ["word"],
                 },
-                "strict": False,
             },
         }
 

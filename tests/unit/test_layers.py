@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "toolyard"
 
 LAYERS = (
+    {"images"},
     {"errors", "failover", "hosts", "messages", "settings", "supervision", "tokens"},
     {"sandbox", "limits"},
     {"rewards"},

@@ -19,7 +19,8 @@ def run_suite(folder: Path, *bodies: str, ci: bool) -> subprocess.CompletedProce
     for number, body in enumerate(bodies):
         (folder / f"test_{number}.py").write_text(f"import pytest\n{body}")
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    toolchain(name)\n    kernel(feature)\n")
-    environment = {**os.environ, "CI": "true" if ci else ""}
+    paths = filter(None, (str(CONFTEST.parent), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "CI": "true" if ci else "", "PYTHONPATH": os.pathsep.join(paths)}
     if any("toolchain" in body for body in bodies):
         environment["PATH"] = str(folder)  # where nothing is installed
     return subprocess.run(

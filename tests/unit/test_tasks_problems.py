@@ -14,7 +14,7 @@ from itertools import islice
 
 import pytest
 
-from toolyard.chat.syntaxes import syntax_of
+from toolyard.chat.syntax import syntax_of
 from toolyard.errors import ConfigError
 from toolyard.rewards.gsm8k import final_answer
 from toolyard.tasks import bundled

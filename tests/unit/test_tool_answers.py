@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from pictures import png
 from toolyard.errors import SandboxError
+from toolyard.images import image_of
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.instance import ToolOutcome, ToolResult, open_instance
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": {"name": "search"}})
 QUERY = {"query": "x"}
+PNG = image_of(png()).as_json()["data"]
 
 
 class Tool(BaseTool):
@@ -83,9 +86,28 @@ async def test_tools_of_all_ages_are_understood(returned: Any, text: Any, reward
     assert (result.reward, result.metrics) == (reward, metrics)
 
 
-async def test_images_reach_the_model() -> None:
-    result = await once(Tool(lambda _: ToolResponse(text="a cat", image=["…"])))
-    assert result.response.image == ["…"]
+async def test_images_reach_the_model_in_one_form() -> None:
+    result = await once(Tool(lambda _: ToolResponse(text="a cat", image=[png()])))
+    assert (result.response.text, result.response.image) == ("a cat", [image_of(png()).as_json()])
+    assert not result.truncated
+
+
+async def test_bad_images_are_named_and_the_others_stay() -> None:
+    given = [png(pad=50 << 20), {"mime_type": "image/png", "data": "AAA"}, {"mime_type": "image/jpeg", "data": PNG}, 7]
+    result = await once(Tool(lambda _: ToolResponse(image=given)))
+    assert (result.outcome, result.truncated) == (ToolOutcome.OK, True)
+    assert result.response.image == [{"mime_type": "image/png", "data": PNG}]
+    assert (result.response.text or "").splitlines() == [
+        f"[image 1 is left out: {len(given[0]):,} bytes, and at most 4,194,304 are allowed]",
+        "[image 2 is left out: its base64 is broken]",
+        "[image 4 is left out: int is not an image]",
+    ]
+
+
+async def test_of_a_hundred_images_the_first_are_kept() -> None:
+    result = await once(Tool(lambda _: ToolResponse(text="frames", image=[png()] * 100), max_images=3))
+    assert len(result.response.image or ()) == 3
+    assert result.response.text == "frames\n[97 more images are left out: at most 3]"
 
 
 async def test_step_rewards_are_collected() -> None:
@@ -152,7 +174,7 @@ async def test_tokens_are_counted_by_whoever_knows_the_tokenizer() -> None:
 
 
 async def test_a_short_answer_and_pictures_are_left_alone() -> None:
-    response = ToolResponse(text="short", image=["…"])
+    response = ToolResponse(text="short", image=[image_of(png()).as_json()])
     result = await once(Tool(lambda _: response, max_response_chars=5))
     assert (result.truncated, result.response) == (False, response)
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pictures import png
+from toolyard.images import image_of
 from toolyard.tools import ToolResponse, open_instance, tool
 from toolyard.tools.policy import CallPolicy, Keep, truncate
 
@@ -175,11 +177,13 @@ class TestInACall:
         assert await self.answer({"max_response_chars": None}) == (TEXT, False)
 
     async def test_images_stay(self) -> None:
+        picture = image_of(png()).as_json()
+
         @tool(config={"call": {"max_response_chars": 50}})
         def draw() -> Any:
-            return ToolResponse(text=TEXT, image=["picture"])
+            return ToolResponse(text=TEXT, image=[picture])
 
         async with open_instance(draw, "request") as instance:
             result = await instance.call("{}")
         assert result.truncated
-        assert result.response.image == ["picture"]
+        assert result.response.image == [picture]

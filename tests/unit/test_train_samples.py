@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pictures import png
 from toolyard.errors import ConfigError
+from toolyard.images import image_of
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -193,6 +195,13 @@ def test_what_is_no_finite_number_in_32_bits_is_no_reward(score: float | None) -
 
 def test_tokens_that_are_not_exact_are_refused() -> None:
     assert refused(replace(good_trajectory(), token_exact=False)).refusal is Refusal.NOT_TOKEN_EXACT
+
+
+def test_what_saw_images_is_refused_since_trainers_get_tokens_only() -> None:
+    good = good_trajectory()
+    seen = replace(good.messages[-1], images=(image_of(png()),))
+    found = refused(replace(good, messages=(*good.messages[:-1], seen)))
+    assert (found.refusal, "1 images" in found.why) == (Refusal.HAS_IMAGES, True)
 
 
 def test_a_line_of_verl_is_refused_for_the_tokens_that_it_does_not_have() -> None:

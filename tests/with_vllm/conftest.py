@@ -6,13 +6,12 @@ Nothing is made up but the port. One server runs at a time: tests are ordered by
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from vllm_server import KINDS, START_SECONDS, VllmServer, serving
+from vllm_server import KINDS, START_SECONDS, VllmServer, free_port, serving
 
 from toolyard.chat.protocol import Tokenizer
 from toolyard.chat.tokenizer import load_tokenizer
@@ -41,7 +40,7 @@ def tokenizer(model: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, model: Path) -> Iterator[VllmServer]:
     """Of the kind that the test names: `parametrize("server", ["tokens"], indirect=True, scope="session")`."""
-    with serving(model, _free_port(), KINDS[request.param]) as server:
+    with serving(model, free_port(), KINDS[request.param]) as server:
         asyncio.run(_warm_up(server))
         yield server
 
@@ -57,9 +56,3 @@ async def _warm_up(server: VllmServer) -> None:
 async def engine(server: VllmServer) -> AsyncIterator[VllmEngine]:
     async with VllmEngine(server.url) as engine:
         yield engine
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

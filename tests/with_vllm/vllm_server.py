@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 CONTEXT = 2048
 NAME = "smollm2-135m"
 START_SECONDS = 300.0
+CALLS_TEMPLATE = Path(__file__).with_name("calls.jinja")
+"""The model's own knows neither calls nor tools."""
 _STOP_SECONDS = 20.0
 _LOG_TAIL = 4000
 
@@ -35,6 +38,9 @@ KINDS = {
     "plain": Kind(),
     "development": Kind(variables=(("VLLM_SERVER_DEV_MODE", "1"),)),
     "tokens": Kind(arguments=("--enable-scale-out",)),
+    "calls": Kind(
+        arguments=("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", str(CALLS_TEMPLATE))
+    ),
 }
 
 
@@ -42,6 +48,10 @@ KINDS = {
 class VllmServer:
     url: str
     pid: int
+
+    def kill(self) -> None:
+        """With its engine and its workers, without a word: kill -9."""
+        os.killpg(self.pid, signal.SIGKILL)
 
     def running(self) -> int:
         """How many requests it is working on or has waiting."""
@@ -70,6 +80,12 @@ def serving(model: Path, port: int, kind: Kind) -> Iterator[VllmServer]:
                 _stop(process)
     finally:
         shutil.rmtree(place)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def _command(model: Path, port: int, kind: Kind) -> list[str]:

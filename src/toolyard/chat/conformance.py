@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -47,15 +47,22 @@ class Report:
         return all(check.outcome is not Outcome.FAILED for check in self.checks)
 
 
-def check_format(format: ChatFormat, tokenizer: Tokenizer, *, seed: int = 0, conversations: int = 100) -> Report:  # noqa: A002
-    """Hold `format` to its contract. The same seed plays the same conversations."""
+def check_format(
+    format: ChatFormat,  # noqa: A002
+    tokenizer: Tokenizer,
+    *,
+    seed: int = 0,
+    conversations: int = 100,
+    only: Collection[str] = (),
+) -> Report:
+    """Hold `format` to its contract. The same seed plays the same conversations. `only`: the names of checks."""
     kit = _Kit(format, tokenizer, seed, conversations)
     return Report(
         format.name,
         tokenizer.name,
         seed,
         conversations,
-        tuple(_judge(name, check) for name, check in kit.checks().items()),
+        tuple(_judge(name, check) for name, check in kit.checks().items() if not only or name in only),
     )
 
 
@@ -158,7 +165,10 @@ class _Kit:
                 raise _FailedError(f"{text!r} ({number}) encodes as {self.tokenizer.encode(text)}")
         after = self._after_a_turn()
         if not set(after) & set(stops):
-            raise _FailedError(f"no stop token ends a rendered turn: it is followed by {self.format.decode(after)!r}")
+            text, rewritten = self.format.decode(after), getattr(self.format, "rewritten_end", "")
+            if rewritten and text.startswith(rewritten):
+                raise _NotApplicableError(f"the template ends turns with {rewritten!r} once somebody else has spoken")
+            raise _FailedError(f"no stop token ends a rendered turn: it is followed by {text!r}")
         return ", ".join(f"{self.tokenizer.decode([number])} ({number})" for number in stops)
 
     def closing(self) -> str:
@@ -213,24 +223,38 @@ class _Kit:
             said = Message("assistant", "", tool_calls=(ToolCall(_CALL_ID, call.name, call.arguments),))
             answer = Message("tool", "42", tool_call_id=_CALL_ID, name=call.name)
             ids = self.format.render([user, said, answer], [CODE_TOOL])
-            if ids[: len(prompt)] != prompt:
-                raise _NotApplicableError(self._difference("the prompt itself depends on what follows", prompt, ids))
-            stops = [at for at in range(len(prompt), len(ids)) if ids[at] in self.format.stop_token_ids]
-            self._found(ids[len(prompt) : stops[0] + 1 if stops else len(ids)], [call])
+            # A template may begin a turn without thinking otherwise than it asks for one.
+            begin = next((at for at, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt))
+            stops = [at for at in range(begin, len(ids)) if ids[at] in self.format.stop_token_ids]
+            try:
+                self._found(ids[begin : stops[0] + 1 if stops else len(ids)], [call])
+            except _FailedError:
+                if begin == len(prompt):
+                    raise
+                raise _NotApplicableError(
+                    self._difference("the prompt itself depends on what follows", prompt, ids)
+                ) from None
         return f"{len(_CALLS)} calls"
 
     def template_agreement(self) -> str:
-        """Growing gives the same tokens as rendering all of it again, where the template leaves earlier turns alone."""
-        differs, turns = "", 0
+        """Growing gives the same tokens as rendering all of it again, calls included, where the template leaves earlier
+        turns alone."""
+        differs, turns, called = "", 0, 0
         for talk in self._talks(wild=False):
             messages = list(talk.messages)
             ids = self.format.render(messages, talk.tools)
             for turn in talk.turns:
                 added = self.format.extension(ids, turn.sampled, turn.new, talk.tools)
                 before, ids = [*ids, *turn.sampled], [*ids, *turn.sampled, *added]
-                messages += (Message("assistant", turn.text), *turn.new)
-                again = self.format.render(messages, talk.tools)
+                messages += (Message("assistant", turn.text, tool_calls=turn.calls), *turn.new)
+                try:
+                    again = self.format.render(messages, talk.tools)
+                except ChatError as error:
+                    # Some templates take one call in a turn, or no word beside calls: models are not so shy.
+                    differs = differs or f"rendered again, it is refused: {error}"
+                    break
                 turns += 1
+                called += bool(turn.calls)
                 if again == ids:
                     continue
                 if again[: len(before)] == before or again[-len(added) :] != added:
@@ -238,7 +262,7 @@ class _Kit:
                 differs = differs or self._difference("rendered again, what came before differs", ids, again)
         if differs:
             raise _NotApplicableError(f"{differs}; sampled turns are kept as they are, so this is for information")
-        return f"{turns} turns of {self.conversations} conversations"
+        return f"{turns} turns of {self.conversations} conversations, {called} with calls"
 
     # Parts of checks -------------------------------------------------------------------------------------------------
 
@@ -265,14 +289,26 @@ class _Kit:
             f"no turn can be gone on from that ends with the stop token, {list(_OPENINGS)} before it or not"
         )
 
-    def _ended(self, text: str, new: Sequence[Message]) -> list[int]:
+    def _ended(self, text: str, calls: Sequence[ToolCall], new: Sequence[Message]) -> tuple[list[int], str]:
+        called = self._called(calls, new)
+        if called:
+            return called, ""
         sampled = [*self._opening, *self.tokenizer.encode(text, special=False)]
         # With several stop tokens, a model samples the one that the format itself would put there.
         closed = self.format.extension(self.format.render([_HELLO]), sampled, new, [CODE_TOOL])
-        return [
-            *sampled,
-            next((n for n in closed[:4] if n in self.format.stop_token_ids), self.format.stop_token_ids[0]),
-        ]
+        stop = next((n for n in closed[:4] if n in self.format.stop_token_ids), self.format.stop_token_ids[0])
+        return [*sampled, stop], text
+
+    def _called(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> list[int]:
+        """A turn that only calls, as it stands in the history; empty if it cannot be told where it begins and ends."""
+        prompt = self.format.render([_HELLO], [CODE_TOOL])
+        try:
+            ids = self.format.render([_HELLO, Message("assistant", "", tool_calls=tuple(calls)), *new], [CODE_TOOL])
+        except ChatError:
+            return []
+        stops = (at for at in range(len(prompt), len(ids)) if ids[at] in self.format.stop_token_ids)
+        end = next(stops, 0)
+        return ids[len(prompt) : end + 1] if calls and ids[: len(prompt)] == prompt else []
 
     def _after_a_turn(self) -> list[int]:
         """The tokens behind a turn of the assistant that was rendered."""
@@ -289,7 +325,8 @@ class _Kit:
         if role == "tool":
             prompt = self.format.render([_HELLO], [CODE_TOOL])
             answer = Message("tool", content, tool_call_id=_CALL_ID, name=CODE_TOOL.function.name)
-            return self.format.extension(prompt, self._ended("Well", [answer]), [answer], [CODE_TOOL])
+            sampled, _ = self._ended("Well", [], [answer])
+            return self.format.extension(prompt, sampled, [answer], [CODE_TOOL])
         said = [Message("system", content), _HELLO] if role == "system" else [Message("user", content)]
         return self.format.render(said)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from toolyard.chat.protocol import Tokenizer, Tools
-from toolyard.messages import Message, OpenAIFunctionToolSchema
+from toolyard.messages import Message, OpenAIFunctionToolSchema, ToolCall
 
 CODE_TOOL = OpenAIFunctionToolSchema.model_validate(
     {
@@ -42,6 +43,8 @@ class TurnTaken:
     new: tuple[Message, ...]
     plain: bool
     """Text and a stop token: no format may refuse to go on from there."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls that the new messages answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,12 @@ class Talk:
 class Conversation:
     """Makes them up. `wild`: with text that looks like special tokens, and turns that are cut off or make no sense.
 
-    `ended`: a text as a well-behaved model would sample it, before these messages.
+    `ended`: a text, or calls instead, as a well-behaved model would sample them before these messages; and the text.
     """
 
     tokenizer: Tokenizer
     stops: tuple[int, ...]
-    ended: Callable[[str, Sequence[Message]], list[int]]
+    ended: Callable[[str, Sequence[ToolCall], Sequence[Message]], tuple[list[int], str]]
     chance: random.Random
     wild: bool
 
@@ -83,8 +86,20 @@ class Conversation:
         text = f"Let me see, {word}."
         plain = not self.wild or self.chance.random() < 0.3
         new = self._new(index)
-        sampled = self.ended(text, new) if plain else self._sampled_wildly(self.tokenizer.encode(text, special=False))
-        return TurnTaken(word, text, sampled, new, plain)
+        calls = tuple(
+            ToolCall(message.tool_call_id or "", CODE_TOOL.function.name, self._arguments(word))
+            for message in new
+            if message.role == "tool"
+        )
+        if plain:
+            sampled, text = self.ended(text, calls, new)
+            return TurnTaken(word, text, sampled, new, plain, calls)
+        return TurnTaken(
+            word, text, self._sampled_wildly(self.tokenizer.encode(text, special=False)), new, plain, calls
+        )
+
+    def _arguments(self, word: str) -> str:
+        return json.dumps({"code": f"print({self.chance.randrange(99)})  # {word}"})
 
     def _sampled_wildly(self, sampled: list[int]) -> list[int]:
         sampled = [*sampled, *self.tokenizer.encode(self._said(), special=self.chance.random() < 0.5)]

@@ -18,24 +18,6 @@ _PLAIN_CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("harmony", ("<|channel|>", "<|message|>")),
-    ("minimax_m2", ("<minimax:tool_call>",)),
-    ("deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("glm45", ("<arg_key>",)),
-    ("qwen3_coder", ("<tool_call>", "<function=")),
-    ("hermes", ("<tool_call>",)),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("llama3", ("<|start_header_id|>", "tool_calls")),
-)
-"""Texts by which a template gives away in which syntax it writes calls; the first that has all of its own."""
-
-
-def guess_syntax(template: str) -> str | None:
-    """The syntax in which a template writes calls; None if it does not look as if it wrote any."""
-    return next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), None)
-
 
 def open_format(
     tokenizer: Tokenizer,
@@ -49,53 +31,48 @@ def open_format(
 ) -> ChatFormat:
     """How the model of `tokenizer` is spoken to.
 
-    `format`: "auto", the renderer of the package `renderers` if it knows the model by name, else "template".
-    "template", the chat template with the syntax of calls that it seems to use, hermes if it does not seem to know
-    any. A syntax ("hermes", "code_block", …), the chat template with that one. "renderers" or "renderers:FAMILY".
+    `format`: "auto" or "template", the chat template with the syntax in which it writes calls; hermes if it knows of no
+    tools. A syntax ("hermes", "code_block", …), the chat template with that one. "renderers" or "renderers:FAMILY".
     `chat_template`: a Jinja file instead of the tokenizer's own. `tool_role`, `tool_wrapper`: see `TemplateFormat`.
-    `syntax_options`: of the syntax; see `toolyard.chat.syntaxes`. None of these with renderers, which have their own.
+    `syntax_options`: of the syntax; see `toolyard.chat.syntax`. None of these with renderers, which have their own.
     `template_kwargs`: what the template, or the family, takes besides messages: enable_thinking, say.
 
     Raises:
-        ConfigError: there is no such format, or not for this tokenizer.
+        ConfigError: there is no such format, or not for this tokenizer; or the template writes calls in a syntax that
+            is not known.
     """
     kind, _, detail = format.partition(":")
-    if kind == "renderers" or (format == "auto" and chat_template is None and _known_by_name(tokenizer.name)):
+    if kind == "renderers":
         try:
             from toolyard.chat.renderers import open_renderer
         except ModuleNotFoundError as error:
             raise _missing(error) from None
         return open_renderer(tokenizer, detail or None, template_kwargs)
-    template = _template(tokenizer, chat_template)
-    guessed = guess_syntax(template)
-    name = detail if kind == "template" else "" if format == "auto" else format
-    name = name or guessed or "hermes"
+    source = _template(tokenizer, chat_template)
     try:
-        from toolyard.chat.template import TemplateFormat
+        from toolyard.chat.template import TemplateFormat, native_syntax
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    from toolyard.chat.syntaxes import syntax_of
+    from toolyard.chat.syntax import SYNTAXES, syntax_of
 
+    native, knows_tools = native_syntax(tokenizer, source, template_kwargs)
+    name = detail if kind == "template" else "" if format == "auto" else format
+    if not name and native is None and knows_tools:
+        raise ConfigError(
+            f"the chat template of {tokenizer.name} knows tools, but none of the known syntaxes reads the calls that "
+            f"it writes; name the format in which the model calls: {', '.join(SYNTAXES)}"
+        )
+    name = name or native or "hermes"
     return TemplateFormat(
         tokenizer,
         syntax_of(name, **(syntax_options or {})),
-        template=template,
-        native=name == guessed,
+        template=source,
+        without_tools=getattr(tokenizer, "plain_template", None) if chat_template is None else None,
+        native=name == native,
         tool_role=tool_role,
         tool_wrapper=tool_wrapper,
         template_kwargs=template_kwargs,
     )
-
-
-def _known_by_name(name: str) -> bool:
-    # Only ids of the hub can be known, and the package takes a second to import: not for a folder.
-    if name.count("/") != 1 or Path(name).exists():
-        return False
-    try:
-        from toolyard.chat.renderers import family_of
-    except ModuleNotFoundError:
-        return False
-    return family_of(name) is not None
 
 
 def _template(tokenizer: Tokenizer, file: str | Path | None) -> str:

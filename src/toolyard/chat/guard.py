@@ -56,7 +56,7 @@ class Guard:
         calls = tuple(
             ToolCall(self.hide(call.id), self.hide(call.name), self.hide(call.arguments)) for call in message.tool_calls
         )
-        return Message(role or "", content or "", reasoning, calls, number, name)
+        return Message(role or "", content or "", reasoning, calls, number, name, message.images)
 
     def hide_tools(self, tools: Tools) -> Tools:
         """In their schemas: an MCP server describes its tools as it likes."""

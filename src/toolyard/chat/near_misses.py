@@ -14,8 +14,8 @@ from itertools import chain, islice
 from typing import Any
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
-from toolyard.chat.scanning import BrokenError, decode_value, quote, scan_object
-from toolyard.chat.syntaxes import SYNTAXES
+from toolyard.chat.syntax import SYNTAXES
+from toolyard.chat.syntax.scanning import BrokenError, decode_value, quote, scan_object
 from toolyard.errors import ChatError
 from toolyard.messages import JSON, decode_arguments
 
@@ -61,12 +61,16 @@ def with_near_misses(turn: ParsedTurn, tools: Tools, write: Callable[[ParsedCall
 
 def _tagged(text: str, tools: Tools, offered: set[str]) -> Iterator[tuple[str, _Call]]:
     """Calls in any syntax, and what was written."""
+    last = 0
     for syntax in _SYNTAXES:
         if syntax.sign not in text:
             continue
         for region in syntax.regions(text, 0, tools):
+            if region.end <= last:
+                continue  # syntaxes that share their tags read the same calls
             for call in region.found:
                 if isinstance(call, ParsedCall) and call.name in offered:
+                    last = region.end
                     yield text[region.start : region.end], (call.name, decode_arguments(call.arguments)[0])
 
 

@@ -131,6 +131,9 @@ class ChatFormat(ABC):
     """Every token is below this."""
     stop: tuple[str, ...] = ()
     """Texts that end it as well; they are sampled like any other."""
+    image_token_id: int | None = None
+    """Stands for an image, once for each; a server's processor puts as many in its place as the image needs. None: the
+    format has no place for images, and refuses messages that have some."""
     reads_prompt: bool = True
     """Whether `extension` looks at the prompt. If not, callers may pass none, and need not copy it for every turn."""
 

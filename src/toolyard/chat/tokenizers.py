@@ -38,11 +38,14 @@ class FastTokenizer:
         *,
         name: str,
         chat_template: str | None = None,
+        plain_template: str | None = None,
         variables: Mapping[str, str] | None = None,
         stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         self.chat_template = chat_template
+        self.plain_template = plain_template
+        """For conversations without tools, if there is another for those with tools."""
         self.template_variables = dict(variables or {})
         """What chat templates may ask for: bos_token, eos_token and the like."""
         self.stop_token_ids = stop_token_ids
@@ -166,10 +169,12 @@ def read_folder(folder: Path) -> FastTokenizer | None:
     variables = named_tokens({**_read(folder / "special_tokens_map.json"), **config})
     if any(backend.token_to_id(token) is None for token in variables.values()):
         return None
+    template, plain = _templates_of(folder, config)
     return FastTokenizer(
         backend,
         name=str(folder),
-        chat_template=_template_of(folder, config),
+        chat_template=template,
+        plain_template=plain,
         variables=variables,
         stop_token_ids=stop_tokens_of(folder / "generation_config.json"),
     )
@@ -186,21 +191,25 @@ def stop_tokens_of(file: Path) -> tuple[int, ...]:
     return tuple(number for number in (told if isinstance(told, list) else [told]) if isinstance(number, int))  # pyright: ignore[reportUnknownVariableType]
 
 
-def choose_template(told: Any) -> str | None:
-    """Of one template, or several by name: the one for tools, if there is one."""
+def choose_templates(told: Any) -> tuple[str | None, str | None]:
+    """Of one template, or several by name: the one for tools, and the one for conversations without, if it differs."""
     if isinstance(told, list):
         told = {one["name"]: one["template"] for one in told if isinstance(one, dict)}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(told, dict):
-        told = told.get("tool_use") or told.get("default")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return told if isinstance(told, str) else None
+    named: JSON = told if isinstance(told, dict) else {"default": told}  # pyright: ignore[reportUnknownVariableType]
+    plain, tool_use = (
+        named.get(name) if isinstance(named.get(name), str) else None for name in ("default", "tool_use")
+    )
+    return (tool_use, plain) if tool_use is not None else (plain, None)
 
 
-def _template_of(folder: Path, config: JSON) -> str | None:
+def _templates_of(folder: Path, config: JSON) -> tuple[str | None, str | None]:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    told: Any = _read(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
-    return choose_template(told)
+        named = {"default": file.read_text(encoding="utf-8")}
+        if (more := folder / "additional_chat_templates" / "tool_use.jinja").is_file():
+            named["tool_use"] = more.read_text(encoding="utf-8")
+        return choose_templates(named)
+    return choose_templates(_read(folder / "chat_template.json").get("chat_template") or config.get("chat_template"))
 
 
 def _content(token: Any) -> str | None:

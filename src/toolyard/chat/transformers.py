@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 
 from toolyard.chat.protocol import Ids, Tokenizer
-from toolyard.chat.tokenizers import FastTokenizer, choose_template, named_tokens, stop_tokens_of
+from toolyard.chat.tokenizers import FastTokenizer, choose_templates, named_tokens, stop_tokens_of
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 
@@ -33,12 +33,13 @@ def load(model: str, *, name: str, gguf_file: str | None = None) -> Tokenizer:
     except Exception as error:  # of dozens of kinds: each says that this tokenizer is not to be had
         raise ConfigError(_why(name, error)) from error
     variables = named_tokens({key: str(value) for key, value in found.special_tokens_map.items()})
-    template = choose_template(found.chat_template)
+    template, plain = choose_templates(found.chat_template)
     if getattr(found, "is_fast", False):
         return FastTokenizer(
             found.backend_tokenizer,
             name=name,
             chat_template=template,
+            plain_template=plain,
             variables=variables,
             stop_token_ids=_stop_tokens(model),
         )

@@ -14,6 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from toolyard.images import Image
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 
 Ids = Sequence[int]
@@ -92,6 +93,18 @@ class Engine(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class ImageEngine(Engine, Protocol):
+    """An engine that takes images. Not a part of `Engine`: most take none."""
+
+    async def generate_with_images(
+        self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
+    ) -> Generation:
+        """As `generate`. `prompt_ids` has one `ChatFormat.image_token_id` for each image, in their order; the server
+        puts as many in its place as the image needs."""
+        ...
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from typing import Self
 
 from toolyard.engines.protocol import Generation, Ids, Sampling
 from toolyard.errors import DivergenceError, EngineError
+from toolyard.images import Image
 from toolyard.tokens import ids_crc
 
 
@@ -65,6 +66,12 @@ class ReplayEngine:
             raise DivergenceError(f"{now}; in the recording it had {then_it}")
         self._turns[request_id] = turn + 1
         return then.generation
+
+    async def generate_with_images(
+        self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
+    ) -> Generation:
+        """The same: what is said does not depend on them."""
+        return await self.generate(prompt_ids, sampling, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
         """Answers come at once: there is nothing to abort."""

@@ -8,6 +8,7 @@ from typing import Self, TypeAlias
 
 from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.errors import EngineError, EngineRequestError
+from toolyard.images import Image
 
 Line: TypeAlias = "str | Sequence[int] | Generation | Exception"
 """What one turn is: a text, its tokens, the whole answer, or what `generate` raises."""
@@ -83,6 +84,12 @@ class ScriptedEngine:
                     said.weight_version,
                 )
         return said
+
+    async def generate_with_images(
+        self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
+    ) -> Generation:
+        """The same: what is said does not depend on them."""
+        return await self.generate(prompt_ids, sampling, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
         for waiting in self._waiting.get(request_id, ()):

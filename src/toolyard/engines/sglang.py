@@ -7,6 +7,7 @@ seed is honoured by servers started with `--enable-deterministic-inference`; oth
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from toolyard.engines.wire import (
     wire_seed,
 )
 from toolyard.errors import EngineError
+from toolyard.images import Image
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
@@ -32,16 +34,23 @@ class SglangEngine(HttpEngine):
     """`SglangEngine("http://host:30000")`, or several URLs. Also before `smg`, SGLang's router."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
+        return await self.generate_with_images(prompt_ids, (), sampling, request_id=request_id)
+
+    async def generate_with_images(
+        self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
+    ) -> Generation:
         ids = checked_prompt(prompt_ids)
 
         async def attempt(base: str, rid: str) -> Generation:
             most = room_for(ids, sampling, (await self._model_at(base)).context)
-            body = {
+            body: JSON = {
                 "input_ids": ids,
                 "sampling_params": _sampling_params(sampling, most),
                 "return_logprob": True,
                 "rid": rid,
             }
+            if images:
+                body["image_data"] = [image.url for image in images]
             answer = await self._exchanges.ask(f"{base}/generate", body, headers=routing_headers(request_id))
             return _generation(f"{base}/generate", answer, sampling, most)
 

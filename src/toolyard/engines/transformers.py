@@ -43,7 +43,8 @@ class TransformersEngine:
     * Keys and values of an answer are kept for the next turn of the same `request_id`, and used for any prompt that
       begins with the same tokens. They never change an answer, except in the same last bits.
 
-    Models whose attention is not the plain causal one, or cannot be replaced, are refused when it is entered.
+    Models whose attention is not the plain causal one, with or without sliding windows, or cannot be replaced, are
+    refused when it is entered. With longrope, the context ends where its factors would change.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class _Worker:
     def _run(self) -> None:
         try:
             batch = self._make()
-            self.context = min(filter(None, (batch.model.context, self._max_model_len)), default=2**31)
+            self.context = batch.model.room(self._max_model_len)
             self.vocabulary = batch.model.vocabulary
         except BaseException as error:
             self.ready.set_exception(error)

@@ -6,6 +6,7 @@ times the model's memory, and prints progress bars that nobody can turn off.
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,14 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
     Raises whatever transformers does, if it is no GGUF file or one of an architecture that transformers cannot read.
     """
+    _save_tokenizer(gguf, folder, context=_save_model(gguf, folder))
+
+
+def _save_model(gguf: Path, folder: Path) -> int:
+    """Returns the model's context, and nothing that would keep its weights in memory."""
     model = _plain_model(gguf)
     model.save_pretrained(folder)
-    _save_tokenizer(gguf, folder, model.config.max_position_embeddings)
+    return model.config.max_position_embeddings
 
 
 def _plain_model(gguf: Path) -> Any:
@@ -64,5 +70,27 @@ def _text_field(gguf: Path, name: str) -> str | None:
     return None if field is None else str(field.contents())
 
 
+def _read_once() -> None:
+    """Keep the header of the file, which transformers reads four times, and the table of names, which it makes anew for
+    each module of a model. Together they took most of the time; this process is for one file."""
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """Its views, several for each token it lists, are plain arrays: cheaper to make and keep than memmaps."""
+
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = mapped.view(type(mapped).__base__)  # of a memmap: the plain array
+
+    patched: Any = gguf
+    patched.GGUFReader = functools.cache(Reader)
+    patched.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+
+
 if __name__ == "__main__":
+    _read_once()
     convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]))

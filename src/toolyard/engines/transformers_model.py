@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,17 +13,23 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers_adapter import read_adapter
 from toolyard.engines.transformers_attention import PACKED, Piece, Step
 from toolyard.engines.transformers_cache import Rows, Shape, Span
 from toolyard.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _LOADING = threading.Lock()
 """transformers changes the whole process while it loads: two that load at once get each other's empty tensors."""
 _models: Any = transformers.AutoModelForCausalLM
 _sdpa_kernel: Any = sdpa_kernel
+
+_COMPUTED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+"""Values of a config's `layer_types` that the packed attention computes. Not chunks, indexers, convolutions, states."""
+_PROBED_TOKENS, _PROBED_WINDOW = 12, 4
+"""Of the texts that prove a model, and of its sliding window meanwhile."""
 
 
 class PackedModel:
@@ -31,15 +38,21 @@ class PackedModel:
     def __init__(self, model: Any, device: torch.device) -> None:
         """
         Raises:
-            ConfigError: the model's attention cannot be replaced, or is not the plain one.
+            ConfigError: the model's attention cannot be replaced, or is not one that can be computed here.
         """
         self.model = model
         self.device = device
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
-        self.context: int | None = _context(model)
+        config = model.config.get_text_config()
+        _refuse_by_name(model, config)
+        self._switch = _rope_switch(config)
+        self.context: int | None = min(
+            filter(None, (_count(config, "max_position_embeddings"), self._switch)), default=None
+        )
         try:
-            self.shape = self._probed()
-            difference = self._difference()
+            with _short_window(model, config, self.context):
+                self.shape = self._probed()
+                difference = self._difference()
         except (TypeError, AttributeError, RuntimeError, KeyError, ValueError) as error:
             raise _unfit(model, f"it cannot be run packed: {error}") from error
         exact = self.shape.dtype == torch.float32
@@ -47,6 +60,20 @@ class PackedModel:
             raise _unfit(
                 model, f"packed, its probabilities differ by {difference:.3g}: its attention is not the plain one"
             )
+
+    def room(self, max_model_len: int | None) -> int:
+        """How many tokens a sequence may have: never more than the model was made for.
+
+        Raises:
+            ConfigError: more are wanted than the engine can compute, although the model could.
+        """
+        if self._switch and self._switch < (max_model_len or 2**31):
+            why = f"{type(self.model).__name__}: longrope changes the factors of sequences beyond {self._switch} tokens"
+            if max_model_len:
+                remedy = f"use at most {self._switch} in the embedded engine, or use sglang or vllm"
+                raise ConfigError(f"{why}, and max_model_len is {max_model_len}: {remedy}")
+            _log.warning("%s; the embedded engine ends them there", why)
+        return min(filter(None, (self.context, max_model_len)), default=2**31)
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
@@ -98,28 +125,38 @@ class PackedModel:
             raise _unfit(self.model, f"{len(probe.seen)} of its layers use an attention that can be replaced")
         if len(shapes) > 1:
             raise _unfit(self.model, "its layers have keys of different shapes")
+        unproved = sorted(window for window in probe.windows if _PROBED_WINDOW < window < (self.context or 2**31))
+        if unproved:
+            raise _unfit(self.model, f"it has sliding windows of {unproved} tokens, which its config does not name")
         heads, key_dim, value_dim, dtype = shapes.pop()
         return Shape(len(probe.seen), heads, key_dim, value_dim, dtype, self.device)
 
     @torch.inference_mode()
     def _difference(self) -> float:
-        """How far the probabilities of a short text, taken in pieces and then token by token, are from those that the
-        model computes by itself: the largest share of probability that has moved."""
-        ids = [(7 * at + 3) % self.vocabulary for at in range(12)]
-        rows, span = Rows(self.shape), Span(self.shape, len(ids))
-        found: dict[int, Tensor] = {}
-        for start, end in ((0, 5), (5, 9)):
-            found[end - 1] = self.logits(Step(rows, [], [Piece(ids[start:end], start, span)], self.device))[0]
-        rows.join(span, 9)
-        for at in range(9, 12):
-            found[at] = self.logits(Step(rows, [ids[at]], [], self.device))[0]
-            rows.lengths[0] += 1
+        """How far the probabilities of two short texts side by side, taken in pieces and then token by token, are from
+        those that the model computes by itself: the largest share of probability that has moved."""
+        texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
+        rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
+        found: list[tuple[int, int, Tensor]] = []
+        for cuts in (((0, 5), (0, 2)), ((5, 9), (2, 7))):
+            pieces = [
+                Piece(ids[start:end], start, span) for ids, span, (start, end) in zip(texts, spans, cuts, strict=True)
+            ]
+            logits = self.logits(Step(rows, [], pieces, self.device))
+            found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
+        rows.join(spans[0], 9)
+        rows.join(spans[1], 7)
+        for _ in range(3):
+            at = list(rows.lengths)
+            logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))
+            found += [(text, at[text], logits[text]) for text in range(len(texts))]
+            rows.lengths[:] = [length + 1 for length in at]
         self.model.set_attn_implementation("eager")
         try:
-            expected = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0].float().softmax(1)
+            expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
         finally:
             self.model.set_attn_implementation(PACKED)
-        moved = [0.5 * (logits.softmax(0) - expected[at]).abs().sum() for at, logits in found.items()]
+        moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
         return float(torch.stack(moved).max())
 
 
@@ -128,8 +165,13 @@ class _Probe:
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
+        self.windows: set[int] = set()
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        if window is not None:
+            self.windows.add(window)
         self.seen[layer] = (key.shape[0], key.shape[2], value.shape[2], key.dtype)
         return value.repeat_interleave(query.shape[0] // value.shape[0], 0).transpose(0, 1)
 
@@ -152,6 +194,11 @@ def load(
             loaded.eval().requires_grad_(False).to(place)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {str(model)!r} cannot be loaded on {place}: {error}") from error
+    except KeyError as error:  # of a model that looks its attention up in a table of its own
+        why = f"its attention cannot be replaced ({error} is unknown to it)"
+        raise ConfigError(
+            f"model {str(model)!r} cannot be used with the embedded engine: {why}; use sglang or vllm"
+        ) from error
     return PackedModel(loaded, place)
 
 
@@ -173,11 +220,52 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return number
 
 
-def _context(model: Any) -> int | None:
-    """How many tokens the model was made for. One that looks back only so far is held to that, where both agree."""
-    config = model.config.get_text_config()
-    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "sliding_window", None)]
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+def _refuse_by_name(model: Any, config: Any) -> None:
+    """What differs from plain attention only in sequences that are too long to be tried out."""
+    others = sorted({*(getattr(config, "layer_types", None) or ())} - _COMPUTED_LAYERS)
+    if others:
+        raise _unfit(model, f"it has layers of {', '.join(others)}")
+    if getattr(config, "attn_temperature_tuning", False):
+        raise _unfit(model, "its attn_temperature_tuning takes the place in a batch for the position in a sequence")
+
+
+def _rope_switch(config: Any) -> int | None:
+    """After how many tokens longrope changes its factors, for all tokens of a sequence and of a batch. No cache can
+    follow that: log-probabilities of tokens before the switch would be others after it. Dynamic factors change after
+    `max_position_embeddings`, which no sequence passes."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested: list[dict[str, Any]] = [value for value in parameters.values() if isinstance(value, dict)]
+    own = getattr(config, "original_max_position_embeddings", None)
+    switches: list[int | None] = [
+        rope.get("original_max_position_embeddings") or own
+        for rope in (parameters, *nested)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return min(filter(None, switches), default=None)
+
+
+@contextmanager
+def _short_window(model: Any, config: Any, context: int | None) -> Generator[None]:
+    """Makes a sliding window so small that a short text passes it, both in the model's own masks and in what it tells
+    its attention."""
+    window = _count(config, "sliding_window")
+    if window is None or (context is not None and window >= context):
+        yield
+        return
+    modules: list[Any] = list(model.modules())
+    told = [module for module in modules if getattr(module, "sliding_window", None) == window]
+    for place in (config, *told):
+        place.sliding_window = _PROBED_WINDOW
+    try:
+        yield
+    finally:
+        for place in (config, *told):
+            place.sliding_window = window
+
+
+def _count(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _unfit(model: Any, why: str) -> ConfigError:
@@ -187,10 +275,10 @@ def _unfit(model: Any, why: str) -> ConfigError:
 @contextmanager
 def without_bars() -> Generator[None]:
     """transformers draws one for whatever it reads or writes, in the middle of what others show."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()

@@ -26,6 +26,8 @@ from toolyard.engines.wire import (
     spanned_version,
     wire_seed,
 )
+from toolyard.errors import EngineRequestError
+from toolyard.images import Image
 
 _TOKENS, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
@@ -44,6 +46,16 @@ class VllmEngine(HttpEngine):
         """URLs of routes that are not there."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
+        return await self.generate_with_images(prompt_ids, (), sampling, request_id=request_id)
+
+    async def generate_with_images(
+        self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
+    ) -> Generation:
+        """Images need the route for tokens.
+
+        Raises:
+            EngineRequestError: this server does not have it.
+        """
         ids = checked_prompt(prompt_ids)
         headers = routing_headers(request_id)
 
@@ -56,12 +68,19 @@ class VllmEngine(HttpEngine):
                 body: JSON = {"request_id": rid, "token_ids": ids, "sampling_params": params}
                 if self._model is not None:
                     body["model"] = self._model
+                if images:
+                    body["content_parts"] = [{"type": "image_url", "url": image.url} for image in images]
                 try:
                     return _of_tokens(where, await self._exchanges.ask(where, body, headers=headers), sampling, most)
                 except RefusedError as refused:
                     if refused.status not in _NO_SUCH_ROUTE or (self._model is not None and "model" in refused.words):
                         raise
                     self._lacks.add(where)
+            if images:
+                raise EngineRequestError(
+                    f"{base}{_COMPLETIONS} takes no images beside token ids: start vLLM with --enable-scale-out, or "
+                    "set chat.images to hide"
+                )
             body = {"request_id": rid, "prompt": ids, "return_token_ids": True, **params}
             body["model"] = self._model or served.name
             answer = await self._exchanges.ask(f"{base}{_COMPLETIONS}", body, headers=headers)

@@ -28,6 +28,9 @@ _OURS = frozenset(
     | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "extra"}
 )
 
+_MOST_IMAGE_BYTES = 1 << 30
+"""What was written is read: its bounds were those of its run."""
+
 T = TypeVar("T")
 
 
@@ -180,7 +183,7 @@ def _of_ours(fields: _Fields) -> Trajectory:
 
 def _message(fields: _Fields) -> Message:
     try:
-        return Message.from_openai(fields.said)
+        return Message.from_openai(fields.said, most_image_bytes=_MOST_IMAGE_BYTES)
     except (TypeError, ValueError) as error:
         raise RecordError(f"{fields.where.removesuffix('.')}: {error}") from None
 

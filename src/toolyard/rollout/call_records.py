@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from toolyard.chat.protocol import ParsedTurn
 from toolyard.errors import RecordError, in_short
+from toolyard.images import Image, image_of
 from toolyard.messages import JSON, ToolCall
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.trajectory import CallRecord
+from toolyard.tools.base import ToolResponse
 from toolyard.tools.instance import ToolResult
 from toolyard.tools.policy import truncate
 
@@ -88,6 +91,41 @@ def plain_metrics(metrics: Mapping[str, Any]) -> JSON:
 
 def _told(result: ToolResult) -> str:
     response = result.response
-    if response.text:
-        return response.text
-    return "[an image or a video, which is not shown]" if response.image or response.video else ""
+    return response.text or ("[a video, which is not shown]" if response.video else "")
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+
+
+def told_at_creation(response: ToolResponse) -> str:
+    """What a tool's `create` tells the model: text only."""
+    images = len(response.image or ())
+    note = f"[{images} {'image' if images == 1 else 'images'}, not shown]" if images else ""
+    return "\n".join(filter(None, (response.text, note)))
+
+
+def images_of(result: ToolResult) -> tuple[Image, ...]:
+    return tuple(image_of(one, sys.maxsize) for one in result.response.image or ())
+
+
+def with_placeholders(results: Sequence[ToolResult], room: int, why_hidden: str) -> tuple[list[ToolResult], int]:
+    """The results with a text in the place of every image that the model is not shown: all of them if `why_hidden`
+    says so, or else those for which `room`, in bytes, is too small. And how many these are."""
+    told: list[ToolResult] = []
+    hidden = 0
+    for result in results:
+        shown: list[JSON] = []
+        texts = [_told(result)]
+        for image in images_of(result):
+            fits = len(image.data) <= room
+            if fits and not why_hidden:
+                room -= len(image.data)
+                shown.append(image.as_json())
+            else:
+                hidden += 1
+                texts.append(f"[image: {image}; not shown{'' if why_hidden else ': too much for this conversation'}]")
+        if len(shown) < len(result.response.image or ()):
+            fields = {"text": "\n".join(filter(None, texts)), "image": shown or None}
+            result = replace(result, response=result.response.model_copy(update=fields))
+        told.append(result)
+    return told, hidden

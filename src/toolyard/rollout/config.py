@@ -82,6 +82,10 @@ class ChatConfig(_Part):
     near_miss: Literal["tell", "ignore"] = "ignore"
     """What becomes of text that looks like a call, but is not written as the format writes calls. tell: answered like a
     malformed call. ignore: an ordinary message. Either way the summary counts them."""
+    images: Literal["auto", "show", "hide"] = "auto"
+    """Whether a model sees the images that its tools return, or reads a line about each. auto: shown if the template
+    has a place for them and the engine takes them (sglang, vllm). openai: hidden unless this says show, since nobody
+    knows whether the server's model takes images."""
     template_kwargs: JSON = Field(default_factory=dict[str, Any])
     """What the template takes besides messages: enable_thinking, say."""
 

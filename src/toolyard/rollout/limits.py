@@ -23,6 +23,9 @@ class RolloutLimits(BaseModel):
     """Of one result. Longer ones are cut, and the cut is marked."""
     tool_response_truncate_side: KeepOrOldWord = Keep.BOTH
     """What is kept: head, tail or both. verl's left, right and middle are understood as verl ≥ 0.8 does."""
+    max_image_bytes: NonNegativeInt = 16 << 20
+    """Of all images of a request together, in bytes. Those for which there is no room are hidden: the model is told of
+    them in words."""
     prompt_length: PositiveInt = 4096
     response_length: PositiveInt = 4096
     """Of everything after the prompt: sampled messages, tool results and users' messages."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
+_TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
+"""Engines of tokens that are given images beside them; those that only say what was written do not look at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +189,14 @@ async def _open_speaker(
     if engine.adapter is not None and engine.kind != "transformers":
         raise ConfigError(f"engine.adapter {engine.adapter!r}: transformers merges it, and {engine.kind} cannot")
     if engine.kind == "openai":
+        hides = _hides_images(config, None)
         if tape is not None:
-            return MessageSpeaker(None, config.sampling, config.limits)
+            return MessageSpeaker(None, config.sampling, config.limits, hides_images=hides)
         from toolyard.engines.openai import OpenaiEngine
 
         opened: ChatEngine = OpenaiEngine(_urls(config), model=engine.model, **_http(config))
-        return MessageSpeaker(await stack.enter_async_context(opened), config.sampling, config.limits)
+        ready = await stack.enter_async_context(opened)
+        return MessageSpeaker(ready, config.sampling, config.limits, hides_images=hides)
     if engine.kind == "transformers" and tape is None:
         need_packages()
     model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
@@ -206,12 +210,28 @@ async def _open_speaker(
         template_kwargs=config.chat.template_kwargs,
         syntax_options=config.chat.syntax_options,
     )
-    tell = config.chat.near_miss == "tell"
+    tell, hides = config.chat.near_miss == "tell", _hides_images(config, chat)
     if tape is not None:
-        return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell)
+        return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
     _refuse_tools_that_are_not_offered(config, chat, schemas)
     made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
-    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell)
+    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+
+
+def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:
+    """Why the model is not shown the images of its tools; empty if it is. Decided by the settings alone, so that a
+    replay decides alike."""
+    kind, wanted = config.engine.kind, config.chat.images
+    if wanted == "hide":
+        return "chat.images is hide"
+    if chat is None:
+        return "" if wanted == "show" else "chat.images is auto, and nobody knows whether the server takes images"
+    why = "" if kind in _TAKE_IMAGES else f"the engine {kind} takes no images"
+    if chat.image_token_id is None:
+        why = f"the format {chat.name} has no place for images"
+    if why and wanted == "show":
+        raise ConfigError(f"chat.images: show: {why}")
+    return why
 
 
 def _refuse_tools_that_are_not_offered(

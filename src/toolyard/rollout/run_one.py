@@ -30,7 +30,7 @@ from toolyard.tools.base import BaseTool
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
 
 from .blame import OURS, TASK, Broken, broken, late
-from .call_records import call_records, plain, plain_metrics, tool_calls
+from .call_records import call_records, images_of, plain, plain_metrics, told_at_creation, tool_calls, with_placeholders
 from .chance import Chance
 from .conclusion import conclude, lost
 from .finish import FinishReason, RolloutState
@@ -256,7 +256,7 @@ class Play:
                         raise
                     raise InteractionError(f"start failed: {in_short(error)}") from error
                 self.simulating = True
-            said = {name: instance.creation.text for name, instance in self._instances.items()}
+            said = {name: told_at_creation(instance.creation) for name, instance in self._instances.items()}
             return Begun({name: text for name, text in said.items() if text})
 
         def asked() -> JSON:
@@ -304,6 +304,7 @@ class Play:
         )
         if isinstance(results, Broken):
             return results
+        results = self._with_placeholders(results)
         records = call_records(parsed, results, len(request.turns), limits, self.setting.speaker.count)
         self._calls = records
         failed = next((result for result in results if result.outcome is ToolOutcome.FAILED), None)
@@ -311,10 +312,26 @@ class Play:
             told, source = f"tool {failed.tool!r}: {failed.error}", failed.source or f"tool {failed.tool!r}"
             failure = Failure(OURS, RolloutState.TOOL_CALLING.value, told, source, failed.cause)
             return Broken(FinishReason.TOOL_FAILURE, failure)
+        images = [*map(images_of, results), *((),) * (len(records) - len(results))]
         messages = [
-            Message("tool", record.response, tool_call_id=record.id, name=record.name or None) for record in records
+            Message("tool", record.response, tool_call_id=record.id, name=record.name or None, images=shown)
+            for record, shown in zip(records, images, strict=True)
         ]
         return ToolsAnswered(self._propose(messages))
+
+    def _with_placeholders(self, results: list[ToolResult]) -> list[ToolResult]:
+        """For images that the model is not shown; the record says how many, and why."""
+        if not any(result.response.image for result in results):
+            return results
+        request, speaker = self.request, self.setting.speaker
+        used = sum(len(image.data) for message in request.messages for image in message.images)
+        told, hidden = with_placeholders(results, self.setting.limits.max_image_bytes - used, speaker.hides_images)
+        counts: JSON = request.metrics.setdefault("images", {"shown": 0, "hidden": 0})
+        counts["shown"] += sum(len(result.response.image or ()) for result in told)
+        counts["hidden"] += hidden
+        if hidden:
+            counts["why_hidden"] = speaker.hides_images or "more than limits.max_image_bytes"
+        return told
 
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
         if len(calls) == 1:  # most often; a task of its own would cost as much as the call

@@ -15,8 +15,18 @@ from functools import partial
 from typing import TypeVar
 
 from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
-from toolyard.engines.protocol import ChatEngine, ChatGeneration, Engine, Finish, Generation, Sampling, Telling
-from toolyard.errors import EngineError
+from toolyard.engines.protocol import (
+    ChatEngine,
+    ChatGeneration,
+    Engine,
+    Finish,
+    Generation,
+    ImageEngine,
+    Sampling,
+    Telling,
+)
+from toolyard.errors import EngineError, EngineRequestError
+from toolyard.images import Image
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.audit import are_logprobs, check_extension
 from toolyard.records.trajectory import Sampled
@@ -55,7 +65,9 @@ class Spoken:
 class Speaker(ABC):
     """What an engine and its way of speaking are to a request."""
 
-    def __init__(self, sampling: Sampling, limits: RolloutLimits, engine: object = None) -> None:
+    def __init__(self, sampling: Sampling, limits: RolloutLimits, engine: object, hides_images: str) -> None:
+        self.hides_images = hides_images
+        """Why the model is not shown the images that tools return; empty if it is."""
         self._sampling = sampling
         self._limits = limits
         self._talking = engine if isinstance(engine, Telling) else None
@@ -134,11 +146,15 @@ class TokenSpeaker(Speaker):
         limits: RolloutLimits,
         *,
         tell_near_misses: bool = False,
+        hides_images: str = "",
     ) -> None:
-        """`tell_near_misses`: text that looks like a call is answered like a malformed one."""
+        """`tell_near_misses`: text that looks like a call is answered like a malformed one. `hides_images`: why images
+        are not shown, where format and engine could."""
+        hides_images = hides_images or _why_hidden(engine, chat)
         stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
         texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
-        super().__init__(sampling.model_copy(update={"stop_token_ids": stops, "stop": texts}), limits, engine)
+        told = sampling.model_copy(update={"stop_token_ids": stops, "stop": texts})
+        super().__init__(told, limits, engine, hides_images)
         self._engine = engine
         self._chat = chat
         self._ends = frozenset(stops) | chat.special_ids
@@ -168,6 +184,7 @@ class TokenSpeaker(Speaker):
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
         sampling = self._sampling_of(request, max_tokens)
         budget = sampling.max_tokens
+        images = self._images_of(request)
         ids: list[int] = []
         logprobs: list[float] | None = []
         versions: list[str] = []
@@ -177,7 +194,7 @@ class TokenSpeaker(Speaker):
             prompt = [*request.input_ids, *ids] if ids else request.input_ids
             asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
             got, tries = await self._retried(
-                request, fruitless, partial(self._generate, prompt, asked, request.request_id)
+                request, fruitless, partial(self._generate, prompt, images, asked, request.request_id)
             )
             attempts += tries - fruitless
             fruitless = 0 if got.token_ids else tries
@@ -212,10 +229,28 @@ class TokenSpeaker(Speaker):
                 break
         return None
 
-    async def _generate(self, prompt: list[int], sampling: Sampling, request_id: str) -> Generation:
+    def _images_of(self, request: AsyncRolloutRequest) -> list[Image]:
+        """Raises EngineRequestError if the model has sampled the token of an image: nobody knows which it would be."""
+        images = [image for message in request.messages for image in message.images]
+        token = self._chat.image_token_id
+        places = request.input_ids.count(token) if images and token is not None else 0
+        if places != len(images):
+            raise EngineRequestError(
+                f"the conversation has {len(images)} images and {places} tokens that stand for one: the model has "
+                "sampled some itself"
+            )
+        return images
+
+    async def _generate(
+        self, prompt: list[int], images: Sequence[Image], sampling: Sampling, request_id: str
+    ) -> Generation:
         """The engine's answer, if it is one."""
-        assert self._engine is not None, "a replay asks nobody"
-        got = await self._engine.generate(prompt, sampling, request_id=request_id)
+        engine = self._engine
+        assert engine is not None, "a replay asks nobody"
+        if images and isinstance(engine, ImageEngine):
+            got = await engine.generate_with_images(prompt, images, sampling, request_id=request_id)
+        else:
+            got = await engine.generate(prompt, sampling, request_id=request_id)
         problem = self._problem(got, sampling)
         if problem:
             error = EngineError(f"{self.engine_name} answered what cannot be: {problem}")
@@ -285,8 +320,15 @@ class TokenSpeaker(Speaker):
 class MessageSpeaker(Speaker):
     """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
 
-    def __init__(self, engine: ChatEngine | None, sampling: Sampling, limits: RolloutLimits) -> None:
-        super().__init__(sampling, limits, engine)
+    def __init__(
+        self,
+        engine: ChatEngine | None,
+        sampling: Sampling,
+        limits: RolloutLimits,
+        *,
+        hides_images: str = "nobody knows whether the server's model takes images",
+    ) -> None:
+        super().__init__(sampling, limits, engine, hides_images)
         self._engine = engine
 
     def begin(self, request: AsyncRolloutRequest) -> int:
@@ -382,4 +424,16 @@ def _sampled(answer: Answer, start: int, end: int, text: str, crc: int, stopped_
 
 
 def _as_text(messages: Sequence[Message]) -> str:
-    return "".join(f"{message.role}\n{message.content}\n" for message in messages)
+    return "".join(f"{message.role}\n{_said(message)}\n" for message in messages)
+
+
+def _said(message: Message) -> str:
+    return "\n".join((message.content, *(f"[image: {image}]" for image in message.images)))
+
+
+def _why_hidden(engine: Engine | None, chat: ChatFormat) -> str:
+    if chat.image_token_id is None:
+        return f"the format {chat.name} has no place for images"
+    if engine is not None and not isinstance(engine, ImageEngine):
+        return f"{engine!r} takes no images"
+    return ""

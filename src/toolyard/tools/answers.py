@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+
+from toolyard.images import image_of
 
 from .base import ToolResponse
 from .policy import CallPolicy, Measure, truncate
@@ -69,11 +71,33 @@ def created_response(returned: Any) -> ToolResponse:
 
 
 def shortened(response: ToolResponse, policy: CallPolicy, measure: Measure | None) -> tuple[ToolResponse, bool]:
-    """Cut to what the policy allows, and whether it was. `measure` counts tokens."""
-    text, cut = response.text or "", False
+    """Cut to what the policy allows, and whether it was. `measure` counts tokens.
+
+    Images are `{"mime_type": …, "data": base64}` from here on; those that are left out are named in the text.
+    """
+    images, notes = _images(response.image or [], policy) if response.image else ([], [])
+    text, cut, more = response.text or "", False, False
     if policy.max_response_chars is not None:
         text, cut = truncate(text, policy.max_response_chars, policy.keep)
     if policy.max_response_tokens is not None and measure is not None:
         text, more = truncate(text, policy.max_response_tokens, policy.keep, measure)
-        cut = cut or more
-    return (response.model_copy(update={"text": text}) if cut else response), cut
+    cut = cut or more or bool(notes)
+    if not cut and not images:
+        return response, False
+    text = "\n".join(filter(None, (text, *notes)))
+    return response.model_copy(update={"text": text or None, "image": images or None}), cut
+
+
+def _images(given: Sequence[Any], policy: CallPolicy) -> tuple[list[dict[str, str]], list[str]]:
+    """Those that are shown, and what is said of the others."""
+    images: list[dict[str, str]] = []
+    notes: list[str] = []
+    for number, one in enumerate(given[: policy.max_images], 1):
+        try:
+            images.append(image_of(one, policy.max_image_bytes).as_json())
+        except ValueError as error:
+            notes.append(f"[image {number} is left out: {error}]")
+    if len(given) > policy.max_images:
+        left = len(given) - policy.max_images
+        notes.append(f"[{left} more {'image is' if left == 1 else 'images are'} left out: at most {policy.max_images}]")
+    return images, notes

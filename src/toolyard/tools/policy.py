@@ -6,7 +6,9 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from toolyard.images import MOST_BYTES
 
 Measure = Callable[[str], int]
 """The length of a text: its characters, or its tokens."""
@@ -48,6 +50,10 @@ class CallPolicy(BaseModel):
     max_response_tokens: PositiveInt | None = None
     """Counted by whoever runs the trajectory, with its model's tokenizer."""
     keep: KeepOrOldWord = Keep.BOTH
+    max_images: NonNegativeInt = 8
+    """Of one answer. The model is told how many more there were."""
+    max_image_bytes: PositiveInt = MOST_BYTES
+    """Of each. The model is told of larger ones, and of those that are broken or no images at all."""
     finish_seconds: PositiveFloat = 60.0
     """For `create`, `calc_reward` and `release`, each."""
     grace_seconds: PositiveFloat = 5.0

@@ -87,6 +87,9 @@ class Refusal(StrEnum):
     """The model sampled nothing, not even a stop token. There is nothing to learn from, and TRL breaks on it."""
     TOO_LONG = "too_long"
     """The response is longer than the trainer takes. Cut, it would be rewarded for what is no longer in it."""
+    HAS_IMAGES = "has_images"
+    """The model was shown images. Its tokens, with one for each image, are not all that it saw, and our trainers take
+    nothing else."""
     DUPLICATE = "duplicate"
     """A sample of the same request came before: twice in its group, it would count double."""
 
@@ -173,6 +176,9 @@ def _refusal(trajectory: Trajectory, max_response_length: int | None) -> tuple[R
         return Refusal.EMPTY, f"none of the {response} tokens after the prompt was sampled"
     if max_response_length is not None and response > max_response_length:
         return Refusal.TOO_LONG, f"{response} tokens after the prompt; at most {max_response_length} are taken"
+    images = sum(len(message.images) for message in trajectory.messages)
+    if images:
+        return Refusal.HAS_IMAGES, f"the model was shown {images} images, and trainers get tokens only"
     return None
 
 

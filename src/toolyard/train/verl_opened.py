@@ -193,13 +193,13 @@ def own_tokenizer(found: Any) -> Tokenizer:
     Raises:
         ConfigError: it is none.
     """
-    from toolyard.chat.tokenizers import FastTokenizer, choose_template, named_tokens, stop_tokens_of
+    from toolyard.chat.tokenizers import FastTokenizer, choose_templates, named_tokens, stop_tokens_of
     from toolyard.chat.transformers import PythonTokenizer
 
     try:
         name = str(found.name_or_path)
         variables = named_tokens({key: str(value) for key, value in found.special_tokens_map.items()})
-        template = choose_template(found.chat_template)
+        template, plain = choose_templates(found.chat_template)
         if not getattr(found, "is_fast", False):
             return PythonTokenizer(found, name=name, chat_template=template, variables=variables)
         # A copy: padding and truncation are switches of the tokenizer itself, and verl turns them.
@@ -209,7 +209,14 @@ def own_tokenizer(found: Any) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     stops = stop_tokens_of(Path(name, "generation_config.json"))
-    return FastTokenizer(backend, name=name, chat_template=template, variables=variables, stop_token_ids=stops)
+    return FastTokenizer(
+        backend,
+        name=name,
+        chat_template=template,
+        plain_template=plain,
+        variables=variables,
+        stop_token_ids=stops,
+    )
 
 
 # The dump -------------------------------------------------------------------------------------------------------------

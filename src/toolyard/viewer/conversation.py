@@ -14,7 +14,7 @@ from typing import Any, cast
 from toolyard.messages import Message, ToolCall
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
 
-from .protocol import Bubble, CallView, Piece, Role
+from .protocol import Bubble, CallView, Picture, Piece, Role
 from .timeline import duration
 
 _FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*)\n", re.MULTILINE)
@@ -67,21 +67,22 @@ def _of_messages(trajectory: Trajectory) -> Iterator[Bubble]:
             )
             at += 1
         elif not (role is Role.TOOL and message.tool_call_id in shown):
-            yield Bubble(role, message.name, _pieces(message.content, message.reasoning_content))
+            pieces = _pieces(message.content, message.reasoning_content)
+            yield Bubble(role, message.name, pieces, images=_pictures(message))
     for index in range(max(at, 0), len(turns)):  # sampled, but the request ended before it became a message
         turn = turns[index]
-        calls = tuple(map(_of_record, turn.tool_calls))
+        calls = tuple(_of_record(record, None) for record in turn.tool_calls)
         pieces = _pieces(turn.sampled.text, None)
         yield Bubble(Role.ASSISTANT, None, pieces, calls, index, turn.sampled.text, _seconds(turn.timings))
 
 
 def _calls(message: Message, turn: Turn | None, answers: Mapping[str, Message]) -> tuple[CallView, ...]:
     if turn is not None:
-        return tuple(map(_of_record, turn.tool_calls))
+        return tuple(_of_record(record, answers.get(record.id)) for record in turn.tool_calls)
     return tuple(_of_call(call, answers.get(call.id)) for call in message.tool_calls)
 
 
-def _of_record(record: CallRecord) -> CallView:
+def _of_record(record: CallRecord, answer: Message | None) -> CallView:
     arguments, code, language = _arguments(record.arguments)
     metrics = dict(record.metrics)
     verdict, wait = metrics.get("verdict"), metrics.get("queue_seconds")
@@ -98,14 +99,19 @@ def _of_record(record: CallRecord) -> CallView:
         seconds=duration(record.seconds),
         wait_seconds=duration(wait),
         metrics=metrics,
+        images=_pictures(answer),
     )
 
 
 def _of_call(call: ToolCall, answer: Message | None) -> CallView:
     """Of a call that was part of the prompt: nobody made it."""
     arguments, code, language = _arguments(call.arguments)
-    response = answer.content if answer else ""
-    return CallView(call.name, arguments, code, language, "ok" if answer else "", None, response, None, None, 0.0, 0.0)
+    response, outcome, images = answer.content if answer else "", "ok" if answer else "", _pictures(answer)
+    return CallView(call.name, arguments, code, language, outcome, None, response, None, None, 0.0, 0.0, images=images)
+
+
+def _pictures(message: Message | None) -> tuple[Picture, ...]:
+    return tuple(Picture(str(image), image.url) for image in message.images) if message else ()
 
 
 def _arguments(text: str) -> tuple[str, str | None, str | None]:

@@ -105,6 +105,18 @@ class CallView:
     wait_seconds: float
     """Of `seconds`, how long it waited for a permit or a worker."""
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    images: tuple[Picture, ...] = ()
+    """Of the result, as the model was shown them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image in a conversation."""
+
+    label: str
+    """Its type, size in pixels and in bytes."""
+    url: str
+    """`data:image/png;base64,…`: only of types that hold no programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,7 @@ class Bubble:
     raw: str | None = None
     """Of a sampled message: the text as it was sampled, call syntax and all."""
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    images: tuple[Picture, ...] = ()
 
 
 class Origin(StrEnum):

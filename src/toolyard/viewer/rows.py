@@ -246,7 +246,7 @@ def _content(message: JSON) -> str:
     if isinstance(content, str):
         return content
     parts = cast("list[Any]", content) if isinstance(content, list) else []
-    return "".join(part if isinstance(part, str) else part["text"] for part in parts)
+    return "".join(part if isinstance(part, str) else part.get("text", "") for part in parts)
 
 
 def _told_by_arguments(arguments: list[Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.style import Style
 
 from toolyard.records.trajectory import Trajectory
 
-from .protocol import Bubble, CallView, Piece, Role
+from .protocol import Bubble, CallView, Picture, Piece, Role
 from .textual_drawing import Line, Pen, beside, clipped, filled, length, prefixed, spread
 from .textual_text import counted, one_line, told_number, told_seconds
 
@@ -86,7 +86,8 @@ def _bubble(pen: Pen, bubble: Bubble, trajectory: Trajectory, width: int, folds:
         lines += _piece(pen, piece, inner, folds, f"{key}.{at}")
     for call in bubble.calls:
         lines += _call(pen, call, inner)
-    if not bubble.pieces and not bubble.calls:
+    lines += _images(pen, bubble.images, inner)
+    if not bubble.pieces and not bubble.calls and not bubble.images:
         lines.append([Segment("(nothing)", palette.faint)])
     return prefixed(lines, Segment("▎ ", colour))
 
@@ -162,7 +163,8 @@ def _room_for_call(call: CallView, width: int) -> int:
     """How wide it is beside its result; 0 if that stands below it."""
     room = width - 7
     asked = max(_longest(call.code or ""), _longest(call.arguments))
-    answered = max(_longest(call.response), _longest(call.error or ""))
+    labels = (len(image.label) + 2 for image in call.images)
+    answered = max(_longest(call.response), _longest(call.error or ""), *labels)
     if width >= _BESIDE_WIDTH and asked + answered <= room:
         return max(asked, min(room // 2, room - answered))
     return room // 2 if width >= _ALWAYS_BESIDE_WIDTH else 0
@@ -204,7 +206,13 @@ def _answer(pen: Pen, call: CallView, width: int) -> list[Line]:
         lines += pen.text(call.error, width, pen.palette.bad)
     if call.response.strip():
         lines += pen.text(call.response.removesuffix("\n"), width)
+    lines += _images(pen, call.images, width)
     return lines or [[Segment("(no output)", pen.palette.faint)]]
+
+
+def _images(pen: Pen, images: Sequence[Picture], width: int) -> list[Line]:
+    """What they are; a terminal shows no pictures."""
+    return [clipped([Segment(f"▣ {one_line(image.label, 80)}", pen.palette.muted)], width) for image in images]
 
 
 def _longest(text: str) -> int:

@@ -21,6 +21,9 @@
     return el("details.reasoning", el("summary", summary), Toolyard.prose(one.text));
   };
 
+  const pictures = (all) => all.map((one) => el("figure.picture",
+    el("img", { src: one.url, alt: one.label, loading: "lazy" }), el("figcaption.muted", one.label)));
+
   const asked = (one) => el("div.asked",
     one.code !== null ? Toolyard.code(one.code, one.language) : null,
     one.arguments ? Toolyard.code(one.arguments, "json") : null,
@@ -30,6 +33,7 @@
     return el("div.answered",
       el("div.bar", el("span.muted", "result"), one.response ? Toolyard.copyButton(one.response) : null),
       Toolyard.output(one.response),
+      pictures(one.images),
       one.error ? Toolyard.output(one.error, "error") : null,
       measured ? el("details", el("summary", "measured"), Toolyard.json(one.metrics)) : null);
   };
@@ -58,8 +62,8 @@
         one.turn === null ? null : el("span.muted", ` turn ${one.turn}`)),
       el("span.muted", generating && !hidden.has("timings") ? `sampled in ${seconds(generating)}` : ""));
     const body = plain && one.raw !== null ? [Toolyard.output(one.raw, "raw")]
-      : [one.pieces.map((part) => piece(part, hidden)), calls(one.calls, hidden)];
-    const nothing = !one.pieces.length && !one.calls.length;
+      : [one.pieces.map((part) => piece(part, hidden)), calls(one.calls, hidden), pictures(one.images)];
+    const nothing = !one.pieces.length && !one.calls.length && !one.images.length;
     return el(`article.bubble.role-${one.role}`, head, body, nothing ? el("span.muted", "(nothing)") : null);
   };
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from toolyard.chat.protocol import CallSyntax, ParsedCall, Tools
-from toolyard.chat.template_probe import SHORT_ID, Traits
+from toolyard.chat.template.probe import SHORT_ID, Traits
 from toolyard.messages import JSON, Message
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -45,6 +45,8 @@ class Adapter:
             # Results of parallel calls stand together in one message, as in templates that know of tools.
             if one["role"] == "user" == before and ((as_user and merging) or self.traits.alternates):
                 adapted[-1]["content"] += ("\n" if as_user and merging else "\n\n") + one["content"]
+                if "images" in one:
+                    adapted[-1]["images"] = adapted[-1].get("images", 0) + one["images"]
             else:
                 adapted.append(one)
             merging = as_user
@@ -55,6 +57,8 @@ class Adapter:
         return self.native and self.traits.tools
 
     def _one(self, message: Message) -> JSON:
+        if message.images:
+            return {**self._one(replace(message, images=())), "images": len(message.images)}
         if message.role == "tool" and self.tool_as_user:
             return {"role": "user", "content": self.tool_wrapper.replace("{}", message.content)}
         if message.tool_calls and not (self.native and self.traits.calls):
@@ -63,6 +67,8 @@ class Adapter:
             content = f"{message.content}\n{written}" if message.content else written
             message = replace(message, content=content, tool_calls=())
         said = message.as_openai(decoded=not self.traits.text_arguments)
+        if "reasoning_content" in said and self.traits.reasoning:
+            said[self.traits.reasoning] = said.pop("reasoning_content")
         if self.traits.short_ids:
             _shorten(said)
         return said

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from toolyard.chat.protocol import Tools
-from toolyard.chat.scanning import decode_value, quote
+from toolyard.chat.syntax.scanning import decode_value, quote
 from toolyard.messages import JSON
 
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 """Qwen3-Coder's template writes values so, and the model writes what it saw."""
 _DEPTH = 8
 """How many references and choices of a schema are followed, at most."""
@@ -25,7 +25,7 @@ def read_value(tools: Tools, tool: str, key: str, text: str) -> str:
         return quote(text)
     bare = text.strip()
     if allowed & {"boolean", "null"}:
-        bare = _PYTHON.get(bare, bare)
+        bare = PYTHON_WORDS.get(bare, bare)
     value, is_json = decode_value(bare)
     if not is_json:
         return quote(text)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
-from toolyard.chat.scanning import BrokenError, Finder, JsonObject, quote
+from toolyard.chat.syntax.scanning import BrokenError, Finder, JsonObject, quote
 from toolyard.errors import ChatError
 from toolyard.messages import decode_arguments
 
@@ -35,6 +35,8 @@ class TextSyntax(ABC):
     stop: tuple[str, ...] = ()
     sign: str = ""
     """A text that only calls have, by which one is recognized in a turn of another format; "" if there is none."""
+    turn_end: str = ""
+    """The end of the last call, if it ends the turn as well."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
@@ -142,24 +144,24 @@ def list_tools(tools: Tools) -> str:
     return "\n".join(json.dumps(tool.model_dump(), ensure_ascii=False) for tool in tools)
 
 
-def read_call(text: str, found: JsonObject) -> ParsedCall:
+def read_call(text: str, found: JsonObject, name_key: str = "name", id_key: str = "id") -> ParsedCall:
     """The call that an object with `name` and `arguments` (or `parameters`) describes.
 
     Raises:
         BrokenError: it describes none.
     """
-    if "name" not in found.members:
-        raise BrokenError('the JSON object has no "name"', found.end)
-    name = _string(text, found, "name")
+    if name_key not in found.members:
+        raise BrokenError(f'the JSON object has no "{name_key}"', found.end)
+    name = _string(text, found, name_key)
     if name is None:
-        raise BrokenError('"name" is not a string', found.end)
+        raise BrokenError(f'"{name_key}" is not a string', found.end)
     key = "arguments" if "arguments" in found.members else "parameters"
     start, end = found.members.get(key, (0, 0))
     given = text[start:end] or "{}"
     if given[0] == '"':  # JSON within JSON, as the OpenAI API has it
         given = json.loads(given).strip() or "{}"
     known = isinstance(found.decoded.get(key), dict)
-    identity = _string(text, found, "id")
+    identity = _string(text, found, id_key)
     return make_call(name, "{}" if given == "null" else given, found.end, identity, is_object=known)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from toolyard.chat.protocol import MalformedCall, ParsedCall, Tools
-from toolyard.chat.scanning import BrokenError, Finder, JsonObject, scan_object, skip_space
-from toolyard.chat.syntax_base import Found, ProseSyntax, Region, cut, make_call, read_call, spell_object
+from toolyard.chat.protocol import ParsedCall, Tools
+from toolyard.chat.syntax.base import ProseSyntax, Region, cut, make_call, read_call, spell_object
+from toolyard.chat.syntax.listed import read_array
+from toolyard.chat.syntax.scanning import BrokenError, Finder, JsonObject, scan_object, skip_space
 
 
 class Llama3(ProseSyntax):
@@ -77,32 +78,13 @@ class Mistral(ProseSyntax):
         while (tag := finder.find(self._tag, at)) is not None:
             inside = skip_space(text, tag.end())
             array = text.startswith("[", inside) and not self._tag.match(text, inside)
-            region = (self._array if array else self._single)(finder, tag.start(), inside)
+            if array:
+                region = read_array(finder, tag.start(), inside, self._sibling, read_call)
+            else:
+                region = self._single(finder, tag.start(), inside)
             found.append(region)
             at = region.end
         return found
-
-    def _array(self, finder: Finder, start: int, bracket: int) -> Region:
-        text, found, at = finder.text, list[Found](), bracket
-        while True:
-            at = skip_space(text, at + 1)
-            if at >= len(text) or text[at] == "]":
-                break
-            try:
-                scanned = scan_object(text, at)
-                found.append(read_call(text, scanned))
-                at = scanned.end
-            except BrokenError as error:
-                broken = cut(finder, at, at, error, self._sibling)
-                found += broken.found
-                at = broken.end
-            at = skip_space(text, at)
-            if not text.startswith(",", at):
-                break
-        end = at + text.startswith("]", at)
-        if not found:
-            found.append(MalformedCall(text[start:end], "there is no call in the list"))
-        return Region(start, end, tuple(found))
 
     def _single(self, finder: Finder, start: int, inside: int) -> Region:
         text = finder.text

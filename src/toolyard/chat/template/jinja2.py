@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,12 +17,16 @@ import jinja2.sandbox
 from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON
 
+_HELLO: list[JSON] = [{"role": "user", "content": "Hello"}]
+
 
 class ChatTemplate:
     """A compiled template. It has no state: `render` may be called from anywhere."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], *, name: str) -> None:
         """`variables`: what else the template may ask for: bos_token, eos_token, enable_thinking, date_string…
+
+        A template that is only for conversations with tools fails without any: it is then given an empty list.
 
         Raises:
             ConfigError: it is no template.
@@ -33,19 +38,35 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template of {name} is not valid: {error}") from None
+        self._no_tools: list[JSON] | None = None
+        with contextlib.suppress(ChatError):
+            try:
+                self.render(_HELLO, prompt=True)
+            except ChatError:
+                self._no_tools = []
+                self.render(_HELLO, prompt=True)
 
     def render(self, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool) -> str:
-        """The conversation as text. `prompt`: up to where the assistant begins to speak.
+        """The conversation as text. `prompt`: up to where the assistant begins to speak. How many images a message has
+        is its `images`; templates get them as parts behind its content.
 
         Raises:
             ChatError: the template refuses it.
         """
-        variables = {**self._variables, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
+        said = [_in_parts(message) if "images" in message else message for message in messages]
+        told = {"messages": said, "tools": tools or self._no_tools, "add_generation_prompt": prompt}
+        variables = {**self._variables, **told}
         try:
             return self._template.render(variables)
         except Exception as error:  # a template can raise anything that Python can
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ChatError(f"the chat template of {self._name} refuses a conversation of {roles}: {error}") from None
+
+
+def _in_parts(message: JSON) -> JSON:
+    said = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    parts = [*said, *({"type": "image"} for _ in range(message["images"]))]
+    return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -58,10 +79,15 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Lets a template change lists, as Kimi's do. They are its own, or made for one rendering."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     environment.filters["tojson"] = _to_json
     names: dict[str, Any] = environment.globals  # pyright: ignore[reportAssignmentType] - typed for its defaults only
     names.update(raise_exception=_refuse, strftime_now=_now)

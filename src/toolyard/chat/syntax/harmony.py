@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
-from toolyard.chat.scanning import BrokenError, Finder, near, scan_object, skip_space
-from toolyard.chat.syntax_base import Region, TextSyntax, cut, make_call, turn_of
+from toolyard.chat.syntax.base import Region, TextSyntax, cut, make_call, turn_of
+from toolyard.chat.syntax.scanning import BrokenError, Finder, near, scan_object, skip_space
 
 _MESSAGE = re.compile(r"<\|message\|>")
 _HEADER = re.compile(r"<\|(?:start|channel|constrain)\|>")
@@ -27,6 +27,7 @@ class Harmony(TextSyntax):
 
     name = "harmony"
     sign = "<|message|>"
+    turn_end = "<|call|>"
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
         regions, thoughts = _messages(text, 0)

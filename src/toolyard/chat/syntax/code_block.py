@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, Tools
-from toolyard.chat.scanning import Finder, quote
-from toolyard.chat.syntax_base import Found, ProseSyntax, Region
+from toolyard.chat.syntax.base import Found, ProseSyntax, Region
+from toolyard.chat.syntax.scanning import Finder, quote
 from toolyard.errors import ChatError
 from toolyard.messages import decode_arguments
 

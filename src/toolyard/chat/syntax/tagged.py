@@ -1,14 +1,19 @@
-"""Calls in tags of their own, with JSON in them: Hermes and Qwen, DeepSeek V3 and V3.1, Kimi K2."""
+"""Calls in tags of their own, with JSON in them: Hermes and Qwen, DeepSeek V3 and V3.1, Kimi K2, Gemma 4 and others."""
 
 from __future__ import annotations
 
+import json
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
 
 from toolyard.chat.protocol import ParsedCall, Tools
-from toolyard.chat.scanning import BrokenError, Finder, near, scan_object, skip_space
-from toolyard.chat.syntax_base import ProseSyntax, Region, cut, list_tools, make_call, read_call, spell_object
+from toolyard.chat.syntax.base import ProseSyntax, Region, cut, list_tools, make_call, read_call, spell_object
+from toolyard.chat.syntax.scanning import BrokenError, Finder, near, quote, scan_object, skip_space
+from toolyard.chat.syntax.values import PYTHON_WORDS
+from toolyard.messages import decode_arguments
 
 
 class Tagged(ProseSyntax):
@@ -20,12 +25,15 @@ class Tagged(ProseSyntax):
 
     call: tuple[str, str]
     section: tuple[str, ...] = ()
+    """Opening and closing tags in turn."""
+    frame: tuple[str, ...] = ()
+    """Tags around what is said, which are no part of it."""
 
     def __init__(self, *, calls_end_thinking: bool = True) -> None:
         super().__init__(calls_end_thinking=calls_end_thinking)
         self.sign = self.call[0]
         opening, closing = map(re.escape, self.call)
-        section = "".join(f"|{re.escape(tag)}" for tag in self.section)
+        section = "".join(f"|{re.escape(tag)}" for tag in (*self.section, *self.frame))
         self._tags = re.compile(f"({opening}){section}")
         self._ends = re.compile(f"({closing})|{opening}{section}")
 
@@ -59,7 +67,7 @@ class Tagged(ProseSyntax):
         raise BrokenError(f"there is something between the JSON object and {closing}{near(text, close)}", end)
 
     def _section(self, text: str, tag: re.Match[str]) -> Region:
-        if tag[0] == self.section[0] and not text.startswith(self.call[0], skip_space(text, tag.end())):
+        if tag[0] in self.section[::2] and not text.startswith(self.call[0], skip_space(text, tag.end())):
             raise BrokenError(f"there is no {self.call[0]} after {tag[0]}", tag.end())
         return Region(tag.start(), tag.end())
 
@@ -163,3 +171,109 @@ class KimiK2(Tagged):
     def _name(self, identity: str) -> str:
         found = self._identity.fullmatch(identity)
         return "" if found is None else found[1]
+
+
+class Functionary31(Tagged):
+    """`<function=NAME>{…}</function>`, of Functionary 3.1 and of Llama 3.1's custom tools."""
+
+    name = "functionary31"
+    call = ("<function=", "</function>")
+    _head = re.compile(r"([^<>\n]*+)>")
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        head = self._head.match(finder.text, at)
+        if head is None:
+            raise BrokenError("a call begins with <function=NAME>", at)
+        scanned = scan_object(finder.text, head.end())
+        return make_call(head[1].strip(), finder.text[scanned.start : scanned.end], scanned.end), scanned.end
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        return "".join(f"<function={call.name}>{call.arguments.strip()}</function>" for call in calls)
+
+
+class SolarOpen(Tagged):
+    """The call's id, its name and its arguments, with a tag between them. `<|calls|>` ends the turn."""
+
+    name = "solar_open"
+    section = ("<|tool_calls|>", "<|calls|>")
+    turn_end = "<|calls|>"
+    call = ("<|tool_call:begin|>", "<|tool_call:end|>")
+    _head = re.compile(r"([^<\n]*+)<\|tool_call:name\|>([^<\n]*+)<\|tool_call:args\|>")
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        head = self._head.match(finder.text, at)
+        if head is None:
+            raise BrokenError("a call begins with <|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>", at)
+        scanned = scan_object(finder.text, head.end())
+        given = finder.text[scanned.start : scanned.end]
+        return make_call(head[2].strip(), given, scanned.end, head[1].strip()), scanned.end
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        return "<|tool_calls|>" + "".join(
+            f"<|tool_call:begin|>{call.id or f'call_{index}'}<|tool_call:name|>{call.name}<|tool_call:args|>"
+            f"{call.arguments.strip()}<|tool_call:end|>"
+            for index, call in enumerate(calls)
+        )
+
+
+class Gemma4(Tagged):
+    """`<|tool_call>call:NAME{key:<|"|>text<|"|>,other:5}<tool_call|>`: JSON with a token as its quotes, and bare keys.
+
+    Nothing is escaped, so a text cannot hold the token.
+    """
+
+    name = "gemma4"
+    thinking = (("<|channel>thought", "<channel|>"),)
+    call = ("<|tool_call>", "<tool_call|>")
+    _head = re.compile(r"\s*+call:([^{<\n]*+)(?=\{)")
+    _quote = '<|"|>'
+    _close = re.compile(r'<\|"\|>|<tool_call\|>')
+    _word = re.compile(r"([A-Za-z_][\w.-]*+)(\s*+:)?")
+    _known = MappingProxyType({"true": "true", "false": "false", "null": "null"} | PYTHON_WORDS)
+
+    def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
+        text = finder.text
+        head = self._head.match(text, at)
+        if head is None:
+            raise BrokenError("a call begins with <|tool_call>call:NAME{", at)
+        end, quoted = head.end(), False
+        while (mark := finder.find(self._close, end)) is not None and (quoted or mark[0] == self._quote):
+            quoted ^= mark[0] == self._quote
+            end = mark.end()
+        end = len(text) if mark is None else mark.start()
+        parts = text[head.end() : end].split(self._quote)
+        written = "".join(quote(part) if index % 2 else self._bare(part) for index, part in enumerate(parts))
+        try:
+            scanned = scan_object(written, 0)
+        except BrokenError as error:
+            raise BrokenError(str(error), head.end()) from None
+        if written[scanned.end :].strip():
+            raise BrokenError(f"there is something between the arguments and {self.call[1]}", head.end())
+        return make_call(head[1].strip(), written[: scanned.end], end), end
+
+    def _bare(self, text: str) -> str:
+        return self._word.sub(lambda word: f"{quote(word[1])}:" if word[2] else self._known.get(word[1], word[1]), text)
+
+    def spell(self, calls: Sequence[ParsedCall]) -> str:
+        return "".join(
+            f"<|tool_call>call:{call.name}{self._spelled(decode_arguments(call.arguments)[0], top=True)}<tool_call|>"
+            for call in calls
+        )
+
+    def _spelled(self, value: Any, *, top: bool = False) -> str:
+        if isinstance(value, str):
+            return f"{self._quote}{value}{self._quote}"
+        if isinstance(value, dict):
+            items: list[tuple[str, Any]] = sorted(value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+            return (
+                "{" + ",".join(f"{key if top else self._spelled(key)}:{self._spelled(one)}" for key, one in items) + "}"
+            )
+        if isinstance(value, list):
+            return "[" + ",".join(map(self._spelled, value)) + "]"  # pyright: ignore[reportUnknownArgumentType]
+        return json.dumps(value)
+
+    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+        turn = self.parse(written)
+        read = [(call.name, decode_arguments(call.arguments)[0]) for call in turn.calls]
+        meant = [(call.name, decode_arguments(call.arguments)[0]) for call in calls]
+        return read == meant and not turn.malformed and not turn.text

@@ -1,0 +1,206 @@
+"""What a chat template can say, found out by asking it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolyard.chat.protocol import ParsedCall
+from toolyard.chat.syntax import SYNTAXES, syntax_of
+from toolyard.chat.syntax.base import TextSyntax
+from toolyard.chat.template.jinja2 import ChatTemplate
+from toolyard.errors import ChatError, ConfigError
+from toolyard.messages import JSON, OpenAIFunctionToolSchema, decode_arguments
+
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""Mistral's templates refuse ids of calls that are not like this."""
+
+PROBE_ID = "abcDEF123"
+_WORD = "Xylograph"
+_USER: JSON = {"role": "user", "content": "Quokka"}
+_TOOL: JSON = {
+    "type": "function",
+    "function": {
+        "name": _WORD,
+        "description": "Cuts wood.",
+        "parameters": {"type": "object", "properties": {"depth": {"type": "string", "description": "How deep."}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a template differs from one that takes every conversation."""
+
+    tools: bool
+    """It tells the model about tools."""
+    calls: bool
+    """It writes the calls of an assistant's message."""
+    text_arguments: bool
+    """It wants the arguments of calls as text, where most want objects."""
+    tool_role: bool
+    """It shows the results of tools."""
+    tool_needs_calls: bool
+    """It shows them only after a message with calls."""
+    short_ids: bool
+    """Ids of calls have to be like `SHORT_ID`."""
+    system: bool
+    """It takes a system message."""
+    alternates: bool
+    """It refuses two messages of the user in a row."""
+    reasoning: str | None
+    """What it calls an assistant's reasoning in a message; None if it shows none."""
+
+
+def probe(template: ChatTemplate, *, name: str) -> Traits:
+    """Raises ConfigError if the template does not even take one message of a user."""
+    try:
+        plain = template.render([_USER], prompt=True)
+    except ChatError as error:
+        raise ConfigError(f"{error}; give another with chat_template") from None
+    if str(_USER["content"]) not in plain:
+        raise ConfigError(f"the chat template of {name} leaves out what the user says; give another with chat_template")
+    system = {"role": "system", "content": _WORD}
+    tool_role, tool_needs_calls, short_ids = _tool_role(template)
+    calls, text_arguments = _calls(template)
+    return Traits(
+        tools=_says(template, [_USER], tools=[_TOOL]),
+        calls=calls,
+        text_arguments=text_arguments,
+        tool_role=tool_role,
+        tool_needs_calls=tool_needs_calls,
+        short_ids=short_ids,
+        system=_says(template, [system, _USER]),
+        alternates=not _says(template, [_USER, {"role": "user", "content": _WORD}]),
+        reasoning=_reasoning(template, text_arguments),
+    )
+
+
+def syntax_of_calls(template: ChatTemplate, traits: Traits) -> str | None:
+    """The syntax that reads the calls which the template writes, tried and not guessed. If it writes none, the one by
+    whose sign it tells the model how to call; None if there is no such syntax."""
+    if not traits.calls:
+        source = template.source
+        return next((name for name, signs in _SIGNS.items() if all(sign in source for sign in signs)), None)
+    meant = {"depth": "1 < 2"}
+    written = _written_call(template, traits, meant)
+    tool = OpenAIFunctionToolSchema.model_validate(_TOOL)
+    readers: list[TextSyntax] = []
+    for name in SYNTAXES:
+        syntax = syntax_of(name)
+        first = next((found for region in syntax.regions(written, 0, [tool]) for found in region.found), None)
+        if isinstance(first, ParsedCall) and (first.name, decode_arguments(first.arguments)[0]) == (_WORD, meant):
+            readers.append(syntax)
+    # Several read what only differs in what stands around a call.
+    packed = "".join(written.split())
+    readers.sort(key=lambda syntax: _head(syntax) not in packed)
+    return readers[0].name if readers else None
+
+
+_SIGNS = {
+    "harmony": ("<|channel|>", "<|message|>"),
+    "minimax_m2": ("<minimax:tool_call>",),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>",),
+    "kimi_k2": ("<|tool_calls_section_begin|>",),
+    "glm45": ("<arg_key>",),
+    "qwen3_coder": ("<tool_call>", "<function="),
+    "hermes": ("<tool_call>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "granite3": ("<|tool_call|>",),
+    "lfm2": ("List of tools: ", "<|im_start|>"),
+    "llama3": ("<|start_header_id|>", "tool_calls"),
+}
+"""Texts by which a template that writes no calls gives away how it wants them; the first that has all of its own."""
+
+
+def _head(syntax: TextSyntax) -> str:
+    """A call up to its name, without white space."""
+    before, name, _ = syntax.spell([ParsedCall(_WORD, '{"depth": "1"}')]).partition(_WORD)
+    return "".join((before + name).split())
+
+
+def _written_call(template: ChatTemplate, traits: Traits, arguments: JSON) -> str:
+    """What the template writes for a turn that only calls, and whatever follows."""
+    number = PROBE_ID if traits.short_ids else "call_0"
+    said = called(number, name=_WORD, arguments=arguments, as_text=traits.text_arguments)
+    for tools in ([_TOOL], None):
+        for more in ([], [result(number, "Quoll", _WORD)]):
+            try:
+                prompt = template.render([_USER], tools=tools, prompt=True)
+                begun = template.render([_USER], tools=tools, prompt=False)
+                text = template.render([_USER, said, *more], tools=tools, prompt=bool(more))
+            except ChatError:
+                continue
+            # A turn may begin otherwise than the prompt asks for it: without thinking, say.
+            turn = text[len(prompt if text.startswith(prompt) else shared(begun, text)) :]
+            if _WORD in turn:
+                return turn
+    return ""
+
+
+def _reasoning(template: ChatTemplate, text_arguments: bool) -> str | None:
+    """Templates may show it only before calls, or only in the last turn."""
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        for said in ({"role": "assistant", "content": "Wombat"}, called("call_0", as_text=text_arguments)):
+            if _says(template, [_USER, {**said, key: _WORD}], prompt=False):
+                return key
+    return None
+
+
+def called(
+    *ids: str,
+    name: str = "probe",
+    names: Sequence[str] = (),
+    content: str = "",
+    arguments: JSON | None = None,
+    as_text: bool = False,
+) -> JSON:
+    """An assistant's message with a call for each id, of `names` or all of `name`."""
+    given: Any = {"depth": "1"} if arguments is None else arguments
+    given = json.dumps(given) if as_text else given
+    calls = [
+        {"id": one, "type": "function", "function": {"name": tool, "arguments": given}}
+        for one, tool in zip(ids, names or [name] * len(ids), strict=True)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def shared(one: str, other: str) -> str:
+    """What both begin with."""
+    length = min(len(one), len(other))
+    return one[: next((at for at in range(length) if one[at] != other[at]), length)]
+
+
+def result(number: str, content: str, name: str = "probe") -> JSON:
+    return {"role": "tool", "content": content, "tool_call_id": number, "name": name}
+
+
+def _calls(template: ChatTemplate) -> tuple[bool, bool]:
+    for as_text in (False, True):
+        for number in ("call_0", PROBE_ID):
+            said = called(number, name=_WORD, as_text=as_text)
+            if _says(template, [_USER, said, result(number, "Quoll")]) or _says(template, [_USER, said], prompt=False):
+                return True, as_text
+    return False, False
+
+
+def _tool_role(template: ChatTemplate) -> tuple[bool, bool, bool]:
+    for number in ("call_0", PROBE_ID):
+        plain: JSON = {"role": "assistant", "content": "Wombat"}
+        for said in (plain, called(number), called(number, as_text=True)):
+            if _says(template, [_USER, said, result(number, _WORD)]):
+                return True, said is not plain, number == PROBE_ID
+    return False, False, False
+
+
+def _says(
+    template: ChatTemplate, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool = True
+) -> bool:
+    """Whether it renders that, and `_WORD` comes out."""
+    try:
+        return _WORD in template.render(messages, tools=tools, prompt=prompt)
+    except ChatError:
+        return False
