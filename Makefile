@@ -42,7 +42,7 @@ test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the
 soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
 	$(BIN)/python tests/e2e/soak.py $(ARGS)
 
-drift: $(VENV)/.ready-to-develop ## 100,000 turns with hostile text over real tokenizers and templates: no token forged, lost or different (ARGS="--turns 1000")
+drift: $(VENV)/.ready-to-develop ## 100,000 turns with hostile text over real tokenizers and templates: no token forged, lost or different (ARGS="--turns 1000", or --table)
 	$(BIN)/python tests/drift.py $(ARGS)
 
 check: $(VENV)/.ready-to-develop ## lint, formatting, types

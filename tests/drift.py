@@ -1,6 +1,7 @@
 """Grow conversations with hostile text in every family, and count tokens that are forged, lost or different.
 
-`make drift`, or `python tests/drift.py --turns 1000 --family gpt-oss`. Exits with 1 if there is any.
+`make drift`, or `python tests/drift.py --turns 1000 --family gpt-oss`. Exits with 1 if there is any. With `--table`, it
+holds every family to the conformance kit instead, and prints the table in docs/rollouts.md.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import random
 import sys
 import time
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from material import FAMILIES, family_folder
-from toolyard.chat.conversations import CODE_TOOL
+from toolyard.chat.conformance import CODE_TOOL, check_format
 from toolyard.chat.formats import open_format
+from toolyard.chat.protocol import Tokenizer
 from toolyard.chat.tokenizer import load_tokenizer
 from toolyard.messages import Message
 
@@ -40,8 +43,7 @@ class Drift:
         return not (self.forged or self.lost or self.differing)
 
 
-def drift(family: str, turns: int, seed: int) -> Drift:
-    tokenizer = load_tokenizer(family_folder(family))
+def drift(family: str, tokenizer: Tokenizer, turns: int, seed: int) -> Drift:
     chat, again = open_format(tokenizer), open_format(tokenizer)
     chance, found = random.Random(seed), Drift(family)
     specials = list(tokenizer.special_tokens)
@@ -75,6 +77,22 @@ def drift(family: str, turns: int, seed: int) -> Drift:
     return found
 
 
+def table(families: Sequence[str], seed: int) -> bool:
+    """Print families and checks as Markdown; whether none failed."""
+    passed = True
+    for index, family in enumerate(families):
+        tokenizer = load_tokenizer(family_folder(family))
+        chat = open_format(tokenizer)
+        report = check_format(chat, tokenizer, conversations=20, seed=seed)
+        if index == 0:
+            print("|".join(("", "family", "calls in", *(check.name for check in report.checks), "")))
+            print("|".join(("", *["---"] * (2 + len(report.checks)), "")))
+        outcomes = (check.outcome.value for check in report.checks)
+        print("|".join(("", family, chat.name.removeprefix("template:"), *outcomes, "")), flush=True)
+        passed &= report.passed
+    return passed
+
+
 def _message(role: str, content: str) -> Message:
     if role == "user":
         return Message("user", content)
@@ -91,13 +109,16 @@ def main() -> int:
     options.add_argument("--turns", type=int, default=_TURNS, help="turns over all families")
     options.add_argument("--family", action="append", choices=[*FAMILIES, "smollm2"], help="only this one; repeatable")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--table", action="store_true", help="print the outcomes of the conformance kit")
     given = options.parse_args()
     families = given.family or [*FAMILIES, "smollm2"]
+    if given.table:
+        return 0 if table(families, given.seed) else 1
     print(f"{'family':<18}{'turns':>8}{'hostile':>9}{'forged':>8}{'lost':>6}{'differing':>11}{'seconds':>9}")
     clean = True
     for family in families:
         began = time.monotonic()
-        row = drift(family, -(-given.turns // len(families)), given.seed)
+        row = drift(family, load_tokenizer(family_folder(family)), -(-given.turns // len(families)), given.seed)
         clean &= row.clean
         seconds = time.monotonic() - began
         counts = f"{row.turns:>8}{row.hostile:>9}{row.forged:>8}{row.lost:>6}{row.differing:>11}"

@@ -7,8 +7,8 @@ Schemas keep the whole of JSON Schema: what a field here does not know by name s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -161,6 +161,18 @@ class Message:
             name=said.get("name"),
             images=images,
         )
+
+
+def developer_as_system(messages: Sequence[Message]) -> list[Message]:
+    """For who does not know that role: what the developer says is said by the system, in one message with what it
+    said just before."""
+    said: list[Message] = []
+    for message in messages:
+        if message.role == "developer" and said and said[-1].role == "system":
+            said[-1] = replace(said[-1], content=f"{said[-1].content}\n\n{message.content}")
+        else:
+            said.append(replace(message, role="system") if message.role == "developer" else message)
+    return said
 
 
 def _call_of(index: int, said: Any) -> ToolCall:

@@ -154,6 +154,7 @@ FLOODS = {
     "kimi_k2": ["<|tool_call_begin|>", '<|tool_call_begin|>functions.a:0<|tool_call_argument_begin|>{"a":"'],
     "minimax_m2": ['<minimax:tool_call><invoke name="a"><parameter name="b">', "</parameter> "],
     "harmony": ["<|message|>", "<|start|>", "<|channel|>analysis<|message|>", '<|channel|>a to=f<|message|>{"a":"'],
+    "gemma4": ["<|tool_call>", "<|tool_call>call:f{a:", '<|tool_call>call:f{a:<|"|>', '<|"|>', "<tool_call|>"],
     "code_block": ["`", "```\n", "````text\n```\n", '```python\n"""\n', '\\"', "<code>\n"],
 }
 BEGINNINGS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from chat_models import TINY, tokenizer
+from chat_models import TINY
 
 from toolyard.chat.conformance import Outcome, Report, check_format
 from toolyard.chat.protocol import Ids, ParsedTurn, Tools
@@ -29,7 +29,9 @@ def failed(chat: TemplateFormat, tokenizer: Any = MADE) -> set[str]:
 
 def test_a_good_format_passes_every_check() -> None:
     report = check_format(Good(), MADE, conversations=20)
-    assert {check.outcome for check in report.checks} == {Outcome.PASSED}
+    outcomes = {check.name: check.outcome for check in report.checks}
+    assert outcomes.pop("thinking") is Outcome.NOT_APPLICABLE  # the template has no place for it
+    assert set(outcomes.values()) == {Outcome.PASSED}
     assert all(check.claim and check.seen for check in report.checks)
     assert report.passed
 
@@ -113,11 +115,35 @@ def test_a_format_whose_turns_end_in_text_is_judged_by_the_rest() -> None:
     assert "turns end in text" in next(check.seen for check in report.checks if check.name == "closing")
 
 
-def test_a_template_that_changes_earlier_turns_is_information_and_no_failure() -> None:
-    report = check_format(
-        TemplateFormat(tokenizer("mistral"), TINY, native=False), tokenizer("mistral"), conversations=5
-    )
+CHATML = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{%- if m.role == 'assistant' %}ASSISTANT{%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("assistant", "named"),
+    [
+        ("{{- m.content }}{%- if not last %}{{- '  ' }}{%- endif %}", "white space is added or stripped"),
+        ("{%- if last %}{{- '<think>\n\n</think>' }}{%- endif %}{{- m.content }}", "thinking is cut or added"),
+        ("{{- m.content if last else 'He spoke.' }}", "earlier messages are moved or left out"),
+    ],
+)
+def test_what_a_template_rewrites_in_the_history_is_named_and_no_failure(assistant: str, named: str) -> None:
+    last = "{%- set last = loop.index0 >= messages | length - 4 %}"
+    made = ByteTokenizer(chat_template=CHATML.replace("ASSISTANT", last + assistant))
+    report = check_format(TemplateFormat(made, TINY), made, conversations=5)
     agreement = next(check for check in report.checks if check.name == "template agreement")
-    assert agreement.outcome is Outcome.NOT_APPLICABLE
-    assert "what came before differs, at token" in agreement.seen
-    assert report.passed
+    assert agreement.outcome is Outcome.REWRITES
+    assert named in agreement.seen
+    assert "for example, at token" in agreement.seen
+
+
+def test_rendering_differently_from_transformers_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Good()
+    encode = chat._guard.encode
+    monkeypatch.setattr(chat._guard, "encode", lambda text: encode(text.replace("six", "five")))
+    report = check_format(chat, MADE, conversations=1, only=["transformers"])
+    assert report.checks[0].outcome is Outcome.FAILED
+    assert "transformers renders it differently, at token" in report.checks[0].seen

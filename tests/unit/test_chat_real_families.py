@@ -6,8 +6,7 @@ import pytest
 
 from drift import drift
 from material import FAMILIES, family_folder
-from toolyard.chat.conformance import Outcome, check_format
-from toolyard.chat.conversations import CODE_TOOL
+from toolyard.chat.conformance import CODE_TOOL, Outcome, check_format
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizer import load_tokenizer
@@ -15,30 +14,43 @@ from toolyard.errors import ChatError
 from toolyard.messages import Message
 
 pytestmark = pytest.mark.material
+REWRITTEN = {
+    "mistral-nemo": "earlier messages are moved or left out",
+    "deepseek-v3.2": "thinking is cut or added",
+    "gpt-oss": "turns end with another token",
+    "gemma-4": "thinking is cut or added",
+}
+"""What their templates make of the history, which is no fault of ours."""
 ANSWER = Message("tool", "42", tool_call_id="call_0", name="code_interpreter")
 
 
-def opened(family: str) -> tuple[Tokenizer, ChatFormat]:
-    made = load_tokenizer(family_folder(family))
+@pytest.fixture(scope="module", params=[*FAMILIES, "smollm2"])
+def family(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
+    """Opened once: half a second to three."""
+    return request.param, load_tokenizer(family_folder(request.param))
+
+
+def opened(name: str) -> tuple[Tokenizer, ChatFormat]:
+    made = load_tokenizer(family_folder(name))
     return made, open_format(made)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_exact_with_what_it_has_on_the_hub(family: str) -> None:
-    made, chat = opened(family)
-    if family != "smollm3":  # its template knows of no tools
-        assert chat.name == f"template:{FAMILIES[family].syntax}"
-    report = check_format(chat, made, conversations=1, seed=len(family))
-    outcomes = {check.name: check.outcome for check in report.checks}
-    # What a template makes of its own history is no part of what is sampled.
-    outcomes.pop("template agreement")
-    assert Outcome.FAILED not in outcomes.values(), [(check.name, check.seen) for check in report.checks]
+def test_a_family_is_exact_with_what_it_has_on_the_hub(family: tuple[str, Tokenizer]) -> None:
+    name, made = family
+    chat = open_format(made)
+    if name in FAMILIES and name != "smollm3":  # its template knows of no tools
+        assert chat.name == f"template:{FAMILIES[name].syntax}"
+    report = check_format(chat, made, conversations=2, seed=len(name))
+    assert report.passed, [check for check in report.checks if check.outcome is Outcome.FAILED]
+    if name in REWRITTEN:
+        (agreement,) = check_format(chat, made, conversations=8, only=["template agreement"]).checks
+        assert agreement.outcome is Outcome.REWRITES
+        assert REWRITTEN[name] in agreement.seen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_hostile_text_forges_and_loses_nothing(family: str) -> None:
+def test_hostile_text_forges_and_loses_nothing(family: tuple[str, Tokenizer]) -> None:
     """A tenth of a percent of `make drift`."""
-    found = drift(family, 100 // len(FAMILIES) + 1, seed=1)
+    found = drift(*family, turns=100 // len(FAMILIES) + 1, seed=1)
     assert found.clean, found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 from chat_models import CODE_TOOL, tokenizer
 
 from toolyard.chat.conformance import check_format
 from toolyard.chat.renderers import RendererFormat, families, family_of, open_renderer
-from toolyard.errors import ChatError
+from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import Message, ToolCall
 
 FAMILIES = (
@@ -145,3 +146,11 @@ def test_whatever_is_sampled_can_be_read(family: str) -> None:
 def test_a_roleless_conversation_is_refused() -> None:
     with pytest.raises(ChatError, match="without messages"):
         opened("qwen3").render([])
+
+
+def test_a_failed_download_is_not_blamed_on_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpt-oss fetches its vocabulary: through a proxy here that nobody serves."""
+    monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="renderers:gpt-oss needs a file that it could not download"):
+        open_renderer(MADE, "gpt-oss")

@@ -230,6 +230,26 @@ def test_templates_cannot_reach_out_of_their_sandbox() -> None:
         templated("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}")
 
 
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it loops more than"),
+        ("{% for a in range(10 ** 9) %}{% endfor %}", "it loops more than"),
+        ("{{ 'ab' * 10 ** 9 }}", "too large"),
+        ("{{ 10 ** 10000000 }}", "too large"),
+        ("{% set a = 'ab' * 9999999 %}" + "{{ a }}" * 9, "it writes more than"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ messages.nothing.more }}", "no attribute"),
+        ("{% for m in messages %}", "not valid"),
+        ("{{ messages | no_such_filter }}", "not valid"),
+        ("", "leaves out what the user says"),
+    ],
+)
+def test_a_template_that_is_broken_or_never_ends_is_refused(hostile: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        templated(hostile)
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 @settings(max_examples=50)
 @given(contents=st.lists(st.text(), min_size=1, max_size=3), said=st.text(), closed=st.booleans())

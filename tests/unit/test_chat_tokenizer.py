@@ -199,6 +199,34 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, made: dict[str, str
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (None, (None, None)),
+        (5, (None, None)),
+        ([], (None, None)),
+        ([5, {"name": "default"}, {"template": "x"}], (None, None)),
+        ([{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}], ("a", None)),
+        ([{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}], ("b", "a")),
+        ({"tool_use": "b"}, ("b", None)),
+    ],
+)
+def test_templates_by_name_are_chosen_and_nonsense_is_none(tmp_path: Path, told: object, found: object) -> None:
+    (tmp_path / "tokenizer.json").write_text(bpe().to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": told}))
+    made = load_tokenizer(tmp_path)
+    assert (made.chat_template, getattr(made, "plain_template", None)) == found
+    (tmp_path / "chat_template.jinja").write_text("c")
+    assert load_tokenizer(tmp_path).chat_template == "c"
+
+
+def test_a_template_that_is_no_text_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(bpe().to_str())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: "):
+        load_tokenizer(tmp_path)
+
+
 def test_a_path_that_is_not_there_is_no_hub_id() -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         load_tokenizer("./models/nowhere/really")

@@ -18,7 +18,7 @@ SOURCE = REPOSITORY / "src" / "toolyard"
 LAYERS = (
     {"images"},
     {"errors", "failover", "hosts", "messages", "settings", "supervision", "tokens"},
-    {"sandbox", "limits"},
+    {"sandbox", "limits", "gguf"},
     {"rewards"},
     {"tools", "chat", "engines", "records", "tasks"},
     {"rollout"},
@@ -50,6 +50,8 @@ MAY_IMPORT_OPTIONAL = {
     "train/following_trl.py": {"transformers"},
     "train/run_trl.py": {"torch", "transformers"},
     "train/warm_start_trl.py": {"transformers"},
+    # Of a GGUF file's tokenizer, it mends what transformers made of it.
+    "gguf.py": {"tokenizers", "transformers"},
     # Contract suites are pytest classes: whoever runs them has pytest.
     "testing/": {"pytest"},
 }

@@ -21,7 +21,7 @@ from toolyard.chat.guard import Guard
 from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import ChatFormat, Ids, MalformedCall, ParsedCall, ParsedTurn, Tokenizer, Tools
 from toolyard.errors import ChatError, ConfigError
-from toolyard.messages import JSON, Message, ToolCall, decode_arguments
+from toolyard.messages import JSON, Message, ToolCall, decode_arguments, developer_as_system
 
 _USER = Message("user", "Quokka")
 _WHY = {
@@ -67,6 +67,11 @@ def open_renderer(
         return RendererFormat(renderer, tokenizer, family=family)
     except Exception as error:  # assertions about tokens, mostly
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "download" in why or isinstance(error, OSError):
+            raise ConfigError(
+                f"renderers:{family} needs a file that it could not download: {why}; connect to the network once, or "
+                "use format template, which needs none"
+            ) from error
         raise ConfigError(
             f"the tokenizer of {tokenizer.name} does not fit renderers:{family}: {why}; format template speaks through "
             "its own chat template"
@@ -167,7 +172,9 @@ class RendererFormat(ChatFormat):
         return self._tokenizer.decode(ids[begin:end]).rpartition("</think>")[2].strip()
 
     def _told(self, messages: Sequence[Message]) -> list[JSON]:
-        return self._guard.hide_all([message.as_openai(decoded=True) for message in messages])
+        # Most families refuse the developer, or leave out what it says.
+        told = developer_as_system(messages)
+        return self._guard.hide_all([message.as_openai(decoded=True) for message in told])
 
     def _shown(self, tools: Tools, *, hide: bool = True) -> list[JSON] | None:
         shown = [tool.model_dump(mode="json") for tool in tools]

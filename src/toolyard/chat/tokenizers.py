@@ -16,9 +16,10 @@ from toolyard.chat.protocol import Ids
 from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON
 
-_LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
-"""Of added tokens that are not declared special, and yet begin turns: DeepSeek's `<｜User｜>`, for one. Plain tags,
-such as `<think>` and `<tool_call>`, stay what their author declared: words that may be written."""
+_LOOKS_SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>", re.DOTALL)
+"""Of added tokens that are not declared special, and yet begin turns or calls: DeepSeek's `<｜User｜>`, Gemma's
+`<|tool_call>` and `<tool_call|>`. Plain tags, such as `<think>` and `<tool_call>`, stay what their author declared:
+words that may be written."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -194,7 +195,7 @@ def stop_tokens_of(file: Path) -> tuple[int, ...]:
 def choose_templates(told: Any) -> tuple[str | None, str | None]:
     """Of one template, or several by name: the one for tools, and the one for conversations without, if it differs."""
     if isinstance(told, list):
-        told = {one["name"]: one["template"] for one in told if isinstance(one, dict)}  # pyright: ignore[reportUnknownVariableType]
+        told = {one.get("name"): one.get("template") for one in told if isinstance(one, dict)}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     named: JSON = told if isinstance(told, dict) else {"default": told}  # pyright: ignore[reportUnknownVariableType]
     plain, tool_use = (
         named.get(name) if isinstance(named.get(name), str) else None for name in ("default", "tool_use")
@@ -205,9 +206,9 @@ def choose_templates(told: Any) -> tuple[str | None, str | None]:
 def _templates_of(folder: Path, config: JSON) -> tuple[str | None, str | None]:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        named = {"default": file.read_text(encoding="utf-8")}
+        named = {"default": _text(file)}
         if (more := folder / "additional_chat_templates" / "tool_use.jinja").is_file():
-            named["tool_use"] = more.read_text(encoding="utf-8")
+            named["tool_use"] = _text(more)
         return choose_templates(named)
     return choose_templates(_read(folder / "chat_template.json").get("chat_template") or config.get("chat_template"))
 
@@ -217,11 +218,18 @@ def _content(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+
+
 def _read(file: Path) -> JSON:
     if not file.is_file():
         return {}
     try:
-        found: Any = json.loads(file.read_text(encoding="utf-8"))
+        found: Any = json.loads(_text(file))
     except ValueError as error:
         raise ConfigError(f"{file}: not valid JSON: {error}") from None
     if not isinstance(found, dict):

@@ -1,4 +1,7 @@
-"""Tokenizers that only `transformers` can find or build: on the hub, in GGUF files, or written in Python."""
+"""Tokenizers that only `transformers` can find or build: on the hub, in GGUF files, or written in Python.
+
+And what its `apply_chat_template` makes of a conversation, to compare with.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
@@ -27,11 +30,16 @@ def load(model: str, *, name: str, gguf_file: str | None = None) -> Tokenizer:
     """
     # Offline, what is cached will do; asking anyway would take most of a minute of retries.
     more: JSON = {"gguf_file": gguf_file} if gguf_file else {"local_files_only": Path(model).exists() or not _online()}
-    finder: Any = transformers.AutoTokenizer
+    # Of a GGUF file, the other would first read the model's configuration: for many seconds, and not of every model.
+    finder: Any = transformers.PreTrainedTokenizerFast if gguf_file else transformers.AutoTokenizer
     try:
         found: Any = finder.from_pretrained(model, trust_remote_code=False, **more)
     except Exception as error:  # of dozens of kinds: each says that this tokenizer is not to be had
         raise ConfigError(_why(name, error)) from error
+    if gguf_file:
+        from toolyard.gguf import mend_tokenizer
+
+        mend_tokenizer(found, Path(model) / gguf_file)
     variables = named_tokens({key: str(value) for key, value in found.special_tokens_map.items()})
     template, plain = choose_templates(found.chat_template)
     if getattr(found, "is_fast", False):
@@ -44,6 +52,18 @@ def load(model: str, *, name: str, gguf_file: str | None = None) -> Tokenizer:
             stop_token_ids=_stop_tokens(model),
         )
     return PythonTokenizer(found, name=name, chat_template=template, variables=variables)
+
+
+def render_template(source: str, messages: list[JSON], tools: list[JSON] | None, variables: JSON) -> str | None:
+    """As `apply_chat_template` does it, up to where the assistant speaks; None if the template refuses."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render: Any = render_jinja_template
+    try:
+        rendered: Any = render([messages], tools, None, source, add_generation_prompt=True, **variables)
+    except Exception:  # a template can raise anything that Python can
+        return None
+    return rendered[0][0]
 
 
 def _online() -> bool:

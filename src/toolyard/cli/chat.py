@@ -53,8 +53,9 @@ def check(
 ) -> None:
     """Play random conversations, and check that every token is where it belongs.
 
-    Round trip, exact prefix, whose tokens are whose, stop tokens, text that looks like special tokens, calls, and
-    agreement with the chat template. Exits with 1 if a check failed.
+    Round trip, exact prefix, whose tokens are whose, stop tokens, text that looks like special tokens, calls,
+    thinking, and agreement with transformers' rendering and with the history that the chat template writes. What a
+    template rewrites in the history is named, and no failure. Exits with 1 if a check failed.
 
     Examples:
 

@@ -18,7 +18,12 @@ from toolyard.messages import Message, OpenAIFunctionToolSchema
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPLICABLE: "yellow"}
+_STYLES = {
+    Outcome.PASSED: "green",
+    Outcome.FAILED: "bold red",
+    Outcome.REWRITES: "cyan",
+    Outcome.NOT_APPLICABLE: "yellow",
+}
 _LONGEST_SEEN = 500
 
 

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 import transformers
 
+from toolyard.gguf import mend_tokenizer
+
 _models: Any = transformers.AutoModelForCausalLM
 _tokenizers: Any = transformers.AutoTokenizer
-
-_DIGITS_APART = frozenset({"smollm"})
-"""Values of `tokenizer.ggml.pre` that mean: every digit is a word of its own. transformers reads over that field, and a
-number after white space would become other tokens than those the model was trained on."""
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -53,21 +51,9 @@ def _plain_model(gguf: Path) -> Any:
 
 def _save_tokenizer(gguf: Path, folder: Path, context: int) -> None:
     tokenizer = _tokenizers.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    if _text_field(gguf, "tokenizer.ggml.pre") in _DIGITS_APART:
-        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-        )
+    mend_tokenizer(tokenizer, gguf)
     tokenizer.model_max_length = context
     tokenizer.save_pretrained(folder)
-
-
-def _text_field(gguf: Path, name: str) -> str | None:
-    from gguf import GGUFReader
-
-    field = GGUFReader(gguf).get_field(name)
-    return None if field is None else str(field.contents())
 
 
 def _read_once() -> None:

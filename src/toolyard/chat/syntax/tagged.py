@@ -227,7 +227,7 @@ class Gemma4(Tagged):
     call = ("<|tool_call>", "<tool_call|>")
     _head = re.compile(r"\s*+call:([^{<\n]*+)(?=\{)")
     _quote = '<|"|>'
-    _close = re.compile(r'<\|"\|>|<tool_call\|>')
+    _close = re.compile(r'<\|"\|>|<tool_call\|>|<\|tool_call>')
     _word = re.compile(r"([A-Za-z_][\w.-]*+)(\s*+:)?")
     _known = MappingProxyType({"true": "true", "false": "false", "null": "null"} | PYTHON_WORDS)
 

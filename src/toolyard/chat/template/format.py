@@ -160,12 +160,21 @@ class TemplateFormat(ChatFormat):
             return self._plain.render(messages)
         self._refuse_images(messages)
         # Hidden first: tokens that the syntax itself writes, around calls in the history, are meant to be tokens.
-        tools = self._guard.hide_tools(tools)
-        said = self._adapter.conversation([self._guard.hide_message(message) for message in messages], tools)
-        shown = None
-        if tools and self._adapter.shows_tools:
-            shown = [tool.model_dump(mode="json") for tool in tools]
+        hidden = [self._guard.hide_message(message) for message in messages]
+        said, shown = self._adapted(hidden, self._guard.hide_tools(tools))
         return self._guard.encode(self._template.render(said, tools=shown, prompt=True))
+
+    def told(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, list[JSON], list[JSON] | None, JSON]:
+        """What `render` gives to a template: its source, messages, tools, and other variables. For comparing it with
+        what others make of that."""
+        if self._plain is not None and not tools:
+            return self._plain.told(messages)
+        said, shown = self._adapted(messages, tools)
+        return self._template.source, said, shown or self._template.no_tools, self._template.variables
+
+    def _adapted(self, messages: Sequence[Message], tools: Tools) -> tuple[list[JSON], list[JSON] | None]:
+        shown = [tool.model_dump(mode="json") for tool in tools] if tools and self._adapter.shows_tools else None
+        return self._adapter.conversation(messages, tools), shown
 
     def extension(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,6 +18,10 @@ import jinja2.sandbox
 from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON
 
+_LONGEST = 100_000_000
+"""Characters of a rendered conversation."""
+_LONGEST_LOOPS = 1_000_000
+_LARGEST_POWER = 64
 _HELLO: list[JSON] = [{"role": "user", "content": "Hello"}]
 
 
@@ -33,17 +38,17 @@ class ChatTemplate:
         """
         self.source = source
         self._name = name
-        self._variables = dict(variables)
+        self.variables = dict(variables)
         try:
-            self._template = _environment().from_string(source)
+            self._template = _compile(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template of {name} is not valid: {error}") from None
-        self._no_tools: list[JSON] | None = None
+        self.no_tools: list[JSON] | None = None
         with contextlib.suppress(ChatError):
             try:
                 self.render(_HELLO, prompt=True)
             except ChatError:
-                self._no_tools = []
+                self.no_tools = []
                 self.render(_HELLO, prompt=True)
 
     def render(self, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool) -> str:
@@ -54,10 +59,10 @@ class ChatTemplate:
             ChatError: the template refuses it.
         """
         said = [_in_parts(message) if "images" in message else message for message in messages]
-        told = {"messages": said, "tools": tools or self._no_tools, "add_generation_prompt": prompt}
-        variables = {**self._variables, **told}
+        told = {"messages": said, "tools": tools or self.no_tools, "add_generation_prompt": prompt}
+        variables = {"range": _Range(), **self.variables, **told}
         try:
-            return self._template.render(variables)
+            return _join(self._template.generate(variables))
         except Exception as error:  # a template can raise anything that Python can
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ChatError(f"the chat template of {self._name} refuses a conversation of {roles}: {error}") from None
@@ -79,11 +84,52 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def _join(pieces: Iterable[str]) -> str:
+    written: list[str] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > _LONGEST:
+            raise jinja2.TemplateError(f"it writes more than {_LONGEST} characters")
+        written.append(piece)
+    return "".join(written)
+
+
+class _Range:
+    """Python's, for templates that end: all ranges of a rendering share one budget."""
+
+    def __init__(self) -> None:
+        self._left = _LONGEST_LOOPS
+
+    def __call__(self, *limits: int) -> range:
+        made = range(*limits)
+        self._left -= 1 + len(made)
+        if self._left < 0:
+            raise jinja2.TemplateError(f"it loops more than {_LONGEST_LOOPS} times")
+        return made
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Lets a template change lists, as Kimi's do. They are its own, or made for one rendering."""
+    """Lets a template change lists, as Kimi's do: they are its own, or made for one rendering. Does not let it make
+    texts, lists and numbers that fill the memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        one, other = (len(side) if hasattr(side, "__len__") else side for side in (left, right))
+        repeats = operator == "*" and (one is not left or other is not right)
+        if (repeats and one * other > _LONGEST) or (operator == "**" and other > _LARGEST_POWER):
+            raise jinja2.TemplateError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    """Takes a tenth of a second; to choose a format for a template and to open it are two occasions."""
+    return _environment().from_string(source)
 
 
 def _environment() -> jinja2.Environment:

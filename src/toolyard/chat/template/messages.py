@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from toolyard.chat.protocol import CallSyntax, ParsedCall, Tools
 from toolyard.chat.template.probe import SHORT_ID, Traits
-from toolyard.messages import JSON, Message
+from toolyard.messages import JSON, Message, developer_as_system
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -26,7 +26,7 @@ class Adapter:
 
     def conversation(self, messages: Sequence[Message], tools: Tools) -> list[JSON]:
         """From its beginning."""
-        said = list(messages)
+        said = list(messages) if self.traits.developer else developer_as_system(messages)
         introduction = "" if self.shows_tools else self.syntax.introduce(tools)
         if introduction:
             said = _introduced(said, introduction)

@@ -21,6 +21,7 @@ SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 PROBE_ID = "abcDEF123"
 _WORD = "Xylograph"
 _USER: JSON = {"role": "user", "content": "Quokka"}
+_BEFORE: tuple[list[JSON], ...] = ([], [{"role": "system", "content": "Potoroo"}])
 _TOOL: JSON = {
     "type": "function",
     "function": {
@@ -49,6 +50,8 @@ class Traits:
     """Ids of calls have to be like `SHORT_ID`."""
     system: bool
     """It takes a system message."""
+    developer: bool
+    """It takes a message of the developer, also behind a system message."""
     alternates: bool
     """It refuses two messages of the user in a row."""
     reasoning: str | None
@@ -63,7 +66,6 @@ def probe(template: ChatTemplate, *, name: str) -> Traits:
         raise ConfigError(f"{error}; give another with chat_template") from None
     if str(_USER["content"]) not in plain:
         raise ConfigError(f"the chat template of {name} leaves out what the user says; give another with chat_template")
-    system = {"role": "system", "content": _WORD}
     tool_role, tool_needs_calls, short_ids = _tool_role(template)
     calls, text_arguments = _calls(template)
     return Traits(
@@ -73,7 +75,8 @@ def probe(template: ChatTemplate, *, name: str) -> Traits:
         tool_role=tool_role,
         tool_needs_calls=tool_needs_calls,
         short_ids=short_ids,
-        system=_says(template, [system, _USER]),
+        system=_says(template, [{"role": "system", "content": _WORD}, _USER]),
+        developer=all(_says(template, [*before, {"role": "developer", "content": _WORD}, _USER]) for before in _BEFORE),
         alternates=not _says(template, [_USER, {"role": "user", "content": _WORD}]),
         reasoning=_reasoning(template, text_arguments),
     )

@@ -1,0 +1,66 @@
+"""What the conformance kit says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from toolyard.errors import ChatError
+
+
+class Outcome(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    REWRITES = "rewrites"
+    """The template writes earlier turns differently once they are history. No fault: sampled turns are kept as they
+    are. `seen` names what it rewrites."""
+    NOT_APPLICABLE = "n.a."
+    """The format makes no such claim, or there is nothing to try it on; `seen` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    claim: str
+    outcome: Outcome
+    seen: str
+    """What was tried, or the first difference, decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    format: str
+    tokenizer: str
+    seed: int
+    conversations: int
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.outcome is not Outcome.FAILED for check in self.checks)
+
+
+class FailedError(Exception):
+    """A claim does not hold."""
+
+
+class RewritesError(Exception):
+    """A claim holds but for what the template rewrites."""
+
+
+class NotApplicableError(Exception):
+    """A claim is not made."""
+
+
+def judge(name: str, check: Callable[[], str]) -> Check:
+    """The claim is the docstring of `check`, which returns what it saw."""
+    claim = " ".join((check.__doc__ or "").split())
+    try:
+        return Check(name, claim, Outcome.PASSED, check())
+    except NotApplicableError as error:
+        return Check(name, claim, Outcome.NOT_APPLICABLE, str(error))
+    except RewritesError as error:
+        return Check(name, claim, Outcome.REWRITES, str(error))
+    except (FailedError, ChatError) as error:
+        return Check(name, claim, Outcome.FAILED, str(error))

@@ -1,0 +1,90 @@
+"""Tokenizers out of GGUF files, with the parts that `transformers` does not read.
+
+A GGUF file has tokens and merges, and one word, `tokenizer.ggml.pre`, for how text is normalised and split before
+them. transformers knows that word for some vocabularies, takes GPT-2's way for all others, and normalises nothing.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+from tokenizers import normalizers, pre_tokenizers
+
+from toolyard.errors import ConfigError
+
+_NFC = frozenset({"qwen2", "qwen35", "command-r"})
+_DIGITS_APART = frozenset({"smollm", "command-r", "starcoder", "refact", "codeshell"})
+"""Every digit is a word of its own, otherwise words are GPT-2's."""
+_TEXT, _LIST = 8, 9
+_SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)
+"""Types of values in GGUF, and the bytes that they take."""
+_LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "roberta-bpe", "jina-es", "jina-de"})
+
+
+def mend_tokenizer(tokenizer: Any, file: Path) -> None:
+    """Make `tokenizer`, which transformers made of `file`, the one that the model was trained with.
+
+    Raises:
+        ConfigError: the file does not say how text is split, or says it with a word that is not known.
+    """
+    told = _texts(file)
+    if told.get("tokenizer.ggml.model") != "gpt2":
+        return
+    pre = told.get("tokenizer.ggml.pre")
+    if pre in _DIGITS_APART:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif pre not in _LIKE_GPT2 and pre not in _known_to_transformers():
+        raise ConfigError(
+            f"{file}: it is not known how text is split before these tokens (tokenizer.ggml.pre is {pre!r}); give a "
+            "folder with the tokenizer.json of the original model"
+        )
+    if pre in _NFC:
+        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+def _known_to_transformers() -> frozenset[str]:
+    try:
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+    except ImportError:  # before 5.20 or so: it knew none
+        return frozenset()
+    return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
+
+
+def _texts(file: Path) -> dict[str, str]:
+    """The fields of its header that are texts. The `gguf` package takes 15 seconds to read one with its tokens."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        count, at = struct.unpack_from("<Q", data, 16)[0], 24
+        found: dict[str, str] = {}
+        for _ in range(count):
+            at, key = _text(data, at)
+            kind = struct.unpack_from("<I", data, at)[0]
+            at, value = _value(data, at + 4, kind)
+            if kind == _TEXT:
+                found[key.decode()] = value.decode("utf-8", "replace")
+        return found
+
+
+def _value(data: mmap.mmap, at: int, kind: int) -> tuple[int, bytes]:
+    """Where it ends, and what it is."""
+    if kind == _TEXT:
+        return _text(data, at)
+    if kind != _LIST:
+        return at + _SIZES[kind], b""
+    kind, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if kind not in (_TEXT, _LIST):
+        return at + count * _SIZES[kind], b""
+    for _ in range(count):
+        at, _ = _value(data, at, kind)
+    return at, b""
+
+
+def _text(data: mmap.mmap, at: int) -> tuple[int, bytes]:
+    end = at + 8 + struct.unpack_from("<Q", data, at)[0]
+    return end, data[at + 8 : end]
