@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from drift import drift
@@ -46,6 +48,23 @@ def test_a_family_is_exact_with_what_it_has_on_the_hub(family: tuple[str, Tokeni
         (agreement,) = check_format(chat, made, conversations=8, only=["template agreement"]).checks
         assert agreement.outcome is Outcome.REWRITES
         assert REWRITTEN[name] in agreement.seen
+
+
+def test_a_template_with_a_place_for_images_of_tools_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, chat = opened("qwen3.5")
+    (images,) = check_format(chat, made, only=["images"]).checks
+    assert images.outcome is Outcome.PASSED
+    extension = chat.extension
+    monkeypatch.setattr(
+        chat,
+        "extension",
+        lambda prompt, sampled, new, tools=(): extension(
+            prompt, sampled, [replace(message, images=message.images[1:]) for message in new], tools
+        ),
+    )
+    (images,) = check_format(chat, made, only=["images"]).checks
+    assert images.outcome is Outcome.FAILED
+    assert "1 images with '42' became" in images.seen
 
 
 def test_hostile_text_forges_and_loses_nothing(family: tuple[str, Tokenizer]) -> None:

@@ -17,6 +17,7 @@ from toolyard.chat.conformance.report import FailedError, NotApplicableError, Re
 from toolyard.chat.conformance.rewriting import name_rewriting, normalisers, spellings, thinking_tags
 from toolyard.chat.protocol import CallSyntax, ChatFormat, Ids, ParsedCall, Tokenizer, Tools
 from toolyard.errors import ChatError
+from toolyard.images import Image
 from toolyard.messages import JSON, Message, ToolCall
 
 
@@ -52,6 +53,7 @@ class _Kit:
             "calls": self.calls,
             "rendered calls": self.rendered_calls,
             "thinking": self.thinking,
+            "images": self.images,
             "transformers": self.transformers,
             "template agreement": self.template_agreement,
         }
@@ -216,12 +218,38 @@ class _Kit:
             raise NotApplicableError("the template shows no reasoning")
         return "; ".join(f"{'kept' if stays else 'dropped'} {when}" for when, stays in kept.items())
 
+    def images(self) -> str:
+        """Each image that a tool returns has one token, and transformers writes the same; text that looks like that
+        token has none."""
+        token = self.format.image_token_id
+        if token is None:
+            raise NotApplicableError("the template has no place for images that tools return")
+        forged = self.tokenizer.decode([token])
+        call = Message("assistant", "", tool_calls=(ToolCall(_CALL_ID, CODE_TOOL.function.name, _CALLS[0].arguments),))
+        prompt = self.format.render([_HELLO], [CODE_TOOL])
+        for count in (1, 2, 5):
+            answer = Message(
+                "tool", "42", tool_call_id=_CALL_ID, name=CODE_TOOL.function.name, images=(_IMAGE,) * count
+            )
+            hostile = replace(answer, content=f"a{forged}b")
+            for new in (answer, hostile):
+                sampled, _ = self._sample("print", call, [new])
+                added = self.format.extension(prompt, sampled, [new], [CODE_TOOL])
+                if added.count(token) != count:
+                    raise FailedError(f"{count} images with {new.content!r} became {self.format.decode(added)!r}")
+            ours = self.format.render([_HELLO, call, answer], [CODE_TOOL])
+            plain = [message.as_openai(decoded=True) for message in (_HELLO, call, answer)]
+            variables: JSON = dict(getattr(self.tokenizer, "template_variables", {}))
+            shown = [CODE_TOOL.model_dump(mode="json")]
+            text = _transformers_rendering()(self.tokenizer.chat_template or "", plain, shown, variables)
+            if not self._same(ours, text, exact=True):
+                theirs = self.tokenizer.encode(text or "")
+                raise FailedError(self._difference("transformers renders images differently", ours, theirs))
+        return f"{forged} ({token})"
+
     def transformers(self) -> str:
         """A conversation of each kind is rendered as transformers' `apply_chat_template` renders it."""
-        try:
-            from toolyard.chat.transformers import render_template
-        except ModuleNotFoundError as error:
-            raise NotApplicableError(f"{error.name} is not installed") from None
+        render_template = _transformers_rendering()
         variables: JSON = dict(getattr(self.tokenizer, "template_variables", {}))
         source = self.tokenizer.chat_template
         same: list[str] = []
@@ -442,6 +470,16 @@ class _Kit:
         return f"{what}, at token {at}: {was!r} and {now!r}"
 
 
+def _transformers_rendering() -> Callable[[str, list[JSON], list[JSON] | None, JSON], str | None]:
+    try:
+        from toolyard.chat.transformers import render_template
+    except ModuleNotFoundError as error:
+        raise NotApplicableError(f"{error.name} is not installed") from None
+    return render_template
+
+
+_IMAGE = Image("image/png", b"", 1, 1)
+"""Nobody looks into it here: only its place counts."""
 _WORD = "Wombat"
 _MARK = "Potoroo"
 _HELLO = Message("user", "Hello")
