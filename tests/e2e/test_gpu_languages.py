@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolyard.errors import IsolationError, ToolchainMissingError
+from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox import local
 from toolyard.sandbox.jail import gpu_devices
 from toolyard.sandbox.local import LocalSandbox
@@ -90,10 +90,12 @@ async def test_programs_for_a_gpu_may_name_their_threads_and_change_nothing_else
         assert (await sandbox.run(Program(WRITE_ELSEWHERE, "python_gpu"))).stdout == ""
 
 
-async def test_a_gpu_is_refused_at_level_confined() -> None:
-    with pytest.raises(IsolationError, match="gpu=True needs namespaces"):
-        async with LocalSandbox(gpu=True, isolation="confined"):
-            pass
+@pytest.mark.usefixtures("driver")
+async def test_a_gpu_is_refused_at_level_confined_and_the_rest_runs() -> None:
+    async with LocalSandbox(workers=1, gpu=True, isolation="confined") as sandbox:
+        with pytest.raises(ToolchainMissingError, match="at isolation level 'confined' no program can use a GPU"):
+            await sandbox.run(Program(LOOK, "python_gpu"))
+        assert (await sandbox.run(Program("print(1)"))).stdout == "1\n"
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")

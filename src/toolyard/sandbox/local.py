@@ -20,7 +20,6 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from toolyard.errors import (
-    IsolationError,
     ProgramError,
     SandboxBusyError,
     SandboxClosedError,
@@ -128,8 +127,6 @@ class LocalSandbox:
         self.level = choose_level(self.grants, self.config.isolation)
         if self.level is not Level.FULL:
             _log.warning("programs run at isolation level %r, not 'full'; see `toolyard doctor`", self.level.value)
-        if self.config.gpu and self.level is Level.CONFINED:
-            raise IsolationError("gpu=True needs namespaces: CUDA wants a /proc, and at level 'confined' there is none")
         self._host_directory = None
         if self.level in (Level.CONFINED, Level.NONE):
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")
@@ -303,6 +300,8 @@ class LocalSandbox:
         jailed = self.level in (Level.FULL, Level.NAMESPACES)
         toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
         gpu = language.gpu and self.config.gpu
+        if gpu:
+            self._insist_on_proc(language)
         if not toolchain.compile_argv:
             return Plan(run_order(toolchain, program, {}), gpu=gpu)
         build, cached, queued = await self._build(toolchain, program, limits, start_within)
@@ -318,6 +317,14 @@ class LocalSandbox:
             raise ToolchainMissingError(
                 f"{language.title}: this sandbox shows its programs no GPU; open it with gpu=True, or as "
                 "`toolyard sandbox serve --gpu`"
+            )
+        if language.gpu:
+            self._insist_on_proc(language)
+
+    def _insist_on_proc(self, language: Language) -> None:
+        if self.level is Level.CONFINED:
+            raise ToolchainMissingError(
+                f"{language.title}: at isolation level 'confined' no program can use a GPU: CUDA needs a /proc"
             )
 
     def _profile(self, plan: Plan) -> str:
