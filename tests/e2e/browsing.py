@@ -6,10 +6,15 @@ import shutil
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from viewing import served
+
+from toolyard.viewer.answers import Answers
+from toolyard.viewer.token_runs import Decode
 
 SIZE = ViewportSize(width=1366, height=820)
 
@@ -48,7 +53,16 @@ class Window:
         # That the server refused what somebody asked for is told on the page; Chromium notes it as well.
         accepted = ("400 (Bad Request)", "404 (Not Found)", *accepted)
         said, self._complaints = self._complaints, []
-        assert [line for line in said if not any(one in line for one in accepted)] == []
+        complaints = [line for line in said if not any(one in line for one in accepted)]
+        assert complaints == [], complaints
+
+
+@contextmanager
+def served_to(page: Page, folder: Path, *, decode: Decode | None = None, of: type[Answers] = Answers) -> Generator[str]:
+    """The URL of a server over that folder. The page leaves it before the server stops, or it would log an error."""
+    with served(folder, decode=decode, of=of) as url:
+        yield url
+        page.goto("about:blank")
 
 
 def visit(page: Page, url: str, hash_: str = "#/") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Window, at, chosen, go, key_shown, opened_browser, until, visit
+from browsing import Window, at, chosen, go, key_shown, opened_browser, served_to, until, visit
 from playwright.sync_api import Page
 from viewing import VERL_LINE, demo_dump, demo_lines, hostile_line, served, write_lines
 
@@ -39,7 +39,7 @@ def test_what_a_model_wrote_stays_text(page: Page, tmp_path: Path) -> None:
     other["tokens"]["response_ids"][3] += 1
     other["input"] += "<svg onload=\"document.title='run'\">"
     write_lines(tmp_path / "7.jsonl", [hostile_line(), {**other, "request_id": "h2"}])
-    with served(tmp_path, decode=lambda ids: "<img src=x onerror=\"document.title='run'\">" * len(ids)) as url:
+    with served_to(page, tmp_path, decode=lambda ids: "<img src=x onerror=\"document.title='run'\">" * len(ids)) as url:
         visit(page, url)
         for tab in ("conversation", "tokens", "timeline", "rewards", "raw"):
             go(page, at("7.jsonl:1", tab=tab, find="document.title", unfold="1"))
@@ -66,7 +66,6 @@ def test_what_a_model_wrote_stays_text(page: Page, tmp_path: Path) -> None:
         ):
             go(page, hash_)
             inert(page)
-        page.goto("about:blank")
 
 
 def inert(page: Page) -> None:
@@ -85,7 +84,7 @@ def test_names_of_javascript_are_names_like_others(page: Page, tmp_path: Path) -
         line["turns"][0]["tool_calls"][0]["arguments"] = json.dumps({"code": "x", "language": name})
         line["batch_data_id"] = line["data_source"] = name
     write_lines(tmp_path / "0.jsonl", [*lines, {**demo_lines()[3], "step": 1}])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, "#/charts")
         for legend in (2, 3):
             said = page.locator(".chart").nth(legend).locator(".legend").inner_text()
@@ -100,7 +99,6 @@ def test_names_of_javascript_are_names_like_others(page: Page, tmp_path: Path) -
         go(page, at("0.jsonl:1"))
         assert page.locator(".call .badge").inner_text() == "__proto__"
         assert page.locator(".call .program .bar span").first.inner_text() == "__proto__"
-        page.goto("about:blank")
 
 
 def test_runs_may_be_called_anything(page: Page, tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_runs_may_be_called_anything(page: Page, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir()
         write_lines(tmp_path / name / "0.jsonl", [demo_lines()[0]])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, "#/step/0")
         assert page.locator("#view p a").count() == 1 + len(names)
         for index in range(len(names)):
@@ -126,14 +124,13 @@ def test_runs_may_be_called_anything(page: Page, tmp_path: Path) -> None:
                 page, f"document.body.dataset.ready !== {before!r} || document.querySelector('.row:last-child.chosen')"
             )
         assert page.locator(".row").last.get_attribute("aria-selected") == "true"
-        page.goto("about:blank")
 
 
 def test_scores_at_the_ends_of_all_numbers_are_drawn(page: Page, tmp_path: Path) -> None:
     scores = [1.7e308, -1.7e308, 5e-324, 0.0, float("nan"), float("inf")]
     lines = [{**VERL_LINE, "score": score, "step": step} for step in (0, 1) for score in scores]
     write_lines(tmp_path / "0.jsonl", [*lines, {**VERL_LINE, "score": 5e-324, "step": 2}])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, "#/charts")
         assert page.locator(".chart svg").count() == 6
         page.locator(".chart svg").first.hover(position={"x": 120, "y": 60})
@@ -141,7 +138,6 @@ def test_scores_at_the_ends_of_all_numbers_are_drawn(page: Page, tmp_path: Path)
         assert page.locator(".chart rect").count() == 20
         assert "2 without a score" in page.locator("#view").inner_text()
         go(page, "#/step/2")
-        page.goto("about:blank")
 
 
 # Huge content ---------------------------------------------------------------------------------------------------------
@@ -157,7 +153,7 @@ def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
         "A line without a break. " * 80_000 + "\n```python\n" + "x = 1  # code\n" * 100_000 + "the very end\n```\n"
     )
     write_lines(tmp_path / "0.jsonl", [many, long])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url)
         go(page, at("0.jsonl:1", tab="tokens"))
         assert page.locator(".t").count() < 15_000
@@ -175,7 +171,6 @@ def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
         page.press("#find", "Enter")
         page.wait_for_selector("mark.here")
         go(page, at("0.jsonl:2", tab="raw"))
-        page.goto("about:blank")
 
 
 def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> None:
@@ -183,7 +178,7 @@ def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> No
         {**VERL_LINE, "step": step, "score": float("nan") if step % 7 == 0 else step / 2500} for step in range(2500)
     ]
     write_lines(tmp_path / "0.jsonl", lines)
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, "#/charts")
         assert page.locator("#view h2").inner_text() == "2,500 steps, 2,500 trajectories"
         assert page.locator(".chart *").count() < 12_000
@@ -192,7 +187,6 @@ def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> No
         assert page.locator(".readout").first.inner_text().startswith("steps ")
         page.get_by_role("button", name="show 2,300 more steps").click()
         assert page.locator("table.steps tbody tr").count() == 2500
-        page.goto("about:blank")
 
 
 # What changes while somebody looks ------------------------------------------------------------------------------------
@@ -200,18 +194,17 @@ def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> No
 
 def test_a_dump_that_grows_is_followed_and_what_is_read_stays(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("0.jsonl:3"))
         write_lines(tmp_path / "1.jsonl", [{**VERL_LINE, "step": 1, "input": "user\nquite new\n"}])
         until(page, f"document.querySelectorAll('.row').length === {len(demo_lines()) + 1}")
         assert "quite new" in page.locator(".row").last.inner_text()
         assert key_shown(page) == "0.jsonl:3"
-        page.goto("about:blank")  # before the server goes, or the page would complain about it
 
 
 def test_curves_follow_without_moving_and_without_taking_away_what_is_typed(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, "#/charts")
         page.evaluate("document.getElementById('view').scrollTo(0, 400)")
         page.fill("#query", "score<0.")
@@ -219,12 +212,11 @@ def test_curves_follow_without_moving_and_without_taking_away_what_is_typed(page
         until(page, "document.querySelector('h2').textContent.startsWith('2 steps')")
         assert page.input_value("#query") == "score<0."
         assert page.evaluate("document.getElementById('view').scrollTop") == 400
-        page.goto("about:blank")
 
 
 def test_a_dump_that_is_replaced_is_shown_anew(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [{**VERL_LINE, "input": f"user\nold {number}\n"} for number in range(150)])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("0.jsonl:2"))
         assert "old 1" in page.locator(".bubble").first.inner_text()
         new = tmp_path / "new"
@@ -233,7 +225,6 @@ def test_a_dump_that_is_replaced_is_shown_anew(page: Page, tmp_path: Path) -> No
         until(page, "document.querySelectorAll('.row').length === 3")
         until(page, "document.querySelector('.bubble').textContent.includes('new 1')")
         assert key_shown(page) == "0.jsonl:2"
-        page.goto("about:blank")
 
 
 def test_a_server_that_comes_back_is_found_again(window: Window, tmp_path: Path) -> None:
@@ -277,7 +268,7 @@ class SlowAnswers(Answers):
 
 def test_answers_that_come_too_late_are_not_shown(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
-    with served(tmp_path, of=SlowAnswers) as url:
+    with served_to(page, tmp_path, of=SlowAnswers) as url:
         visit(page, url, at("0.jsonl:3"))
         page.evaluate("hash => { location.hash = hash; }", at("0.jsonl:1", q="line:1"))
         time.sleep(0.1)
@@ -292,19 +283,17 @@ def test_answers_that_come_too_late_are_not_shown(page: Page, tmp_path: Path) ->
         time.sleep(0.6)
         chosen(page, "0.jsonl:2")
         assert "line 2" in page.locator(".detail-head").inner_text()
-        page.goto("about:blank")
 
 
 def test_two_windows_show_what_each_was_asked_for(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     other = page.context.new_page()
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("0.jsonl:1"))
         visit(other, url, "#/?q=line%3A2")
         write_lines(tmp_path / "1.jsonl", [VERL_LINE])
         until(page, f"document.querySelectorAll('.row').length === {len(demo_lines()) + 1}")
         assert other.locator(".row").count() == 1
-        page.goto("about:blank")
         other.close()
 
 
@@ -312,7 +301,7 @@ def test_a_page_that_nobody_sees_waits_for_nothing(page: Page, tmp_path: Path) -
     demo_dump(tmp_path)
     hidden = """Object.defineProperty(document, 'hidden', {value: %s, configurable: true});
         document.dispatchEvent(new Event('visibilitychange', {bubbles: true}))"""
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url)
         asked: list[Any] = []
         page.on("request", lambda request: asked.append(request))
@@ -322,4 +311,3 @@ def test_a_page_that_nobody_sees_waits_for_nothing(page: Page, tmp_path: Path) -
         assert asked == []
         page.evaluate(hidden % "false")
         until(page, f"document.querySelectorAll('.row').length === {len(demo_lines()) + 1}")
-        page.goto("about:blank")

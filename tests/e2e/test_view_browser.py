@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Window, at, chosen, go, key_shown, opened_browser, until, visit
+from browsing import Window, at, chosen, go, key_shown, opened_browser, served_to, until, visit
 from playwright.sync_api import Page
 from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, hostile_line, pictured_line, served, write_lines
 
@@ -59,7 +59,7 @@ def test_it_opens_with_the_list_and_the_first_trajectory_as_a_conversation(page:
 def test_a_picture_that_a_tool_returned_is_drawn_and_described(page: Page, tmp_path: Path) -> None:
     picture = image_of(png(20, 30))
     write_lines(tmp_path / "0.jsonl", [pictured_line(picture.url)])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url)
         drawn = page.locator(".answered .picture img")
         until(page, "document.querySelector('.picture img').complete")
@@ -161,7 +161,7 @@ def test_of_thousands_only_what_is_seen_is_fetched_and_every_place_can_be_reache
         {"input": f"question {number}", "output": "x", "score": 0.0, "step": number // 1000} for number in range(3000)
     ]
     write_lines(tmp_path / "0.jsonl", rows)
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("0.jsonl:2500"))
         assert page.locator(".list-head strong").inner_text() == "3,000"
         chosen(page, "0.jsonl:2500")
@@ -174,7 +174,6 @@ def test_of_thousands_only_what_is_seen_is_fetched_and_every_place_can_be_reache
         page.evaluate("document.getElementById('list').scrollTo(0, 54 * 1500)")
         page.locator('.row[data-key="0.jsonl:1505"]').click()
         chosen(page, "0.jsonl:1505")
-        page.goto("about:blank")
 
 
 # A trajectory ---------------------------------------------------------------------------------------------------------
@@ -282,12 +281,11 @@ def test_the_line_itself_is_shown_to_the_digit(page: Page, tmp_path: Path) -> No
     write_lines(
         tmp_path / "0.jsonl", [{**VERL_LINE, "seed": 9007199254740993, "low": 1e-7, "n": [1, 2], "o": {"a": '{"[,'}}]
     )
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("0.jsonl:1", tab="raw"))
         shown = page.locator("pre.raw").inner_text()
         assert '  "seed": 9007199254740993,\n  "low": 1e-07,\n  "n": [1, 2],\n' in shown
         assert json.loads(shown)["o"] == {"a": '{"[,'}
-        page.goto("about:blank")
 
 
 def test_damaged_lines_are_shown_with_their_number_and_verls_as_a_conversation(page: Page, url: str) -> None:
@@ -362,7 +360,7 @@ def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         write_lines(tmp_path / run / "0.jsonl", [{**demo_lines()[0], "score": 0.5 if run == "a" else 1.0}])
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url, at("a/0.jsonl:1"))
         assert "the same request in b/0.jsonl, score 1" in page.locator("select.compare").inner_text()
         page.locator("select.compare").select_option(index=1)
@@ -370,7 +368,6 @@ def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_
         go(page, "#/step/0")
         page.get_by_role("link", name="a", exact=True).click()
         until(page, "document.getElementById('query').value === 'file:a/'")
-        page.goto("about:blank")
 
 
 # Looks ----------------------------------------------------------------------------------------------------------------
@@ -394,7 +391,7 @@ def test_nothing_is_wider_than_the_window(page: Page, tmp_path: Path) -> None:
     line |= {"request_id": "w" * 190, "batch_data_id": "y" * 190, "finish_reason": "f" * 150}
     write_lines(tmp_path / "0.jsonl", [line, {**line, "request_id": "v" * 190, "output": "x"}])
     places = (at("0.jsonl:1"), "#/charts", "#/step/0", at("0.jsonl:1", tab="rewards"), "#/compare/0.jsonl:1/0.jsonl:2")
-    with served(tmp_path) as url:
+    with served_to(page, tmp_path) as url:
         visit(page, url)
         for hash_ in places:
             go(page, hash_)
@@ -402,4 +399,3 @@ def test_nothing_is_wider_than_the_window(page: Page, tmp_path: Path) -> None:
                 page.set_viewport_size({"width": width, "height": 900})
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (hash_, width)
                 assert page.evaluate("view.scrollWidth <= view.clientWidth"), (hash_, width)
-        page.goto("about:blank")
