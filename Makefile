@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-verl test-vllm soak drift check format bench clean
+.PHONY: help demo test test-verl test-vllm soak drift check docs format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(VENV)/.ready-to-develop ## build the documentation into site/; every warning is an error
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
 format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -58,7 +61,7 @@ bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain 
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds
-	rm -rf $(VENV) $(VENV_VERL) $(VENV_VLLM) $(GUEST)/guest.so dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VERL) $(VENV_VLLM) $(GUEST)/guest.so dist build .pytest_cache .ruff_cache .hypothesis site
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(GUEST)/guest.so: $(GUEST)/guest.c $(GUEST)/guest.h $(GUEST)/build.py
@@ -77,7 +80,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl]'
+	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl,docs]'
 	$(BIN)/toolyard models fetch
 	$(BIN)/python tests/fetch_material.py || echo "tests with real tokenizers and templates will be skipped"
 	@touch $@ $(VENV)/.ready-to-run
