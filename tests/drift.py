@@ -1,7 +1,7 @@
 """Grow conversations with hostile text in every family, and count tokens that are forged, lost or different.
 
 `make drift`, or `python tests/drift.py --turns 1000 --family gpt-oss`. Exits with 1 if there is any. With `--table`, it
-holds every family to the conformance kit instead, and prints the table in docs/rollouts.md.
+holds every family to the conformance kit instead, and prints the table in docs/guides/chat-formats.md.
 """
 
 from __future__ import annotations

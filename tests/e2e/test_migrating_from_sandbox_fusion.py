@@ -1,4 +1,4 @@
-"""What docs/migrating_from_sandbox_fusion.md says of our server, by plain HTTP, as SandboxFusion's users ask."""
+"""What docs/guides/migrating-from-sandbox-fusion.md says of our server, by plain HTTP, as SandboxFusion's users ask."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_flags_do_not_look_as_if_they_took_a_value(path: tuple[str, ...], monkey
 
 
 def test_the_docs_of_the_service_name_every_option_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "service.md").read_text()
     told = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*?) \|", page, re.MULTILINE))
     found: dict[str, str] = {}
     for option in command().commands["sandbox"].commands["serve"].params:

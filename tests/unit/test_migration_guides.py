@@ -11,9 +11,9 @@ import pytest
 from toolyard.tools.verl_names import TOOLS
 
 TESTS = Path(__file__).parents[1]
-DOCS = TESTS.parent / "docs"
-GUIDE = (DOCS / "migrating_from_verl.md").read_text()
-GUIDES = ["migrating_from_verl.md", "migrating_from_sandbox_fusion.md"]
+DOCS = TESTS.parent / "docs" / "guides"
+GUIDE = (DOCS / "migrating-from-verl.md").read_text()
+GUIDES = ["migrating-from-verl.md", "migrating-from-sandbox-fusion.md"]
 NAMES: list[tuple[str, str]] = re.findall(r"^\| `(verl\.[\w.]+)` \| `(toolyard\.[\w.]+)` \|$", GUIDE, re.MULTILINE)
 
 TRIED = {

@@ -1,4 +1,4 @@
-"""docs/migrating_from_verl.md beside the released verl: the names on its side, arguments, and what loads."""
+"""docs/guides/migrating-from-verl.md beside the released verl: the names on its side, arguments, and what loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolyard.tools import get_tool_class
 from toolyard.tools.verl_names import TOOLS
 from verl import DataProto
 
-GUIDE = (DOCS / "migrating_from_verl.md").read_text()
+GUIDE = (DOCS / "guides" / "migrating-from-verl.md").read_text()
 NAMES: dict[str, str] = dict(re.findall(r"^\| `(verl\.[\w.]+)` \| `(toolyard[\w.]+)` \|$", GUIDE, re.MULTILINE))
 GONE = ("verl.tools.sandbox_fusion_tools.", "verl.tools.gsm8k_tool.", "verl.tools.mcp_", "verl.tools.utils.")
 """With 0.9."""

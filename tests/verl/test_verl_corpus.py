@@ -1,4 +1,4 @@
-"""verl's released scorers and ours on the same answers: the same values, but for what docs/rewards.md lists.
+"""verl's released scorers and ours on the same answers: the same values, except where docs/guides/verl-rewards.md says.
 
 Two corpora: 200 answers in verl's forms (`corpus.verl_forms`), and all solutions of tests/corpus, in Python and C++.
 """
@@ -30,7 +30,7 @@ SOLUTIONS = [(problem, solution) for problem in read_corpus() for solution in pr
 PYTHON = [(problem, solution) for problem, solution in SOLUTIONS if solution.language == "python"]
 CPP = [(problem, solution) for problem, solution in SOLUTIONS if solution.language == "cpp"]
 
-# What differs: the number of the line in docs/rewards.md that says why, verl's value and ours.
+# What differs: the number of the line in docs/guides/verl-rewards.md that says why, verl's value and ours.
 NO_SCORE = "no score"
 DIFFERENT: Differences = {
     **{

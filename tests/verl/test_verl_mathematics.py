@@ -1,4 +1,4 @@
-"""verl's functions for mathematics and for GSM8K beside ours: docs/rewards.md lists where they differ, and why.
+"""verl's functions for mathematics and GSM8K beside ours: docs/guides/verl-rewards.md lists where they differ, and why.
 
 What is right is written down with each answer, and our value is always that.
 """
