@@ -150,7 +150,7 @@ def _train(file: Path, runner: asyncio.Runner) -> None:
 
 
 def _agent_loop(file: Path, runner: asyncio.Runner) -> None:
-    from toolyard.train.verl_settings import VerlSettings
+    from toolyard.train.verl.settings import VerlSettings
 
     for entry in yaml.safe_load(file.read_text()):
         assert entry["_target_"] == "toolyard.train.verl.ToolyardAgentLoop"
@@ -158,7 +158,7 @@ def _agent_loop(file: Path, runner: asyncio.Runner) -> None:
 
 
 def _mcp(file: Path, runner: asyncio.Runner) -> None:
-    from toolyard.tools.mcp_config import read_servers
+    from toolyard.tools.mcp.config import read_servers
 
     assert read_servers(file)
 
@@ -276,3 +276,17 @@ def test_the_messages_that_troubleshooting_explains_are_in_the_source() -> None:
     assert len(messages) > 20
     pieces = [piece.strip("\n") for message in messages for piece in message.split("…")]
     assert [piece for piece in pieces if len(piece) > 3 and piece not in source] == []
+
+
+# Architecture
+
+
+def test_the_paths_that_the_architecture_names_exist() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    table = text.partition("## Where would I change …")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[2:]
+    assert len(rows) > 20
+    for what, where in rows:
+        path = re.fullmatch(r"`([^` ]+)`", where)
+        assert path is not None, f"{what!r} is answered by one path, not by {where}"
+        assert (CHECKOUT / path[1]).exists(), path[1]

@@ -7,7 +7,7 @@ verl runs answers in a fork of the trainer's own process. Here they run in the e
 Outputs are compared as verl does: white space around lines and empty lines do not count, and numbers may differ by
 1e-5 of their size. Answers find the names of common modules (`Counter`, `sqrt`, `List`) without importing them.
 
-Where the values differ from verl's is listed in docs/rewards.md.
+Where the values differ from verl's is listed in docs/guides/verl-rewards.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Where this differs from verl's, on purpose:
   from 64 KB on if it ends within a line.
 * With `fn_name`, a function that the answer does not define is -2, also if a module that verl imports has that name.
 
-docs/rewards.md has them all, with examples.
+docs/guides/verl-rewards.md has them all, with examples.
 
 As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
 assertions to train on, ask `rewards.code`.
