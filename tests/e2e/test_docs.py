@@ -99,6 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[module]
 
 
+@pytest.mark.timeout(300)  # one of them samples with the embedded model
 @pytest.mark.parametrize("page", having("python", "yaml", "json"), ids=name)
 def test_the_blocks_of_a_page_run_in_order(page: Path, folder: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}

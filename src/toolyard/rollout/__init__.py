@@ -8,13 +8,14 @@ from toolyard._lazy import exports
 
 if TYPE_CHECKING:
     from toolyard.rollout.assembly import OpenedRollout, open_rollout
-    from toolyard.rollout.config import RolloutConfig, load_config
+    from toolyard.rollout.config import EMBEDDED, RolloutConfig, load_config
     from toolyard.rollout.finish import FinishReason, RolloutState
     from toolyard.rollout.interaction import BaseInteraction
     from toolyard.rollout.request import AsyncRolloutRequest
     from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
 
 __all__ = [
+    "EMBEDDED",
     "AsyncRolloutRequest",
     "BaseInteraction",
     "FinishReason",
@@ -32,7 +33,7 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "toolyard.rollout.assembly": "OpenedRollout open_rollout",
-        "toolyard.rollout.config": "RolloutConfig load_config",
+        "toolyard.rollout.config": "EMBEDDED RolloutConfig load_config",
         "toolyard.rollout.finish": "FinishReason RolloutState",
         "toolyard.rollout.interaction": "BaseInteraction",
         "toolyard.rollout.request": "AsyncRolloutRequest",
