@@ -26,18 +26,18 @@ TRIED = {
         "unit/tools/test_code_interpreter_text.py::test_what_a_program_cannot_say_itself_is_said_in_brackets",
         "unit/tools/test_code_interpreter_text.py::test_an_exit_code_that_stderr_does_not_explain_is_told",
     ),
-    "stdout and stderr run into each other, at any length": (
+    "stdout and stderr are joined, at any length": (
         "unit/tools/test_code_interpreter_text.py::test_stderr_follows_stdout_on_a_line_of_its_own",
         "unit/tools/test_code_interpreter_text.py::test_each_stream_keeps_its_head_and_its_tail",
     ),
     "`sandbox_fusion_url` is needed": (
         "e2e/test_code_interpreter.py::test_a_url_left_empty_in_yaml_means_the_embedded_sandbox",
     ),
-    "a timeout that the model asks for is taken as it is": (
+    "the model's `timeout` is used unchanged": (
         "e2e/test_code_interpreter_limits.py::test_a_model_whose_timeout_was_cut_is_told_so",
         "e2e/test_code_interpreter_limits.py::test_a_default_beyond_the_longest_is_the_longest",
     ),
-    "`rate_limit` of the second tool is ignored silently": (
+    "`rate_limit` of the second tool is silently ignored": (
         "e2e/test_code_interpreter_limits.py::test_two_tools_with_different_limits_are_an_error_that_names_both",
     ),
     "`memory_limit_mb` is always sent": (
@@ -58,7 +58,7 @@ TRIED = {
         "unit/limits/test_execution_pool.py::test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made",
         "cluster/test_execution_pool_on_ray.py::test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made",
     ),
-    "a worker that dies keeps its permit for ever": (
+    "a worker that dies keeps its permit forever": (
         "cluster/test_execution_pool_on_ray.py::test_a_killed_process_fails_one_call_and_gives_its_permit_back",
         "cluster/test_execution_pool_on_ray.py::test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back",
     ),
@@ -94,14 +94,14 @@ TRIED = {
         "e2e/test_migrating_from_sandbox_fusion.py::test_routes_about_data_sets_are_not_there",
     ),
     # What differs; of SandboxFusion's side, what the stand-in does
-    "under `memory_limit_MB` numpy cannot start: the limit is one of address space": (
+    "numpy cannot start under `memory_limit_MB`: it limits address space": (
         "e2e/test_migrating_from_sandbox_fusion.py::test_numpy_starts_under_a_memory_limit",
         "e2e/test_sandbox_fusion_peer.py::test_the_stand_in_has_the_quirks_that_it_stands_for",
     ),
     "`memory_limit_MB` ≤ 0: no limit": (
         "e2e/test_migrating_from_sandbox_fusion.py::test_no_memory_limit_is_the_servers_own",
     ),
-    "outputs of 300 KB come back cut, and nothing says so": (
+    "outputs of 300 KB are silently truncated": (
         "e2e/test_migrating_from_sandbox_fusion.py::test_outputs_up_to_a_mebibyte_come_back_whole",
         "e2e/test_migrating_from_sandbox_fusion.py::test_a_client_of_ours_gets_more_and_learns_what_was_cut",
         "e2e/test_sandbox_fusion_peer.py::test_the_stand_in_has_the_quirks_that_it_stands_for",
@@ -120,7 +120,7 @@ TRIED = {
         "e2e/test_service_refusals.py::test_a_foreign_host_is_421_and_nothing_runs",
         "e2e/test_service_refusals.py::test_another_type_than_json_is_415_and_nothing_runs",
     ),
-    "the client's limits are taken as they are": (
+    "the client's limits are used unchanged": (
         "e2e/test_service_refusals.py::test_more_than_the_server_allows_is_422_and_names_the_maximum",
     ),
 }
