@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
-import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,25 +19,7 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 from toolyard.limits.ray import NAMESPACE, PREFIX, RayLimiter  # noqa: E402 - needs Ray
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="ty-")
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-        logging_level="warning",
-    )
-    yield
-    ray.shutdown()
-    deadline = time.monotonic() + 10
-    while os.path.exists(folder) and time.monotonic() < deadline:  # Ray's processes write to it until they are gone
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
-
-
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_connection")
 class TestRay(LimiterContract):
     settle_seconds = 0.3
     """A change goes to the lender and back, between two processes that share two cores with others."""

@@ -161,7 +161,7 @@ def differences(results: dict[Solution, CodeResult], aggregation: Aggregation) -
     return lines
 
 
-@pytest.mark.parametrize("aggregation", [Aggregation.FRACTION, Aggregation.ALL])
+@pytest.mark.parametrize("aggregation", [pytest.param(Aggregation.FRACTION, marks=pytest.mark.slow), Aggregation.ALL])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_whole_corpus_is_scored_as_stated(
     sandboxes: dict[str, Sandbox | None], kind: str, aggregation: Aggregation
