@@ -17,9 +17,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-slow test-all test-verl test-vllm soak drift check format bench clean
 
-# make exports what stands on its command line, and examples/mcp_tool reads a variable of this name.
-unexport PYTHON
-
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
