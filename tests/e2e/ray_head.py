@@ -16,7 +16,7 @@ from ray_node import RayNode, processes_of, ray_node
 _TAKE_ALL = """
 import asyncio, contextlib, sys
 import ray
-from toolyard.limits.ray import RayLimiter
+from toolyard.limits.cluster.ray import RayLimiter
 
 async def take_all(limiter):
     async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:

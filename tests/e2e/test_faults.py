@@ -38,8 +38,8 @@ from ray_head import ray_head
 from soak import Service, is_mcp_server, write_servers
 
 from ray_node import free_port, processes_of
-from toolyard.testing.byte_model import ByteModel
-from toolyard.testing.engine_servers import EngineServer
+from toolyard.testing.engine.byte_model import ByteModel
+from toolyard.testing.engine.servers import EngineServer
 
 ALL = GOOD * SAMPLES
 

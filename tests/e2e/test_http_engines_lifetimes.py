@@ -11,11 +11,11 @@ import pytest
 from engine_asking import KINDS, LONG, PROMPT, SHORT, answered, ask, until
 
 from patience import patient
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Finish, Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.errors import EngineError
-from toolyard.testing.engine_servers import EngineServer, Fault
+from toolyard.testing.engine.servers import EngineServer, Fault
 
 # Several servers ----------------------------------------------------------------------------------------------------
 

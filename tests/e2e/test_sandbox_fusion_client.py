@@ -32,7 +32,7 @@ from patience import patient
 from toolyard.errors import SandboxBusyError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program
-from toolyard.sandbox.remote import RemoteSandbox
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
 
 SUMMARY = SummaryMapping(
     CompileFailed="compile failed", CompileTimeout="compile timeout", RunFailed="run failed", RunTimeout="run timeout"

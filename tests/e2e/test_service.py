@@ -27,7 +27,7 @@ from patience import patient
 from toolyard import __version__
 from toolyard.errors import ProgramError, SandboxError, ToolchainMissingError
 from toolyard.sandbox.protocol import Execution, Limits, Program, StageResult, Verdict
-from toolyard.sandbox.service import ServiceConfig
+from toolyard.sandbox.service.server import ServiceConfig
 
 
 class TestRoutes:
