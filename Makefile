@@ -23,24 +23,23 @@ help: ## list the targets
 demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
 	$(BIN)/toolyard rollout $(ARGS)
 
-# Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. What attacks the sandbox has the
-# machine to itself; the rest shares it by file, and models then compute faster with one thread each than with threads
-# that wait for each other.
+# Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. Tests marked `alone` have the machine
+# to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait
+# for each other.
 PYTEST := $(BIN)/python -m pytest --durations 10
-SHARED := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/e2e tests/cluster
-ALONE := $(PYTEST) tests/isolation
+SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
 ifeq ($(strip $(ARGS)),)
-	$(SHARED) -m "not slow"
-	$(ALONE) -m "not slow"
+	$(SHARING) -m "not slow and not alone"
+	$(PYTEST) -m "alone and not slow" tests/isolation
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-slow: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run only the tests that `make test` leaves out: repetitions, soaks, large sizes, real training
-	$(SHARED) -m slow
-	$(ALONE) -m slow
+test-slow: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run only what `make test` leaves out: repetitions, soaks, large sizes, real training
+	$(SHARING) -m "slow and not alone"
+	$(PYTEST) -m "slow and alone" tests/isolation
 
 test-all: test test-slow ## run all tests, as CI does
 

@@ -19,6 +19,7 @@ attacks of `test_in_other_containers`, are tried at that level as well."""
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
 @pytest.mark.timeout(900)
 def test_all_of_it_holds_for_an_ordinary_user() -> None:

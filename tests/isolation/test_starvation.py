@@ -20,7 +20,7 @@ from toolyard.errors import SandboxError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program, Verdict
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.kernel("namespaces")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.alone, pytest.mark.kernel("namespaces")]
 
 PROCESSOR = min(os.sched_getaffinity(0))
 THERE = f"import os, time\nos.sched_setaffinity(0, {{{PROCESSOR}}})\n"
