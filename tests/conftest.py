@@ -184,6 +184,11 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # Of a suite that is run against several implementations, an expensive one names those that are not slow.
+        quick = getattr(getattr(item, "cls", None), "quick_tests", None)
+        if quick is not None and getattr(item, "originalname", None) not in quick:
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):  # one of several processes, which get one file after the other
         items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 

@@ -211,7 +211,9 @@ def engine(*urls: str, **more) -> dict:
     return {"kind": "sglang", "urls": list(urls), **more}
 
 
-@pytest.mark.parametrize("bad", [stalls, resets, fails, loses_its_health])
+@pytest.mark.parametrize(
+    "bad", [stalls, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (resets, fails, loses_its_health))]
+)
 async def test_requests_leave_a_bad_server_and_complete_elsewhere_with_the_default_settings(tmp_path, model, bad):
     async with bad_server(bad) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         place = make_place(tmp_path, model, engine=engine(broken, good.url))
@@ -234,7 +236,7 @@ async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(
     assert done.summary["completed"] == ALL
 
 
-@pytest.mark.parametrize("bad", [resets, fails])
+@pytest.mark.parametrize("bad", [pytest.param(resets, marks=pytest.mark.slow), fails])
 async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(tmp_path, model, bad):
     async with bad_server(bad) as broken:
         limits = {"generate_seconds": 4, "stuck_after_seconds": 1}
@@ -314,7 +316,7 @@ def use_tool(place, entry, call):
     (place / "script.json").write_text(json.dumps([said, "#### 42"]))
 
 
-@pytest.mark.parametrize("bad", [stalls, resets, fails])
+@pytest.mark.parametrize("bad", [fails, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (stalls, resets))])
 async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_path, model, bad):
     service = Service(free_port())
     await service.start()

@@ -413,6 +413,7 @@ async def test_a_call_in_flight_at_a_server_that_hangs_is_made_again_at_its_repl
         assert await said(tools["add"], a=1, b=2) == "3"
 
 
+@pytest.mark.slow
 async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replacement(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -435,6 +436,7 @@ async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replace
     assert not alive(replacement)
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_for_their_turn_at_a_server_that_hangs_get_its_replacement(tmp_path: Path) -> None:
     async with (
         loaded(tmp_path, {"one": STDIO}, rate_limit=2, **HASTY) as tools,
@@ -450,6 +452,7 @@ async def test_calls_that_wait_for_their_turn_at_a_server_that_hangs_get_its_rep
         assert sorted(result.attempts for result in results) == [1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 async def test_http_servers_that_hang_are_our_failure_until_they_go_on(tmp_path: Path) -> None:
     kinds = {"http": "mcp", "legacy-http": "mcp", "sse": "sse"}
     ports = {kind: free_port() for kind in kinds}
@@ -539,6 +542,7 @@ async def test_a_server_that_blocks_its_own_event_loop_hangs(tmp_path: Path) -> 
         assert not alive(blocked)
 
 
+@pytest.mark.slow
 async def test_cancelling_the_caller_that_pings_leaves_the_others_their_replacement(tmp_path: Path) -> None:
     async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, open_instances(tools, "trajectory") as instances:
         hung = await said(tools["pid"])

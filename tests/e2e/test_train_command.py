@@ -203,6 +203,7 @@ def test_the_second_signal_ends_it_at_once(place):
     assert nobody_is_left(process)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
     process = started(place, "save_every=1")
     process.kill()
