@@ -32,8 +32,6 @@ from toolyard.limits.cluster.ray import PREFIX, RayLimiter  # noqa: E402
 from toolyard.limits.cluster.survey import FoundLimiter, Survey, stop, survey  # noqa: E402
 from toolyard.limits.prometheus_client import LimiterCollector  # noqa: E402
 
-pytestmark = [pytest.mark.timeout(180)]
-
 TOOLYARD = str(Path(sys.executable).parent / "toolyard")
 SECONDS = 90
 

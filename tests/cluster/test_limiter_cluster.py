@@ -21,7 +21,6 @@ from referee import Referee
 from toolyard.errors import LimitConflictError, LimiterError
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),

@@ -16,10 +16,7 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 from toolyard.limits.cluster.ray import RayLimiter  # noqa: E402 - needs Ray
 from toolyard.sandbox.protocol import Execution, Limits, Program  # noqa: E402
 
-pytestmark = [
-    pytest.mark.usefixtures("ray_connection"),
-    pytest.mark.timeout(300),  # on a busy machine Ray takes minutes to start its processes
-]
+pytestmark = pytest.mark.usefixtures("ray_connection")
 
 STORM = """
 import asyncio, os, sys

@@ -27,8 +27,6 @@ from toolyard.train.metrics import read_metrics
 from toolyard.train.observer import TrainResult
 from toolyard.train.run_folder import last_checkpoint
 
-pytestmark = pytest.mark.timeout(300)
-
 TAUGHT = "warm_start={script: script.json, epochs: 120, learning_rate: 5.0e-3, batch_size: 4, min_score: null}"
 
 

@@ -202,7 +202,6 @@ class TestRefused:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_with_the_real_model_every_sample_over_several_turns_is_exact(tmp_path: Path) -> None:
     """Over turns with a real sandbox between them: the trainer's model finds the log-probabilities that were sampled
     with, and what is masked is what the tool said."""
