@@ -116,7 +116,8 @@ def ray_connection(ray_address: str) -> Iterator[str]:
         )
         yield ray_address
         for actor in ray.util.list_named_actors(all_namespaces=True):  # or the next file finds them
-            ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
+            with contextlib.suppress(ValueError):  # it is gone already
+                ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
         ray.shutdown()
 
 

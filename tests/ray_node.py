@@ -40,6 +40,8 @@ def ray_node() -> Generator[RayNode]:
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
         f"--port={port}", f"--node-ip-address={HOST}", f"--temp-dir={folder}", "--num-cpus=2",
         "--object-store-memory=100000000", "--include-dashboard=false", "--disable-usage-stats",
+        # Any ports: by default every Ray of this address takes the same ones.
+        "--min-worker-port=0", "--max-worker-port=0", f"--ray-client-server-port={free_port(HOST)}",
     ]  # fmt: skip
     # Without a token, which Ray would write to the user's home.
     environment = {**os.environ, name: value, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
