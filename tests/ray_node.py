@@ -40,22 +40,18 @@ def ray_node() -> Generator[RayNode]:
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
         f"--port={port}", f"--node-ip-address={HOST}", f"--temp-dir={folder}", "--num-cpus=2",
         "--object-store-memory=100000000", "--include-dashboard=false", "--disable-usage-stats",
-        # Any ports: by default every Ray of this address takes the same ones.
-        "--min-worker-port=0", "--max-worker-port=0", f"--ray-client-server-port={free_port(HOST)}",
+        # Any ports: by default every Ray of this address gives its workers the same ones.
+        "--min-worker-port=0", "--max-worker-port=0",
     ]  # fmt: skip
     # Without a token, which Ray would write to the user's home.
     environment = {**os.environ, name: value, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _can_connect(port):
-            assert process.poll() is None, "Ray did not start"
-            assert time.monotonic() < deadline, f"Ray did not start within {START_SECONDS} s"
-            time.sleep(0.1)
-        yield RayNode(f"{HOST}:{port}", marker)
-    finally:
+    output = Path(folder, "output")
+
+    def start() -> subprocess.Popen[bytes]:
+        with output.open("w") as said:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+    def stop() -> None:
         while left := processes_of(marker):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -63,6 +59,20 @@ def ray_node() -> Generator[RayNode]:
             process.poll()  # or it stays as a zombie
             time.sleep(0.01)
         process.wait()
+
+    process = start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        # Not when its port is open: the node itself is there later, and until then nobody can connect.
+        while "Ray runtime started" not in output.read_text():
+            assert time.monotonic() < deadline, f"not within {START_SECONDS} s: {output.read_text()[-2000:]}"
+            if process.poll() is not None:  # on a busy machine: it gives itself 30 s
+                stop()
+                process = start()
+            time.sleep(0.1)
+        yield RayNode(f"{HOST}:{port}", marker)
+    finally:
+        stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -83,9 +93,3 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as found:
         found.bind((host, 0))
         return found.getsockname()[1]
-
-
-def _can_connect(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=5):
-        return True
-    return False
