@@ -44,7 +44,7 @@ def ray_node() -> Generator[RayNode]:
         "--min-worker-port=0", "--max-worker-port=0",
     ]  # fmt: skip
     # Without a token, which Ray would write to the user's home.
-    environment = {**os.environ, name: value, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"}
+    environment = {**os.environ, name: value, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
     output = Path(folder, "output")
 
     def start() -> subprocess.Popen[bytes]:
