@@ -19,7 +19,7 @@ from pathlib import Path
 
 HOST = "127.0.0.2"
 """Not 127.0.0.1, which Ray takes for a mistake and replaces."""
-START_SECONDS = 120
+START_SECONDS = 240
 """On a machine with far too much to do; a few otherwise."""
 
 
