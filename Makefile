@@ -1,6 +1,6 @@
 # Everything a clone needs: Python 3.11 or later, pip, make and gcc.
 #   make PYTHON=python3.12 VENV=.venv312 test      another interpreter, in an environment of its own
-#   make test ARGS="tests/unit -x"                 arguments for pytest, and likewise for demo and bench
+#   make test ARGS="tests/unit -x"                 arguments for pytest (slow tests included), and likewise for demo and bench
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-verl test-vllm soak drift check docs format bench clean
+.PHONY: help demo test test-slow test-all test-verl test-vllm soak drift check docs format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,15 +23,27 @@ help: ## list the targets
 demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
 	$(BIN)/toolyard rollout $(ARGS)
 
-# What attacks the sandbox and what kills nodes has the machine to itself; the rest shares it by file, and models then
-# compute faster with one thread each than with threads that wait for each other.
-test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests
+# Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. Tests marked `alone` have the machine
+# to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait
+# for each other.
+PYTEST := $(BIN)/python -m pytest --durations 10
+# One more than there are processors, since tests also wait.
+WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 7 ? processors + 1 : 8)))
+SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
 ifeq ($(strip $(ARGS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/e2e
-	$(BIN)/python -m pytest tests/isolation tests/cluster
+	$(SHARING) -m "not slow and not alone"
+	$(PYTEST) -m "alone and not slow" tests/isolation
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-slow: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run only what `make test` leaves out: repetitions, soaks, large sizes, real training
+	$(SHARING) -m "slow and not alone"
+	$(PYTEST) -m "slow and alone" tests/isolation
+
+test-all: test test-slow ## run all tests, as CI does
 
 test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
@@ -40,7 +52,7 @@ test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
-	$(BIN)/python tests/e2e/soak.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/e2e/soak.py $(ARGS)
 
 drift: $(VENV)/.ready-to-develop ## 100,000 turns with hostile text over real tokenizers and templates: no token forged, lost or different (ARGS="--turns 1000", or --table)
 	$(BIN)/python tests/drift.py $(ARGS)

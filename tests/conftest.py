@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import pytest
 
 import material
+from ray_node import HOST as RAY_HOST
+from ray_node import ray_node
 from toolyard import settings
 from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox import languages
@@ -92,6 +94,33 @@ def nothing_stays_open() -> Iterator[None]:
             sys.modules[name].close()
 
 
+# Ray ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """The address of a Ray of one node, for all files that need one and kill no part of it."""
+    with ray_node() as node:
+        yield node.address
+
+
+@pytest.fixture(scope="module")
+def ray_connection(ray_address: str) -> Iterator[str]:
+    """This process is connected to it, while the tests of one file run."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("RAY_ADDRESS", raising=False)
+        ray.init(
+            ray_address, namespace="tests", log_to_driver=False, configure_logging=False, _node_ip_address=RAY_HOST
+        )
+        yield ray_address
+        for actor in ray.util.list_named_actors(all_namespaces=True):  # or the next file finds them
+            with contextlib.suppress(ValueError):  # it is gone already
+                ray.kill(ray.get_actor(actor["name"], actor["namespace"]))
+        ray.shutdown()
+
+
 # Markers --------------------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +163,35 @@ def _why_not_granted(feature: str) -> str | None:
     if order.index(found.level) >= order.index(wanted):
         return None
     return f"isolation {wanted.value}, but this machine grants {found.level.value}: {found.missing}"
+
+
+# The order of files ---------------------------------------------------------------------------------------------------
+
+LONGEST = (
+    "test_train_command",
+    "test_train_trl",
+    "test_limiter_cluster",
+    "test_faults",
+    "test_ray_limiter",
+    "test_mcp_tools",
+    "test_code_corpus",
+    "test_view_browser",
+    "test_cli",
+    "test_chat_real_families",
+    "test_execution_pool_on_ray",
+)
+"""Files of half a minute or more. They come first, so that no process is left with one when the others are done."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # Of a suite that is run against several implementations, an expensive one names those that are not slow.
+        quick = getattr(getattr(item, "cls", None), "quick_tests", None)
+        if quick is not None and getattr(item, "originalname", None) not in quick:
+            item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):  # one of several processes, which get one file after the other
+        items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 # No silent skips in CI ------------------------------------------------------------------------------------------------

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +30,11 @@ from toolyard.limits.pool.process import OutcomeLostError
 
 both = pytest.mark.parametrize("mode", list(PoolMode), ids=lambda mode: mode.value)
 pytestmark = [
+    pytest.mark.usefixtures("ray_connection"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connection() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="ty-")
-    environment = pytest.MonkeyPatch()
-    environment.setenv("RAY_TMPDIR", folder)  # or it would meet other clusters of this machine
-    ray.init(
-        num_cpus=2, include_dashboard=False, _temp_dir=folder, _node_ip_address="127.0.0.2", configure_logging=False,
-        log_to_driver=False,
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-    environment.undo()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -59,7 +43,7 @@ def name() -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(connection: None) -> dict[PoolMode, Any]:
+def shared(ray_connection: str) -> dict[PoolMode, Any]:
     """Pools that no test breaks, of one limit."""
     return {mode: init_execution_pool(1, rate_limit=2, mode=mode, name="shared") for mode in PoolMode}
 

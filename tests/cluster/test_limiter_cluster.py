@@ -21,7 +21,6 @@ from referee import Referee
 from toolyard.errors import LimitConflictError, LimiterError
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
@@ -185,6 +184,7 @@ class TestSingleNodeRateLimiterCase:
         flood_until(200, referee, start(5), callers=64)
         assert referee.most == 5
 
+    @pytest.mark.slow
     def test_rotten_execution(self, start, referee: Referee) -> None:
         """Functions that raise give their permits back."""
         runners = start.all(4, "first", "first")
@@ -243,6 +243,7 @@ def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Clus
     wait_for(lambda: sum(seen["Alive"] for seen in ray.nodes()) == 3, within=60)
 
 
+@pytest.mark.slow
 def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str) -> None:
     lease = 30.0  # much longer than a restart: whoever holds permits goes on meanwhile
     runners = start.all(10, "first", "second", lease_seconds=lease)
@@ -284,6 +285,7 @@ def kill_limiter(name: str) -> float:
     return killed
 
 
+@pytest.mark.slow
 def test_a_limiter_killed_under_load_grants_again_as_soon_as_everybody_is_back(
     start, referee: Referee, name: str, cluster: Cluster
 ) -> None:
@@ -324,6 +326,7 @@ def test_a_killed_limiter_lends_what_is_free_long_before_the_lease_ends(start, r
     ray.get(holder.let_go.remote())
 
 
+@pytest.mark.slow
 def test_a_holder_that_dies_with_the_limiter_is_not_waited_for(start, referee: Referee, name: str) -> None:
     holder, other = start.all(10, "first", "second", lease_seconds=LONG)
     ray.get(holder.keep.remote(6))
@@ -336,6 +339,7 @@ def test_a_holder_that_dies_with_the_limiter_is_not_waited_for(start, referee: R
     assert referee.most == 10
 
 
+@pytest.mark.slow
 def test_a_limiter_killed_again_while_it_restarts_forgets_nobody(start, referee: Referee, name: str) -> None:
     holder, other = start.all(10, "first", "second", lease_seconds=LONG)
     ray.get(holder.keep.remote(6))
@@ -412,6 +416,7 @@ def test_a_stopped_process_loses_its_permits_where_holding_is_bounded(start, ref
 # Storms ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_storms_of_cancellations_lose_nothing(start, referee: Referee) -> None:
     runners = start.all(6, *["first"] * 3)
     ray.get([runner.flood.remote(2.0, callers=100, cancel=True) for runner in runners])
@@ -424,6 +429,7 @@ def test_storms_of_cancellations_lose_nothing(start, referee: Referee) -> None:
     wait_for(lambda: ray.get(runners[0].statistics.remote())["in_flight"] == 0, within=SOON)
 
 
+@pytest.mark.slow
 def test_thousands_of_waiters_in_several_processes(start, referee: Referee) -> None:
     runners = start.all(50, *["first"] * 3)
     assert ray.get([runner.wait_all.remote(2000, 0.005) for runner in runners]) == [2000] * 3
@@ -431,6 +437,7 @@ def test_thousands_of_waiters_in_several_processes(start, referee: Referee) -> N
     assert referee.started == 6000
 
 
+@pytest.mark.slow
 def test_a_limit_of_one_for_four_processes(start, referee: Referee) -> None:
     runners = start.all(1, *["first"] * 4)
     results = flood_until(200, referee, *runners, callers=4, hold=0.01)
@@ -439,6 +446,7 @@ def test_a_limit_of_one_for_four_processes(start, referee: Referee) -> None:
     assert min(counts) > 0.5 * max(counts)
 
 
+@pytest.mark.slow
 def test_eight_processes_share_three_permits_evenly(start, referee: Referee) -> None:
     runners = start.all(3, *("first", "first", "second", "third") * 2)
     results = flood_until(500, referee, *runners, callers=4, hold=0.02)
@@ -475,6 +483,7 @@ def test_a_small_tenant_is_not_starved_by_a_flood_from_other_processes(start, re
     assert result["longest"] < 0.5 * min(flood["longest"] for flood in flooded)  # as it would wait behind them
 
 
+@pytest.mark.slow
 def test_jumps_of_the_wall_clock_change_nothing(start, referee: Referee) -> None:
     runners = [start(5, clock_jumps=True, lease_seconds=1.0), start(5, lease_seconds=1.0)]
     flooding = [runner.flood.remote(FLOOD) for runner in runners]

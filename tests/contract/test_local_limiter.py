@@ -41,11 +41,11 @@ async def test_starting_takes_about_as_long_with_eight_thousand_tenants_as_with_
                 async with limiter.permit(tenant):
                     await asyncio.sleep(0)
 
-        began = time.perf_counter()
+        began = time.process_time()
         async with asyncio.TaskGroup() as tasks:
             for n in range(8000):
                 tasks.create_task(execution(f"t{n % tenants}"))
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     assert await seconds(8000) < 4 * await seconds(4) + 1.0
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
-import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,26 +19,20 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 from toolyard.limits.cluster.ray import NAMESPACE, PREFIX, RayLimiter  # noqa: E402 - needs Ray
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="ty-")
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-        logging_level="warning",
-    )
-    yield
-    ray.shutdown()
-    deadline = time.monotonic() + 10
-    while os.path.exists(folder) and time.monotonic() < deadline:  # Ray's processes write to it until they are gone
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
-
-
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_connection")
 class TestRay(LimiterContract):
+    quick_tests = frozenset(
+        {
+            "test_as_many_as_the_limit_run_and_no_more",
+            "test_cancelling_who_waits_loses_no_permit",
+            "test_two_of_one_name_and_limit_share_their_permits",
+            "test_a_second_of_the_same_name_and_another_limit_is_an_error_that_shows_both",
+            "test_a_lower_limit_interrupts_nobody_and_starts_nobody_until_few_enough_are_left",
+            "test_closing_tells_those_who_wait_and_those_who_come_later_and_lets_the_others_finish",
+            "test_statistics_tell_who_runs_and_who_waits",
+        }
+    )
+    """Each test starts a process of Ray's: `make test-all` runs the others, which `TestLocal` runs as well."""
     settle_seconds = 0.3
     """A change goes to the lender and back, between two processes that share two cores with others."""
     extra_starts = 1

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from viewing import served
 
+from patience import patient
 from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers
 
@@ -81,9 +82,10 @@ def go(page: Page, hash_: str) -> None:
 
 def until(page: Page, condition: str) -> None:
     """Wait for it. Playwright's own way evaluates a text within the page, which the page's policy forbids."""
-    deadline = time.monotonic() + 15
+    seconds = patient(15)
+    deadline = time.monotonic() + seconds
     while not page.evaluate(condition):
-        assert time.monotonic() < deadline, f"not within 15 s: {condition}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {condition}"
         time.sleep(0.03)
 
 

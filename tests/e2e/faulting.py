@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections import Counter
@@ -16,6 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ray_node import processes_of
 
 GOOD, SAMPLES = 8, 2
 TOOLS = '''
@@ -316,25 +317,6 @@ def check_accounts(done: Done, *, status: int = 0, tasks: int | None = None, aba
 
 def uses_ray(place: Path) -> bool:
     return "faulty.Limited" in (place / "tools.yaml").read_text()
-
-
-def processes_of(marker: str) -> list[int]:
-    """Everything that the run started has the marker in its environment."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if marker.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return found.getsockname()[1]
 
 
 # Servers that misbehave -----------------------------------------------------------------------------------------------

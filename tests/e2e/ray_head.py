@@ -1,20 +1,17 @@
-"""A Ray cluster of one node in processes of its own, whose limiters can be killed and counted from outside."""
+"""A Ray of one node, whose limiters can be killed and counted from outside."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
-import uuid
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from faulting import free_port, processes_of
+from ray_node import RayNode, processes_of, ray_node
 
 _TAKE_ALL = """
 import asyncio, contextlib, sys
@@ -32,16 +29,13 @@ for name in sys.argv[2:]:
     asyncio.run(take_all(RayLimiter(name)))
 """
 
-_HOST = "127.0.0.2"
-"""Not 127.0.0.1, which Ray takes for a mistake and replaces."""
-
 
 class RayHead:
     """Its address, and what can be done to its limiters."""
 
-    def __init__(self, port: int, marker: str) -> None:
-        self.address = f"{_HOST}:{port}"
-        self._marker = marker
+    def __init__(self, node: RayNode) -> None:
+        self.address = node.address
+        self._marker = node.marker
 
     def kill_limiters(self) -> int:
         """kill -9 of every limiter's actor; Ray starts them again. How many there were."""
@@ -61,41 +55,8 @@ class RayHead:
         assert process.returncode == 0, f"not all permits of {', '.join(names)} can be had: {said[-2000:]}"
 
 
-@asynccontextmanager
-async def ray_head() -> AsyncGenerator[RayHead]:
-    folder = tempfile.mkdtemp(prefix="ty-")  # short: Ray puts sockets in it
-    port = free_port(_HOST)
-    marker = f"TOOLYARD_TEST_RAY={uuid.uuid4().hex}"
-    name, _, value = marker.partition("=")
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block",
-        f"--port={port}", f"--node-ip-address={_HOST}", f"--temp-dir={folder}", "--num-cpus=2",
-        "--object-store-memory=100000000", "--include-dashboard=false", "--disable-usage-stats",
-        # Without a token, which Ray would write to the user's home.
-        env={**os.environ, name: value, "RAY_ADDRESS": "", "RAY_AUTH_MODE": "disabled"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(60):
-            while not await can_connect(port):
-                assert process.returncode is None, "Ray did not start"
-                await asyncio.sleep(0.1)
-        yield RayHead(port, marker)
-    finally:
-        while left := processes_of(marker):
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.01)
-        await process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def can_connect(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection(_HOST, port)
-        writer.close()
-        return True
-    return False
+@contextmanager
+def ray_head() -> Generator[RayHead]:
+    """Not the one that other tests share: its limiters are killed."""
+    with ray_node() as node:
+        yield RayHead(node)

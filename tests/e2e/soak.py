@@ -1,7 +1,7 @@
 """Thousands of trajectories, something wrong with every second one, and everything around them killed now and then.
 
-    python tests/e2e/soak.py                        10,000 trajectories, `make soak`
-    python tests/e2e/soak.py --trajectories 400
+    make soak                                       10,000 trajectories
+    make soak ARGS="--trajectories 400"
 
 Real parts: the command in processes of its own, an engine over HTTP that fails in many ways, two sandbox services, an
 MCP server, limiters of a Ray cluster, tools that do everything they must not. Meanwhile the run is killed with -9 and
@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from faulting import CALL, Done, ended, free_port, lines_in, make_place, processes_of, start, until
+from faulting import CALL, Done, ended, lines_in, make_place, start, until
 from ray_head import RayHead, ray_head
+
+from ray_node import free_port, processes_of
 
 GROUP = 4
 ENGINE_FAULTS = (
@@ -256,7 +258,7 @@ async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: i
         for service in services:
             await service.start()
             stack.push_async_callback(service.kill)
-        ray = await stack.enter_async_context(ray_head())
+        ray = stack.enter_context(ray_head())
         engine = await open_engine(stack, model)
         place = write_place(folder, model, engine, services, trajectories)
         errors = stack.enter_context((place / "stderr.txt").open("ab"))

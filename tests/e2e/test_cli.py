@@ -241,11 +241,14 @@ class TestRun:
 
 
 class TestDoctor:
-    def test_json_is_complete_and_true_of_this_machine(self, grants, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_json_is_complete_and_true_of_this_machine(
+        self, grants, tmp_path: Path, without_torch: dict[str, str], with_torch: bool
+    ) -> None:
         # Two toolchains, since each is tried, and all of them together take half a minute.
         for name in ("bash", "perl"):
             (tmp_path / name).symlink_to(f"/usr/bin/{name}")
-        done = toolyard("doctor", "--json", PATH=str(tmp_path))
+        done = toolyard("doctor", "--json", PATH=str(tmp_path), **({} if with_torch else without_torch))
         found = json.loads(done.stdout)
         assert done.returncode == (0 if found["can_run"] else 1)
         assert found["isolation"] == grants.level.value

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 from toolyard.limits.cluster.ray import RayLimiter  # noqa: E402 - needs Ray
 from toolyard.sandbox.protocol import Execution, Limits, Program  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)  # on a busy machine Ray takes minutes to start its processes
+pytestmark = pytest.mark.usefixtures("ray_connection")
 
 STORM = """
 import asyncio, os, sys
@@ -43,24 +38,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="ty-")
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        _temp_dir=folder,
-        _node_ip_address="127.0.0.1",
-        logging_level="warning",
-    )
-    yield
-    ray.shutdown()
-    deadline = time.monotonic() + 10
-    while os.path.exists(folder) and time.monotonic() < deadline:  # Ray's processes write to it until they are gone
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
 
 
 async def test_the_clusters_limiter_is_used_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

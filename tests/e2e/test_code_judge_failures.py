@@ -14,6 +14,7 @@ from judging import copies, verdicts
 from serving import ScriptedSandbox, forever, http, peer, raising, service, until
 
 from left_behind import nothing_is_left_behind  # noqa: F401 - a fixture
+from patience import patient
 from toolyard.errors import (
     ConfigError,
     LimiterClosedError,
@@ -313,7 +314,7 @@ async def test_a_deadline_ends_what_runs_and_takes_the_score_away(sandbox: Local
         result = await judge.judge(code, copies(4), deadline_seconds=1.0, on_case=told.append)
     assert verdicts(result) == ["passed", "passed", "infrastructure", "infrastructure"]
     assert (result.score, result.why) == (None, "case 2: infrastructure: the deadline passed")
-    assert 0.9 < result.wall_seconds < 5
+    assert 0.9 < result.wall_seconds < patient(5)
     assert told == list(result.cases)
     assert (limiter.read_statistics().in_flight, sandbox.statistics().busy) == (0, 0)
 
@@ -337,7 +338,7 @@ async def test_a_batchs_deadline_leaves_every_answer_a_result(sandbox: LocalSand
     async with judge_of(sandbox, run_seconds=90, num_workers=2) as judge:
         began = time.monotonic()
         results = await judge.judge_all(submissions, deadline_seconds=1.0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patient(5)
     assert [result.score for result in results] == [1.0] * 4 + [None] * 196
     assert all(len(result.cases) == 2 for result in results)
     assert results[-1].why == "case 0: infrastructure: the deadline had passed before it began"

@@ -98,6 +98,7 @@ def test_where_there_is_no_gsm8k_it_says_so(tmp_path):
     assert "there is no train.jsonl and no main/train-*.parquet in it" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)  # a minute or so of two cores, which others may use as well
 @pytest.mark.kernel("confined")
 def test_the_smoke_form_trains_two_steps_and_leaves_everything_a_run_leaves(tmp_path):

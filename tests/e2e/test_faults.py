@@ -22,11 +22,9 @@ from faulting import (
     check_accounts,
     ended,
     fails,
-    free_port,
     lines_in,
     loses_its_health,
     make_place,
-    processes_of,
     read_tasks,
     resets,
     rolled,
@@ -39,6 +37,7 @@ from faulting import (
 from ray_head import ray_head
 from soak import Service, is_mcp_server, write_servers
 
+from ray_node import free_port, processes_of
 from toolyard.testing.engine.byte_model import ByteModel
 from toolyard.testing.engine.servers import EngineServer
 
@@ -212,7 +211,9 @@ def engine(*urls: str, **more) -> dict:
     return {"kind": "sglang", "urls": list(urls), **more}
 
 
-@pytest.mark.parametrize("bad", [stalls, resets, fails, loses_its_health])
+@pytest.mark.parametrize(
+    "bad", [stalls, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (resets, fails, loses_its_health))]
+)
 async def test_requests_leave_a_bad_server_and_complete_elsewhere_with_the_default_settings(tmp_path, model, bad):
     async with bad_server(bad) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         place = make_place(tmp_path, model, engine=engine(broken, good.url))
@@ -235,7 +236,7 @@ async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(
     assert done.summary["completed"] == ALL
 
 
-@pytest.mark.parametrize("bad", [resets, fails])
+@pytest.mark.parametrize("bad", [pytest.param(resets, marks=pytest.mark.slow), fails])
 async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(tmp_path, model, bad):
     async with bad_server(bad) as broken:
         limits = {"generate_seconds": 4, "stuck_after_seconds": 1}
@@ -315,7 +316,7 @@ def use_tool(place, entry, call):
     (place / "script.json").write_text(json.dumps([said, "#### 42"]))
 
 
-@pytest.mark.parametrize("bad", [stalls, resets, fails])
+@pytest.mark.parametrize("bad", [fails, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (stalls, resets))])
 async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_path, model, bad):
     service = Service(free_port())
     await service.start()
@@ -382,9 +383,10 @@ async def test_a_permit_that_does_not_come_harms_its_own_trajectory_alone_and_no
     assert {line["turns"][0]["tool_calls"][0]["outcome"] for line in done.of("bad-1")} == {"timed_out"}
 
 
+@pytest.mark.slow
 async def test_killing_the_limiter_and_a_run_that_holds_permits_loses_no_permit_and_no_trajectory(tmp_path, model):
     place = make_place(tmp_path, model, *[{"execute": "takes a second"}] * 8, class_name="faulty.Limited")
-    async with ray_head() as ray:
+    with ray_head() as ray:
         for run_is_killed_too in (True, False):
             before = lines_in(place)
             process, marker = await start(place, "--concurrency", "4", ray=ray.address)
@@ -403,9 +405,10 @@ async def test_killing_the_limiter_and_a_run_that_holds_permits_loses_no_permit_
 # Resuming -------------------------------------------------------------------------------------------------------------
 
 
-async def test_kill_nine_and_running_again_lose_nothing(tmp_path, model):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+async def test_kill_nine_and_running_again_lose_nothing(tmp_path, model, kills):
     place = make_place(tmp_path, model, {"execute": "task group"})
-    for _ in range(3):
+    for _ in range(kills):
         before = lines_in(place)
         process, marker = await start(place, "--concurrency", "2")
         await until(lambda before=before: lines_in(place) > before + 2, process)

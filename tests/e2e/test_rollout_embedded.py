@@ -12,6 +12,7 @@ from toolyard.rollout.config import EMBEDDED, load_config
 from toolyard.rollout.run import run_rollouts
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # a minute of processor time, on a machine that may be busy
 @pytest.mark.kernel("confined")
 async def test_the_embedded_model_calls_code_in_the_sandbox_and_is_scored(tmp_path):

@@ -28,6 +28,7 @@ from sandbox_fusion import (
 )
 from serving import OK, ScriptedSandbox, service, service_in_thread, until
 
+from patience import patient
 from toolyard.errors import SandboxBusyError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program
@@ -103,7 +104,7 @@ class TestSandboxFusionPackage:
     def test_a_time_out_has_no_return_code_and_keeps_what_was_printed(self, url: str) -> None:
         begun = time.monotonic()
         result = self.run(url, "print('so far', flush=True)\nwhile True: pass", run_timeout=0.5)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < patient(5)
         assert (result.status, result.run_result.status) == (RunStatus.Failed, CommandRunStatus.TimeLimitExceeded)
         assert (result.run_result.return_code, result.run_result.stdout) == (None, "so far\n")
         assert summary_run_code_result(result, SUMMARY) == "run timeout"
@@ -217,15 +218,16 @@ class TestRealPrograms:
             await until(lambda: not processes("98765.4321"))
             await until(lambda: sandbox.statistics().busy == 0)
 
-    async def test_a_thousand_programs_at_once_each_get_their_own_answer(self) -> None:
+    @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+    async def test_programs_at_once_each_get_their_own_answer(self, count: int) -> None:
         async with (
             LocalSandbox(workers=4) as sandbox,
             service(sandbox, max_wait_seconds=60) as running,
             RemoteSandbox(running.url, connections=1000, margin_seconds=90) as remote,
             asyncio.TaskGroup() as group,
         ):
-            tasks = [group.create_task(remote.run(Program(f"print({number})"))) for number in range(1000)]
-        assert [task.result().stdout for task in tasks] == [f"{number}\n" for number in range(1000)]
+            tasks = [group.create_task(remote.run(Program(f"print({number})"))) for number in range(count)]
+        assert [task.result().stdout for task in tasks] == [f"{number}\n" for number in range(count)]
 
     async def test_a_session_keeps_its_variables_between_requests(self) -> None:
         async with (

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from serving import Peer, http, service_in_thread
 
+from patience import patient
 from toolyard.errors import RewardError
 from toolyard.rewards import blocking
 from toolyard.rewards.sandbox_fusion import call_sandbox_api, check_correctness, compute_score
@@ -144,7 +145,7 @@ def test_an_endless_loop_costs_its_time_out_and_no_more(url: str) -> None:
     begun = time.monotonic()
     results, _ = check_correctness(url, {"inputs": numbers, "outputs": numbers}, code, timeout=1)
     assert results == [True] * 7 + [-3] + [True] * 12
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < patient(4)
 
 
 def test_two_hundred_cases_with_loops_among_them_end_in_their_order(service: str) -> None:
@@ -312,7 +313,7 @@ async def test_a_server_that_never_answers_is_waited_for_ten_seconds_more_than_t
     async with peer(silent=True) as server:
         begun = time.monotonic()
         response, error = await ask(server.url, compile_timeout=0.2, run_timeout=0.1)
-    assert 0.4 < time.monotonic() - begun < 5
+    assert 0.4 < time.monotonic() - begun < patient(5)
     assert response is None
     assert "no answer within 0.5 s" in str(error)
     assert len(server.requests) == 1

@@ -23,6 +23,7 @@ from serving import (
     until,
 )
 
+from patience import patient
 from toolyard import __version__
 from toolyard.errors import ProgramError, SandboxError, ToolchainMissingError
 from toolyard.sandbox.protocol import Execution, Limits, Program, StageResult, Verdict
@@ -314,7 +315,7 @@ class TestDisconnect:
                 body = b'{"code": "", "language": "python"}'
                 writer.write(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
                 await sandbox.started.wait()
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(patient(2)):
                 await sandbox.cancelled.wait()
             text = (await request(f"{running.url}/metrics")).body.decode()
             assert 'toolyard_http_responses_total{route="/run_code",status="499"} 1.0' in text

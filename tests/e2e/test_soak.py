@@ -6,6 +6,7 @@ import pytest
 from soak import check, soak
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_everything_fails_now_and_then_and_every_request_has_one_line(tmp_path, model):
     done, disturbed = await soak(tmp_path, model, trajectories=240, kills=2)

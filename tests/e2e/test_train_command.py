@@ -27,8 +27,6 @@ from toolyard.train.metrics import read_metrics
 from toolyard.train.observer import TrainResult
 from toolyard.train.run_folder import last_checkpoint
 
-pytestmark = pytest.mark.timeout(300)
-
 TAUGHT = "warm_start={script: script.json, epochs: 120, learning_rate: 5.0e-3, batch_size: 4, min_score: null}"
 
 
@@ -60,8 +58,9 @@ def steps_of(folder: Path) -> list[int]:
 @pytest.mark.kernel("confined")
 def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answers(place):
     evaluate = "evaluate={tasks: {path: tasks.jsonl, limit: 2}}"
-    done = toolyard(place, "train", "-c", "train.yaml", "--out", "runs/a", "--json", TAUGHT, evaluate)
-    assert done.returncode == 0, done.stderr
+    command = ["train", "-c", "train.yaml", "--out", "runs/a", TAUGHT, evaluate]
+    done = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["steps"], said["interrupted"], said["model"]) == (2, False, "runs/a/model")
     before, after = said["evaluations"]
@@ -82,8 +81,8 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     assert len(list(read_dump(place / "runs/a/rollouts/eval"))) == 4
 
     # And once more from there: for one more step, which is all that is made.
-    again = toolyard(place, "train", "-c", "train.yaml", "--out", "runs/a", "--resume", TAUGHT, evaluate, "steps=3")
-    assert again.returncode == 0, again.stderr
+    again = CliRunner().invoke(app, [*command, "--resume", "steps=3"], catch_exceptions=False)
+    assert again.exit_code == 0, again.stderr
     assert "going on after step 2" in again.stderr
     assert "the supervised start is there already" in again.stderr
     assert "1 step in" in again.stdout
@@ -91,10 +90,11 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
 
 
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
-    whole = trained("output_dir=runs/whole", "steps=4", "save_every=10")
-    trained("output_dir=runs/halves", "steps=3", "save_every=10")
-    halves = trained("output_dir=runs/halves", "steps=4", "save_every=10", resume=True)
-    assert (halves.steps_before, halves.steps) == (3, 4)
+    whole = trained("output_dir=runs/whole", "steps=3", "save_every=10")
+    trained("output_dir=runs/halves", "steps=1", "save_every=10")
+    # Two steps: what the optimizer remembered shows in the second.
+    halves = trained("output_dir=runs/halves", "steps=3", "save_every=10", resume=True)
+    assert (halves.steps_before, halves.steps) == (1, 3)
     for one, other in zip(whole.lines, halves.lines, strict=True):
         assert (one["reward"], one["loss"], one["grad_norm"]) == pytest.approx(
             (other["reward"], other["loss"], other["grad_norm"]), rel=1e-4, abs=1e-6
@@ -102,9 +102,9 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
 
     # Killed after its last step, before the model was saved: that is all that is left to do.
     shutil.rmtree("runs/halves/model")
-    again = trained("output_dir=runs/halves", "steps=4", resume=True)
-    assert (again.steps_before, again.steps, again.lines) == (4, 4, halves.lines)
-    saved, kept = Path("runs/halves/model/model.safetensors"), Path("runs/halves/checkpoint-4/model.safetensors")
+    again = trained("output_dir=runs/halves", "steps=3", resume=True)
+    assert (again.steps_before, again.steps, again.lines) == (3, 3, halves.lines)
+    saved, kept = Path("runs/halves/model/model.safetensors"), Path("runs/halves/checkpoint-3/model.safetensors")
     assert saved.read_bytes() == kept.read_bytes()
 
 
@@ -119,11 +119,12 @@ def test_an_adapter_is_trained_saved_and_resumed_with_its_reference(place):
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in result.model.iterdir()}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(place):
     alone = trained("output_dir=runs/one")
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     arguments = ["--nproc-per-node", "2", *command("train", "-c", "train.yaml", "--out", "runs/two")]
-    done = subprocess.run([torchrun, *arguments], cwd=place, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([torchrun, *arguments], cwd=place, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 steps in") == 1, "one process tells"
     both = read_metrics(place / "runs/two/metrics.jsonl")
@@ -135,6 +136,7 @@ def test_two_processes_train_as_one_does(place):
     assert len({line.trajectory.request_id for line in read_dump(place / "runs/two/rollouts")}) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.kernel("confined")
 def test_the_embedded_model_takes_a_real_step(tmp_path):
     done = toolyard(tmp_path, "train", "--smoke", "--out", "runs/a", "--json", seconds=280)
@@ -153,7 +155,7 @@ def started(place: Path, *arguments: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         run, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    metrics, deadline = place / "runs/a/metrics.jsonl", time.monotonic() + 100
+    metrics, deadline = place / "runs/a/metrics.jsonl", time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= 2:
             return process
@@ -170,11 +172,11 @@ def nobody_is_left(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(place, how):
     process = started(place, "save_every=1000")
     process.send_signal(how)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + how, err
     assert "stopping after this step, with a checkpoint (again: at once)" in err
     done = steps_of(place / "runs/a")
@@ -185,23 +187,25 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     assert nobody_is_left(process)
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_it_at_once(place):
     process = started(place, "save_every=1000", "rollout.sampling.max_tokens=900", "rollout.limits.response_length=900")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert any("stopping after this step" in line for line in process.stderr)  # not later: the step may end meanwhile
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
     assert "stopped at once; --resume goes on from the last checkpoint" in err
     assert last_checkpoint(place / "runs/a") is None
     assert nobody_is_left(process)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
     process = started(place, "save_every=1")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=100)
     found = last_checkpoint(place / "runs/a")
     assert found is not None
     result = trained("output_dir=runs/a", f"steps={found.step + 2}", resume=True)

@@ -201,7 +201,7 @@ class TestRefused:
                 rollout([rollout.dataset()[0]["prompt"]], trainer)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_with_the_real_model_every_sample_over_several_turns_is_exact(tmp_path: Path) -> None:
     """Over turns with a real sandbox between them: the trainer's model finds the log-probabilities that were sampled
     with, and what is masked is what the tool said."""

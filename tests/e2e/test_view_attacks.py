@@ -275,7 +275,7 @@ def test_answers_that_come_too_late_are_not_shown(page: Page, tmp_path: Path) ->
         page.evaluate("hash => { location.hash = hash; }", at("0.jsonl:2", q="line:2..3"))
         chosen(page, "0.jsonl:2")
         time.sleep(0.9)
-        assert page.locator(".row").count() == 2
+        until(page, "document.querySelectorAll('.row').length === 2")
         assert "line 2" in page.locator(".detail-head").inner_text()
         page.evaluate("hash => { location.hash = hash; }", at("0.jsonl:1", q="line:2..3"))
         time.sleep(0.1)

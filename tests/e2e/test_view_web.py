@@ -251,12 +251,17 @@ def test_a_line_that_says_anything_is_shown(where: tuple[Any, ...], value: Any, 
     place[where[-1]] = value
     write_lines(tmp_path / "0.jsonl", [line, demo_lines()[1]])
     with served(tmp_path, decode=lambda ids: "".join(f"<{number + 0}>" for number in ids)) as url:
-        if ask(url, "row", key="0.jsonl:1").get("damaged"):
-            return
-        ask(url, "tokens", key="0.jsonl:1")
-        ask(url, "compare", left="0.jsonl:1", right="0.jsonl:2")
-        ask(url, "step", step=0)
-        ask(url, "raw", key="0.jsonl:1")
+        row = ask(url, "row", key="0.jsonl:1")
+        assert "damaged" not in row
+        assert row["score"] == line["score"]
+        spoken = [message["role"] for message in line["messages"] if message["role"] != "tool"]
+        assert [bubble["role"] for bubble in row["bubbles"]] == spoken
+        shown = [token for run in ask(url, "tokens", key="0.jsonl:1")["runs"] for token in run["ids"]]
+        assert len(shown) == len(line["tokens"]["prompt_ids"]) + len(line["tokens"]["response_ids"])
+        compared = ask(url, "compare", left="0.jsonl:1", right="0.jsonl:2")
+        assert compared["left"]["score"] == line["score"]
+        assert ask(url, "step", step=0)["summary"]["count"] == 2
+        assert json.loads(ask(url, "raw", key="0.jsonl:1")["text"]) == json.loads(json.dumps(line))
 
 
 def test_integers_that_a_browser_cannot_hold_keep_their_digits(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ SHARING = "session or traced or tampering or killed or cancelled or threads_fail
 attacks of `test_in_other_containers`, are tried at that level as well."""
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
 @pytest.mark.timeout(900)
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
@@ -27,7 +29,7 @@ def test_all_of_it_holds_for_an_ordinary_user() -> None:
         "tests/contract/test_local_sandbox.py::TestConfined",
         f"--ignore={Path(__file__).relative_to(CHECKOUT)}",
         "-m",
-        "not any_user",
+        "not any_user and not slow",
         "-k",
         f"not [confined or {SHARING}",
     ]

@@ -16,7 +16,7 @@ from hostile import QUICK, below_us, run, until
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Program, Verdict
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.any_user]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.alone, pytest.mark.any_user]
 
 SECONDS = 1.0
 SLOW = """

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 import pytest
 from hostile import QUICK, run
 
+from patience import patient
 from toolyard.errors import SandboxError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program, Verdict
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.kernel("namespaces")]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.alone, pytest.mark.kernel("namespaces")]
 
 PROCESSOR = min(os.sched_getaffinity(0))
 THERE = f"import os, time\nos.sched_setaffinity(0, {{{PROCESSOR}}})\n"
@@ -88,7 +89,7 @@ async def test_one_that_waits_for_something_else_keeps_its_limit(sandbox: LocalS
     with strangers(4):
         execution = await run(sandbox, f"{THERE}{code}", run_seconds=1)
     assert execution.verdict is Verdict.TIMED_OUT
-    assert execution.wall_seconds < 1.5
+    assert execution.wall_seconds < patient(1.5)
 
 
 COUNTED = """

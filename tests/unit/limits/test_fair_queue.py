@@ -212,12 +212,12 @@ def test_tenants_that_give_up_waiting_are_forgotten_too():
 def test_serving_takes_no_longer_with_twenty_thousand_tenants_than_with_two():
     def seconds(tenants: int) -> float:
         queue: FairQueue[int] = FairQueue()
-        began = time.perf_counter()
+        began = time.process_time()
         for n in range(40_000):
             queue.push(n, str(n % tenants))
         while queue:
             queue.pop()
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     assert seconds(20_000) < 20 * seconds(2) + 1.0
 

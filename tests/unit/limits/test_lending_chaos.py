@@ -19,6 +19,7 @@ from toolyard.limits.cluster.client import _APART, _PAUSES
 from toolyard.limits.cluster.lending import DRIFT, QUANTUM
 
 SEEDS = 150
+QUICK = 50
 PART = 10
 """Seeds in one test."""
 
@@ -210,7 +211,10 @@ class Chaos:
             sim.run(sim.now + soon + 0.1)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PART))
+@pytest.mark.parametrize(
+    "first",
+    [first if first < QUICK else pytest.param(first, marks=pytest.mark.slow) for first in range(0, SEEDS, PART)],
+)
 def test_the_limit_holds_and_nothing_is_lost_whatever_breaks(first: int):
     for seed in range(first, first + PART):
         Chaos(seed).run()

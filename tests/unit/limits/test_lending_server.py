@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from patience import patient
 from toolyard.limits.cluster import channel
 from toolyard.limits.cluster.lending import Borrower, Lender
 from toolyard.limits.cluster.server import LenderServer
@@ -288,7 +289,7 @@ class TestServer:
             doomed.say(report(1, waiting=10))
             while (await doomed.hear())["granted"] < 10:
                 pass
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(patient(1)):
             await serving.can_be_borrowed_from(10)
 
     async def test_a_hello_that_was_overtaken_by_a_later_one_changes_nothing(self, serving: Serving):
@@ -321,5 +322,5 @@ class TestServer:
                 await living.hear()
             began = time.monotonic()
             await server.stop()
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < patient(1.0)
         assert not complaints

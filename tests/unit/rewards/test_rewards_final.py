@@ -428,13 +428,13 @@ async def test_calls_beyond_the_threads_wait_and_waiting_is_not_being_late(gate)
 def test_a_reward_may_be_used_in_one_loop_after_another(gate):
     reward = FunctionReward("mine", gate, max_running=1)
 
-    async def both() -> None:
+    async def score_four() -> list[float | None]:
         async with asyncio.TaskGroup() as group:
-            for _ in range(4):
-                group.create_task(score(reward, "work"))
+            calls = [group.create_task(score(reward, "work")) for _ in range(4)]
+        return [call.result().value for call in calls]
 
-    asyncio.run(both())
-    asyncio.run(both())
+    assert asyncio.run(score_four()) + asyncio.run(score_four()) == [1.0] * 8
+    assert gate.most == 1, "the limit holds in both loops"
 
 
 def test_a_function_that_hangs_does_not_keep_the_process_alive():

@@ -310,9 +310,9 @@ class TestCompare:
         """Equal lines between different ones make difflib quadratic, several times over."""
         left = [line for number in range(count) for line in ("", f"left {number}")]
         right = [line for number in range(count) for line in ("", f"right {number}")]
-        began = time.perf_counter()
+        began = time.process_time()
         lines = align(left, right)
-        assert time.perf_counter() - began < 5.0
+        assert time.process_time() - began < 5.0
         assert [line.left for line in lines if line.left is not None] == left
         assert [line.right for line in lines if line.right is not None] == right
 

@@ -48,7 +48,13 @@ def test_the_compiler_finds_nothing_to_warn_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.toolchain("c")
-@pytest.mark.parametrize("flags", [("-O2",), SANITIZED], ids=["as it is", "address and undefined-behaviour sanitizers"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("-O2",), id="as it is"),
+        pytest.param(SANITIZED, id="address and undefined-behaviour sanitizers", marks=pytest.mark.slow),
+    ],
+)
 def test_its_tests_in_c_pass(tmp_path: Path, flags: tuple[str, ...]) -> None:
     check(compiled(tmp_path, "gcc", *flags))
 
