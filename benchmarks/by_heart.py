@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from toolyard.chat.formats import open_format
-from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.engines.models import resolve_model
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 from toolyard.rollout.config import RolloutConfig, load_config

@@ -22,7 +22,7 @@ from typing import Any
 
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 
 PROMPT = 640
 """Tokens, more or less: what a system message and eight worked examples take."""

@@ -44,8 +44,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from toolyard.limits.cluster.ray import NAMESPACE, PREFIX, RayLimiter
 from toolyard.limits.local import LocalLimiter
-from toolyard.limits.ray import NAMESPACE, PREFIX, RayLimiter
 
 clock = time.monotonic  # the same in all processes of a machine
 METHODS = ("seeds", "RayLimiter", "LocalLimiter", "asyncio.Semaphore")

@@ -39,8 +39,8 @@ from rich.table import Table
 
 from earlier import measure_in_turns
 from sandbox import service
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_protocol import Aggregation, CaseVerdict, Submission
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import Aggregation, CaseVerdict, Submission
 from toolyard.sandbox.languages.compiled import CPP_FLAGS
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program

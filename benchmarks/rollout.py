@@ -34,14 +34,15 @@ from toolyard.engines.models import EMBEDDED, embedded_folder, resolve_model
 from toolyard.engines.protocol import Sampling
 from toolyard.engines.scripted import ScriptedEngine
 from toolyard.messages import Message
-from toolyard.rewards.final import load_reward
-from toolyard.rollout.limits import RolloutLimits
+from toolyard.rewards.registry import load_reward
+from toolyard.rollout.budget import RolloutLimits
+from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun
-from toolyard.rollout.run_one import Play, Setting
-from toolyard.rollout.speaking import TokenSpeaker
 from toolyard.tasks.protocol import Task
-from toolyard.testing.byte_tokenizer import ByteTokenizer
+from toolyard.testing.engine.byte_tokenizer import ByteTokenizer
 from toolyard.tools.base import BaseTool, ToolResponse
 
 TURNS = 8
@@ -78,7 +79,7 @@ class Add(BaseTool):
 def tokenizer() -> tuple[Tokenizer, str]:
     folder = embedded_folder(EMBEDDED["smollm2-135m"])
     if folder.fault() is None:
-        from toolyard.chat.tokenizer import load_tokenizer
+        from toolyard.chat.tokenizers.opening import load_tokenizer
 
         return load_tokenizer(folder.path), "SmolLM2's"
     return ByteTokenizer(), "bytes"

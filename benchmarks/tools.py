@@ -28,7 +28,7 @@ from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
 from toolyard.tools.base import BaseTool, ToolResponse
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.instance import open_instance, open_instances
 
 ARGUMENTS = {"query": "the height of the Eiffel Tower", "limit": 3}

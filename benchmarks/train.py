@@ -36,13 +36,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-import toolyard.engines.openmp  # noqa: F401 - before torch, and so for both loops: threads that wait do not spin
+import toolyard.engines.transformers.openmp  # noqa: F401 - before torch, and so for both loops: threads that wait do not spin
 from by_heart import CALLS, RESPONSE, Place, distance_in, prepared
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EMBEDDED as EMBEDDED_TRAINING
 from toolyard.train.config import load_train_config
-from toolyard.train.trl import StepObserver, StepReport, ToolyardRollout
+from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 
 CONSOLE = Console()
 DELAYS = (0.0, 0.05, 0.2)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from playwright.async_api import Page, async_playwright
 
-from toolyard.cli.viewing import decoder_for
-from toolyard.viewer.answers import Answers
+from toolyard.cli.view.run import decoder_for
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
-from toolyard.viewer.textual import Viewer
-from toolyard.viewer.web import Server
+from toolyard.viewer.tui.app import Viewer
+from toolyard.viewer.web.answers import Answers
+from toolyard.viewer.web.server import Server
 
 DOCS = Path(__file__).parent
 RECORDED = DOCS.parent / "tests" / "data" / "embedded.jsonl.gz"

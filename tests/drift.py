@@ -19,7 +19,7 @@ from material import FAMILIES, family_folder
 from toolyard.chat.conformance import CODE_TOOL, check_format
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import Tokenizer
-from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.messages import Message
 
 _TURNS = 100_000

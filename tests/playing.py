@@ -13,13 +13,14 @@ from toolyard.engines.protocol import Sampling
 from toolyard.engines.scripted import ScriptedEngine
 from toolyard.errors import SandboxError
 from toolyard.messages import Message
-from toolyard.rewards.final import load_reward
-from toolyard.rollout.limits import RolloutLimits
+from toolyard.rewards.registry import load_reward
+from toolyard.rollout.budget import RolloutLimits
+from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
-from toolyard.rollout.run_one import Play, Setting
-from toolyard.rollout.speaking import TokenSpeaker
 from toolyard.tasks.protocol import Task
-from toolyard.testing.byte_tokenizer import ByteTokenizer
+from toolyard.testing.engine.byte_tokenizer import ByteTokenizer
 from toolyard.tools.base import BaseTool, ToolResponse
 
 TOKENIZER = ByteTokenizer()

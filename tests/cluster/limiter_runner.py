@@ -16,7 +16,7 @@ class Runner:
     """An actor. Every execution it starts under a permit tells the referee. It serves one test after another."""
 
     async def open(self, referee: str, name: str, limit: int | None, options: dict) -> None:
-        from toolyard.limits.ray import RayLimiter
+        from toolyard.limits.cluster.ray import RayLimiter
 
         self._referee = referee
         self._limiter = RayLimiter(name, limit, **options)

@@ -22,16 +22,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from toolyard.cli import doctor_checks
+from toolyard.cli.doctor import checks as doctor_checks
 from toolyard.errors import ConfigError, LimiterError
 
 ray = pytest.importorskip("ray", reason="needs toolyard[ray]")
 
-from toolyard.limits import ray_survey  # noqa: E402
-from toolyard.limits.lender_actor import NAMESPACE, Records  # noqa: E402
+from toolyard.limits.cluster import survey as ray_survey  # noqa: E402
+from toolyard.limits.cluster.actor import NAMESPACE, Records  # noqa: E402
+from toolyard.limits.cluster.ray import PREFIX, RayLimiter  # noqa: E402
+from toolyard.limits.cluster.survey import FoundLimiter, Survey, stop, survey  # noqa: E402
 from toolyard.limits.prometheus_client import LimiterCollector  # noqa: E402
-from toolyard.limits.ray import PREFIX, RayLimiter  # noqa: E402
-from toolyard.limits.ray_survey import FoundLimiter, Survey, stop, survey  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(180)]
 
@@ -153,7 +153,7 @@ class TestSurvey:
     @pytest.mark.parametrize("address", ["local", "127.0.0.1:9"])
     def test_where_no_cluster_runs_none_is_started(self, address: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "toolyard.limits.ray_survey"],
+            [sys.executable, "-m", "toolyard.limits.cluster.survey"],
             capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "RAY_ADDRESS": address},
         )  # fmt: skip
         assert done.returncode == 3
@@ -161,7 +161,7 @@ class TestSurvey:
 
     def test_without_a_connection_it_does_not_make_one(self) -> None:
         code = (
-            "import ray\nfrom toolyard.errors import ConfigError\nfrom toolyard.limits.ray_survey import survey\n"
+            "import ray\nfrom toolyard.errors import ConfigError\nfrom toolyard.limits.cluster.survey import survey\n"
             "try: survey()\nexcept ConfigError: assert not ray.is_initialized()\nelse: raise SystemExit('no error')"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS)

@@ -21,8 +21,14 @@ import ray
 
 from left_behind import alive
 from toolyard.errors import ConfigError, ExecutionWorkerDiedError, LimitConflictError, LimiterError
-from toolyard.limits.pool import ExecutionPool, ExecutionWorker, PoolMode, TokenBucketWorker, init_execution_pool
-from toolyard.limits.pool_process import OutcomeLostError
+from toolyard.limits.pool import (
+    ExecutionPool,
+    ExecutionWorker,
+    PoolMode,
+    TokenBucketWorker,
+    init_execution_pool,
+)
+from toolyard.limits.pool.process import OutcomeLostError
 
 both = pytest.mark.parametrize("mode", list(PoolMode), ids=lambda mode: mode.value)
 pytestmark = [

@@ -121,7 +121,7 @@ def start(runners: Runners, referee: Referee, name: str):
     yield start
     for node, runner in used:
         runners.give_back(node, runner)
-    from toolyard.limits.ray import NAMESPACE, PREFIX
+    from toolyard.limits.cluster.ray import NAMESPACE, PREFIX
 
     with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(PREFIX + name, NAMESPACE), no_restart=True)
@@ -155,7 +155,7 @@ def wait_for(found: Callable[[], object], within: float) -> None:
 def lender_pid(name: str) -> int:
     from ray.util.state import get_actor
 
-    from toolyard.limits.ray import NAMESPACE, PREFIX
+    from toolyard.limits.cluster.ray import NAMESPACE, PREFIX
 
     handle = ray.get_actor(PREFIX + name, NAMESPACE)
     actor_id = handle._actor_id.hex()

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import pytest_asyncio
 
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.engines.http.openai import OpenaiEngine
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Engine
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.testing import EngineContract
-from toolyard.testing.byte_model import BYTE_VOCABULARY, byte_decode
-from toolyard.testing.chat_as_engine import ChatAsEngine
-from toolyard.testing.engine_servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer
+from toolyard.testing.engine.byte_model import BYTE_VOCABULARY, byte_decode
+from toolyard.testing.engine.chat_as_engine import ChatAsEngine
+from toolyard.testing.engine.servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer
 
 
 class HttpContract(EngineContract):

@@ -10,7 +10,7 @@ import pytest_asyncio
 from toolyard.engines.protocol import Engine, Sampling
 from toolyard.engines.scripted import ScriptedEngine
 from toolyard.testing import EngineContract
-from toolyard.testing.byte_model import BYTE_VOCABULARY, ByteModel, byte_decode
+from toolyard.testing.engine.byte_model import BYTE_VOCABULARY, ByteModel, byte_decode
 
 GREEDY = Sampling(temperature=0)
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
 from toolyard.testing import LimiterContract
-from toolyard.testing.limiter_contract import Make
+from toolyard.testing.limiter.contract import Make
 
 
 class TestLocal(LimiterContract):

@@ -11,7 +11,7 @@ import pytest_asyncio
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program, Sandbox, Verdict
 from toolyard.testing import EachContract, PythonSemantics, SandboxContract, SessionContract
-from toolyard.testing.sandbox_contract import run
+from toolyard.testing.sandbox.contract import run
 
 
 async def with_numpy_at_hand(sandbox: LocalSandbox) -> LocalSandbox:

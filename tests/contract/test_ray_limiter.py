@@ -16,11 +16,11 @@ import pytest_asyncio
 
 from toolyard.limits.protocol import Limiter
 from toolyard.testing import LimiterContract
-from toolyard.testing.limiter_contract import Make
+from toolyard.testing.limiter.contract import Make
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
-from toolyard.limits.ray import NAMESPACE, PREFIX, RayLimiter  # noqa: E402 - needs Ray
+from toolyard.limits.cluster.ray import NAMESPACE, PREFIX, RayLimiter  # noqa: E402 - needs Ray
 
 
 @pytest.fixture(scope="module")

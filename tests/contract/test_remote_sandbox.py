@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.remote import RemoteSandbox
-from toolyard.sandbox.service import ServiceConfig, open_service
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
+from toolyard.sandbox.service.server import ServiceConfig, open_service
 from toolyard.testing import EachContract, PythonSemantics, SandboxContract, SessionContract
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.errors import ConfigError, EngineRequestError
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.testing import EngineContract
 
@@ -242,7 +242,7 @@ async def test_repetition_is_penalised(folder):
     ],
 )
 def test_tokens_are_taken_as_often_as_the_sampling_says(sampling, kept):
-    from toolyard.engines.transformers_sampling import Chooser, choose
+    from toolyard.engines.transformers.sampling import Chooser, choose
 
     likely = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
     wanted = Sampling.model_validate({"seed": 3, **sampling})
@@ -262,7 +262,7 @@ def test_tokens_are_taken_as_often_as_the_sampling_says(sampling, kept):
 
 
 def test_a_flat_distribution_is_cut_where_it_should_be_though_its_head_is_long():
-    from toolyard.engines.transformers_sampling import Chooser, choose
+    from toolyard.engines.transformers.sampling import Chooser, choose
 
     logits = torch.linspace(0, -1, 5000)[None].repeat(400, 1)
     for sampling, kept in (({"top_k": 1000}, 1000), ({"top_p": 0.9}, 4335), ({"top_k": 1000, "top_p": 0.5}, 475)):

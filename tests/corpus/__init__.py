@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from toolyard.rewards.code_protocol import Aggregation, CaseVerdict
+from toolyard.rewards.code.protocol import Aggregation, CaseVerdict
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from viewing import served
 
-from toolyard.viewer.answers import Answers
 from toolyard.viewer.token_runs import Decode
+from toolyard.viewer.web.answers import Answers
 
 SIZE = ViewportSize(width=1366, height=820)
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.engines.http.openai import OpenaiEngine
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import ChatEngine, Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.messages import Message
-from toolyard.testing.byte_model import byte_encode
-from toolyard.testing.engine_servers import EngineServer
+from toolyard.testing.engine.byte_model import byte_encode
+from toolyard.testing.engine.servers import EngineServer
 
 PROMPT = byte_encode("Once upon a time")
 SHORT = Sampling(max_tokens=8, temperature=0)

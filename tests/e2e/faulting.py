@@ -140,7 +140,7 @@ class Limited(Faulty):
 
     def limiters(self):
         import ray
-        from toolyard.limits.ray import RayLimiter
+        from toolyard.limits.cluster.ray import RayLimiter
 
         ray.init(_node_ip_address="127.0.0.2", logging_level="error", log_to_driver=False)
         return RayLimiter("many", 64), RayLimiter("one", 1)

@@ -10,7 +10,7 @@ from typing import Any
 from serving import OK
 
 from toolyard.sandbox.protocol import Execution, Limits, Program
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.instance import ToolResult, open_instance
 
 

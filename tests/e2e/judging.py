@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_protocol import Case, CodeResult, Suite, SuiteKind
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import Case, CodeResult, Suite, SuiteKind
 
 
 def fenced(code: str, language: str = "python") -> str:

@@ -19,7 +19,7 @@ from faulting import free_port, processes_of
 _TAKE_ALL = """
 import asyncio, contextlib, sys
 import ray
-from toolyard.limits.ray import RayLimiter
+from toolyard.limits.cluster.ray import RayLimiter
 
 async def take_all(limiter):
     async with asyncio.timeout(60), contextlib.AsyncExitStack() as stack:

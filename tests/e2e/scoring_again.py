@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from toolyard.cli.score_report import Report
-from toolyard.cli.scoring import Asked, run
+from toolyard.cli.score.report import Report
+from toolyard.cli.score.run import Asked, run
 from toolyard.messages import Message
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import Trajectory

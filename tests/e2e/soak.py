@@ -81,7 +81,7 @@ class Engine:
     """Speaks SGLang's route. What it says and what it does wrong, the prompt tells it."""
 
     def __init__(self, model: Path) -> None:
-        from toolyard.chat.tokenizer import load_tokenizer
+        from toolyard.chat.tokenizers.opening import load_tokenizer
 
         self._tokenizer = load_tokenizer(model)
         self._stop = self._tokenizer.special_tokens["<|im_end|>"]

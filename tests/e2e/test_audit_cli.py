@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from toolyard.cli.auditing import audit_dump
+from toolyard.cli.audit.findings import audit_dump
 from toolyard.errors import ConfigError, RecordError
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import Trajectory

@@ -22,9 +22,9 @@ import pytest
 from rich.console import Console
 
 from toolyard import Limits, Program, Verdict, __version__
-from toolyard.cli.touring import take_tour
+from toolyard.cli.sandbox.tour import take_tour
+from toolyard.cli.sandbox.tour_programs import TourStop
 from toolyard.sandbox.local import SandboxConfig
-from toolyard.sandbox.tour import TourStop
 
 TOOLYARD = str(Path(sys.executable).parent / "toolyard")
 SECONDS = 90
@@ -130,7 +130,7 @@ sys.exit(main())
 class TestCtrlC:
     @pytest.mark.parametrize(
         "module",
-        ["toolyard.cli.app", "typer", "toolyard.errors", "toolyard.cli.rollout", "toolyard.cli.calling"],
+        ["toolyard.cli.app", "typer", "toolyard.errors", "toolyard.cli.rollout", "toolyard.cli.tools.call"],
     )
     def test_while_modules_are_imported_is_quiet(self, module: str) -> None:
         ran = [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTING + AS_ITS_SCRIPT, module, "tools", "list"]

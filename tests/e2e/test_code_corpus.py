@@ -23,12 +23,12 @@ from corpus import Problem, Solution, read_corpus
 from toolyard.errors import RewardError
 from toolyard.limits.local import LocalLimiter
 from toolyard.rewards import sandbox_fusion
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_extraction import extract_code
-from toolyard.rewards.code_protocol import Aggregation, CaseVerdict, CodeResult, Submission
+from toolyard.rewards.code.extraction import extract_code
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import Aggregation, CaseVerdict, CodeResult, Submission
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program, Sandbox
-from toolyard.sandbox.remote import RemoteSandbox, Retries
+from toolyard.sandbox.remote.sandbox import RemoteSandbox, Retries
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.toolchain("cpp")]
 

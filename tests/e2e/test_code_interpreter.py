@@ -17,7 +17,7 @@ from serving import ScriptedSandbox, http, peer, service, service_in_thread
 from toolyard.errors import ConfigError
 from toolyard.messages import OpenAIFunctionParsedSchema
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.tools.code_interpreter import CodeInterpreterConfig, SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import CodeInterpreterConfig, SandboxFusionTool
 from toolyard.tools.instance import ToolOutcome, open_instance, open_instances
 
 pytestmark = pytest.mark.kernel("confined")

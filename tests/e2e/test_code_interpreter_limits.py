@@ -13,7 +13,7 @@ from serving import ScriptedSandbox, http, peer, server_process, service, until
 
 from toolyard.limits.local import LocalLimiter
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.instance import ToolOutcome, ToolResult, open_instance
 
 UNAVAILABLE = "Error: code_interpreter is not available at the moment"

@@ -18,7 +18,7 @@ from serving import ScriptedSandbox, service
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
-from toolyard.limits.ray import RayLimiter  # noqa: E402 - needs Ray
+from toolyard.limits.cluster.ray import RayLimiter  # noqa: E402 - needs Ray
 from toolyard.sandbox.protocol import Execution, Limits, Program  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)  # on a busy machine Ray takes minutes to start its processes
@@ -67,8 +67,9 @@ async def test_the_clusters_limiter_is_used_and_the_log_says_so(caplog: pytest.L
     caplog.set_level(logging.INFO)
     async with service(ScriptedSandbox()) as running, interpreter(running.url, rate_limit=3) as tool:
         assert await texts(tool, "1") == ["1\n"]
-        assert isinstance(tool._limiter, RayLimiter)
-        assert (tool._limiter.name, tool._limiter.limit) == ("rate-limiter", 3)
+        limiter = (await tool._places.here()).limiter
+        assert isinstance(limiter, RayLimiter)
+        assert (limiter.name, limiter.limit) == ("rate-limiter", 3)
     assert "code_interpreter: at most 3 executions in flight in the Ray cluster" in caplog.text
 
 

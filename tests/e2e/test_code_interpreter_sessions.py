@@ -16,10 +16,10 @@ from serving import EchoSession, http, peer, service, service_in_thread, until, 
 from left_behind import alive
 from toolyard.errors import SandboxClosedError
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.tools import code_interpreter
-from toolyard.tools.code_interpreter import SandboxFusionTool
-from toolyard.tools.code_interpreter_session import TrajectorySession
-from toolyard.tools.code_interpreter_text import LOST, NO_OUTPUT
+from toolyard.tools.code_interpreter import tool as code_interpreter
+from toolyard.tools.code_interpreter.session import TrajectorySession
+from toolyard.tools.code_interpreter.text import LOST, NO_OUTPUT
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.instance import ToolOutcome, open_instance
 
 pytestmark = pytest.mark.kernel("confined")

@@ -13,16 +13,8 @@ from judging import copies, fenced, judge_of, judged, verdicts
 
 from toolyard.errors import ConfigError
 from toolyard.limits.local import LocalLimiter
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_protocol import (
-    Case,
-    CaseResult,
-    CodeResult,
-    Comparison,
-    Submission,
-    Suite,
-    SuiteKind,
-)
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import Case, CaseResult, CodeResult, Comparison, Submission, Suite, SuiteKind
 from toolyard.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

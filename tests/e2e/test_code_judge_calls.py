@@ -10,7 +10,7 @@ import pytest_asyncio
 from judging import judged, verdicts
 
 from toolyard.errors import ConfigError
-from toolyard.rewards.code_protocol import Case, Suite, SuiteKind
+from toolyard.rewards.code.protocol import Case, Suite, SuiteKind
 from toolyard.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -22,8 +22,8 @@ from toolyard.errors import (
     SandboxError,
 )
 from toolyard.limits.local import LocalLimiter
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_protocol import Case, CaseResult, Submission, Suite, SuiteKind
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import Case, CaseResult, Submission, Suite, SuiteKind
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program, StageResult, Verdict
 

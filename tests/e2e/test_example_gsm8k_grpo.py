@@ -16,9 +16,9 @@ import yaml
 
 from toolyard.rollout.config import load_config
 from toolyard.rollout.run import run_rollouts
-from toolyard.tasks.problem_files import write_problems
-from toolyard.tasks.problems import rows
-from toolyard.tasks.reading import read_tasks
+from toolyard.tasks.files import read_tasks
+from toolyard.tasks.word_problems.files import write_problems
+from toolyard.tasks.word_problems.generator import rows
 from toolyard.tools.registry import initialize_tools_from_config
 from toolyard.train.config import load_train_config
 

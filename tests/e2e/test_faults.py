@@ -39,8 +39,8 @@ from faulting import (
 from ray_head import ray_head
 from soak import Service, is_mcp_server, write_servers
 
-from toolyard.testing.byte_model import ByteModel
-from toolyard.testing.engine_servers import EngineServer
+from toolyard.testing.engine.byte_model import ByteModel
+from toolyard.testing.engine.servers import EngineServer
 
 ALL = GOOD * SAMPLES
 

@@ -10,7 +10,7 @@ import pytest
 
 from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox import local
-from toolyard.sandbox.jail import gpu_devices
+from toolyard.sandbox.host.jail import gpu_devices
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from toolyard.rewards import gsm8k, math
+from toolyard.rewards import gsm8k
+from toolyard.rewards.math import scorer as math
 
 DATA = Path(os.environ.get("TOOLYARD_GSM8K_DATA") or Path(__file__).parents[3] / "shared" / "data" / "gsm8k")
 FILES = (DATA / "test.jsonl", DATA / "model_solutions.jsonl")

@@ -13,12 +13,12 @@ import orjson
 import pytest
 from engine_asking import KINDS, PROMPT, SHORT, answered, ask, until
 
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import ChatEngine, Engine, Finish, Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
-from toolyard.testing.byte_model import BYTE_EOS, ByteModel
-from toolyard.testing.engine_servers import SGLANG, VLLM, EngineServer, Fault
+from toolyard.testing.engine.byte_model import BYTE_EOS, ByteModel
+from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer, Fault
 
 # Failures ---------------------------------------------------------------------------------------------------------
 

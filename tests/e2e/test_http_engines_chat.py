@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.engines.http.openai import OpenaiEngine
 from toolyard.engines.protocol import ChatEngine, ChatGeneration, Finish, Sampling
 from toolyard.errors import EngineError, EngineRequestError
 from toolyard.messages import Message, OpenAIFunctionToolSchema, ToolCall
-from toolyard.testing.byte_model import byte_decode
-from toolyard.testing.engine_servers import EngineServer, Fault
+from toolyard.testing.engine.byte_model import byte_decode
+from toolyard.testing.engine.servers import EngineServer, Fault
 
 TOOL = OpenAIFunctionToolSchema.model_validate(
     {

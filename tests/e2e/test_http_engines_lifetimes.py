@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from engine_asking import KINDS, LONG, PROMPT, SHORT, answered, ask, until
 
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Finish, Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.errors import EngineError
-from toolyard.testing.engine_servers import EngineServer, Fault
+from toolyard.testing.engine.servers import EngineServer, Fault
 
 # Several servers ----------------------------------------------------------------------------------------------------
 

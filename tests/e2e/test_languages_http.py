@@ -23,7 +23,7 @@ from serving import service_in_thread
 from toolyard.sandbox import languages
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
-from toolyard.sandbox.remote import RemoteSandbox
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
 
 PROGRAMS = {path.stem: path for path in (Path(__file__).parent / "language_programs").iterdir()}
 GREETING = "hello from a file"

@@ -10,10 +10,10 @@ import pytest
 import requests
 from serving import service_in_thread
 
-from toolyard.rewards.submissions import SubmissionJudge
+from toolyard.rewards.code.submissions import SubmissionJudge
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Limits, Program
-from toolyard.sandbox.remote import RemoteSandbox
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
 
 pytestmark = pytest.mark.kernel("confined")
 

@@ -32,7 +32,7 @@ from toolyard.errors import (
     ToolyardError,
 )
 from toolyard.sandbox.protocol import Execution, Limits, Program, Sandbox, StageResult, Verdict
-from toolyard.sandbox.remote import RemoteSandbox, Retries
+from toolyard.sandbox.remote.sandbox import RemoteSandbox, Retries
 
 FOREIGN_OK = {
     "status": "Success",

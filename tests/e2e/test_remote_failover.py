@@ -31,11 +31,11 @@ from serving import (
 )
 
 from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError
-from toolyard.rewards.code import CodeJudge
+from toolyard.rewards.code.judge import CodeJudge
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program, StageResult, Verdict
-from toolyard.sandbox.remote import RemoteSandbox, Retries
-from toolyard.tools.code_interpreter_text import LOST
+from toolyard.sandbox.remote.sandbox import RemoteSandbox, Retries
+from toolyard.tools.code_interpreter.text import LOST
 from toolyard.tools.instance import open_instance
 from toolyard.tools.registry import initialize_tools_from_config
 

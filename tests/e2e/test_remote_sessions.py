@@ -9,7 +9,7 @@ from serving import EchoSession, http, peer, service, until, with_session
 
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxError, SessionLostError
 from toolyard.sandbox.protocol import Session, Verdict
-from toolyard.sandbox.remote import RemoteSandbox, Retries
+from toolyard.sandbox.remote.sandbox import RemoteSandbox, Retries
 
 ONCE = Retries(attempts=1)
 

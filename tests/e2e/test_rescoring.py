@@ -22,10 +22,10 @@ from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump
 from toolyard.records.lines import to_line
 from toolyard.rewards.combination import Weights
-from toolyard.rewards.final import FinalReward, FinalScore, load_reward
+from toolyard.rewards.registry import FinalReward, FinalScore, load_reward
+from toolyard.rollout.assembly import open_rollout
 from toolyard.rollout.config import load_config
-from toolyard.rollout.opening import open_rollout
-from toolyard.rollout.rescoring import Change, Rescored, Rescoring
+from toolyard.rollout.rescore.scoring import Change, Rescored, Rescoring
 
 # Weights --------------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from toolyard.errors import ConfigError, ToolyardError
 from toolyard.records.dump import read_dump
 from toolyard.rollout.config import load_config
 from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
-from toolyard.testing.byte_model import ByteModel
-from toolyard.testing.engine_servers import EngineServer
+from toolyard.testing.engine.byte_model import ByteModel
+from toolyard.testing.engine.servers import EngineServer
 
 TOOLS = """
 import asyncio

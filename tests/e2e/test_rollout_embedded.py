@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.engines.models import resolve_model
 from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump

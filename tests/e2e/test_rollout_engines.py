@@ -7,18 +7,18 @@ import json
 import pytest
 
 from playing import CHAT, TOKENIZER, Echo, call, limits, request_for, task
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.engines.http.openai import OpenaiEngine
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.records.audit import audit
-from toolyard.rewards.final import load_reward
+from toolyard.rewards.registry import load_reward
 from toolyard.rollout.finish import FinishReason
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import MessageSpeaker, TokenSpeaker
 from toolyard.rollout.run_many import RolloutRun
-from toolyard.rollout.run_one import Setting
-from toolyard.rollout.speaking import MessageSpeaker, TokenSpeaker
-from toolyard.testing.byte_model import ByteModel
-from toolyard.testing.engine_servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer, Fault
+from toolyard.testing.engine.byte_model import ByteModel
+from toolyard.testing.engine.servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer, Fault
 
 HELD = limits(max_assistant_turns=3)
 SAMPLING = Sampling(max_tokens=400)

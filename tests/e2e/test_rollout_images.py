@@ -21,11 +21,11 @@ from pictures import png
 from playing import CHAT, call, limits, played, request_for, task
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
-from toolyard.chat.tokenizer import load_tokenizer
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.chat.tokenizers.opening import load_tokenizer
+from toolyard.engines.http.openai import OpenaiEngine
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.sglang import SglangEngine
-from toolyard.engines.vllm import VllmEngine
 from toolyard.errors import ChatError, ConfigError
 from toolyard.images import image_of
 from toolyard.messages import Message
@@ -33,13 +33,14 @@ from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import Trajectory
-from toolyard.rewards.final import load_reward
+from toolyard.rewards.registry import load_reward
 from toolyard.rollout.config import load_config
+from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from toolyard.rollout.run import run_rollouts
-from toolyard.rollout.run_one import Play, Setting
-from toolyard.rollout.speaking import MessageSpeaker, Speaker, TokenSpeaker
-from toolyard.testing.byte_model import ByteModel
-from toolyard.testing.engine_servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer
+from toolyard.testing.engine.byte_model import ByteModel
+from toolyard.testing.engine.servers import OPENAI, SGLANG, VLLM, VLLM_TOKENS, EngineServer
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.registry import initialize_tools_from_config
 from toolyard.viewer.conversation import conversation

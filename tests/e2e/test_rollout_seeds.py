@@ -15,7 +15,7 @@ from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.tasks.protocol import Task
 from toolyard.tools import initialize_tools_from_config
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.gsm8k import Gsm8kTool
 
 YAML = """

@@ -21,7 +21,7 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.tools.base import BaseTool, ToolResponse
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 
 REQUESTS = 512
 SCHEMA: Any = {"type": "function", "function": {"name": "flaky", "parameters": {"type": "object", "properties": {}}}}

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from toolyard import Execution, Limits, LocalSandbox, Program, Verdict
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.sandbox.host.routing import LIGHT
 from toolyard.sandbox.protocol import MIB, Session, StageResult
-from toolyard.sandbox.routing import LIGHT
 from toolyard.testing import PythonSemantics, SandboxContract
 
 QUICK = Limits(run_seconds=5, memory_bytes=192 * MIB, disk_bytes=32 * MIB)

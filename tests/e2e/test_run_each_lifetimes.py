@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 
 from toolyard import Execution, Limits, LocalSandbox, Program, SandboxError
-from toolyard.sandbox.cases import replies
 from toolyard.sandbox.guest import frames
-from toolyard.sandbox.pool import Pool
+from toolyard.sandbox.host.cases import replies
+from toolyard.sandbox.host.pool import Pool
+from toolyard.sandbox.host.requests import Order
+from toolyard.sandbox.host.worker import Worker
+from toolyard.sandbox.host.zygote import Zygote
 from toolyard.sandbox.protocol import MIB
-from toolyard.sandbox.requests import Order
-from toolyard.sandbox.worker import Worker
-from toolyard.sandbox.zygote import Zygote
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -31,7 +31,7 @@ from serving import OK, ScriptedSandbox, service, service_in_thread, until
 from toolyard.errors import SandboxBusyError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program
-from toolyard.sandbox.remote import RemoteSandbox
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
 
 SUMMARY = SummaryMapping(
     CompileFailed="compile failed", CompileTimeout="compile timeout", RunFailed="run failed", RunTimeout="run timeout"

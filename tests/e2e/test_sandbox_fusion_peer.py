@@ -15,13 +15,13 @@ import pytest_asyncio
 
 from toolyard.errors import ProgramError
 from toolyard.rewards import blocking
-from toolyard.rewards.code import CodeJudge
-from toolyard.rewards.code_protocol import CaseVerdict
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import CaseVerdict
 from toolyard.rewards.sandbox_fusion import check_correctness
 from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
-from toolyard.sandbox.remote import RemoteSandbox
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
 from toolyard.testing.sandbox_fusion import KEPT_BYTES, SandboxFusionServer
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NUMPY = "import numpy\nprint(numpy.arange(3).sum())"

@@ -255,7 +255,7 @@ async def test_a_server_that_turns_everybody_away_at_once_is_down() -> None:
 
 async def test_a_server_with_a_queue_is_asked_for_as_long_as_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """It lets every request wait before it turns it away, which one that is down does not."""
-    monkeypatch.setattr("toolyard.rewards.sandbox_fusion_call._QUEUE_SECONDS", 0.4)
+    monkeypatch.setattr("toolyard.rewards.sandbox_fusion.call._QUEUE_SECONDS", 0.4)
     async with peer(*[http(504)] * 6, http(200, DONE), seconds=0.1) as server:
         assert await ask(server.url) == (DONE, None)
     assert len(server.requests) == 7

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from scoring_again import SECONDS, TOOLYARD, answered, changes, fill, function, lines_of, score, toolyard, verls
 
-from toolyard.cli.score_report import print_report
+from toolyard.cli.score.report import print_report
 from toolyard.errors import ConfigError, RecordError
 from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump

@@ -26,7 +26,7 @@ from serving import (
 from toolyard import __version__
 from toolyard.errors import ProgramError, SandboxError, ToolchainMissingError
 from toolyard.sandbox.protocol import Execution, Limits, Program, StageResult, Verdict
-from toolyard.sandbox.service import ServiceConfig
+from toolyard.sandbox.service.server import ServiceConfig
 
 
 class TestRoutes:

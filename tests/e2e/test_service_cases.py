@@ -17,8 +17,8 @@ from serving import Got, ScriptedSandbox, forever, http, peer, post_code, raisin
 from toolyard import Execution, Limits, LocalSandbox, Program, RemoteSandbox, SandboxError
 from toolyard.errors import ProgramError, SandboxBusyError
 from toolyard.sandbox.protocol import StageResult, Verdict
-from toolyard.sandbox.remote_http import Retries
-from toolyard.sandbox.service import RunningService
+from toolyard.sandbox.remote.http import Retries
+from toolyard.sandbox.service.server import RunningService
 
 ECHO = Program("print(input())")
 

@@ -12,7 +12,7 @@ import pytest
 from serving import ScriptedSandbox, post_code, request, server_process, service, until_busy, until_refused
 
 from toolyard.errors import ConfigError
-from toolyard.sandbox.service import ServiceConfig, listen
+from toolyard.sandbox.service.server import ServiceConfig, listen
 
 
 class TestShutdown:

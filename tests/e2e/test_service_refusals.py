@@ -33,8 +33,8 @@ from serving import (
 
 from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError
 from toolyard.sandbox.protocol import GIB, MIB, Limits, Program
-from toolyard.sandbox.remote import RemoteSandbox, Retries
-from toolyard.sandbox.service import RunningService, ServiceConfig, listen, read_tokens
+from toolyard.sandbox.remote.sandbox import RemoteSandbox, Retries
+from toolyard.sandbox.service.server import RunningService, ServiceConfig, listen, read_tokens
 
 PROGRAM = {"code": "print(1)", "language": "python"}
 

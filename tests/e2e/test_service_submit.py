@@ -12,7 +12,7 @@ from sandbox_fusion import EvalResult, SubmitRequest, TestConfig, submit
 from serving import ScriptedSandbox, raising, request, service, service_in_thread
 
 from toolyard.errors import SandboxBusyError, SandboxError
-from toolyard.rewards.submissions import SubmissionJudge
+from toolyard.rewards.code.submissions import SubmissionJudge
 from toolyard.sandbox.local import LocalSandbox
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"

@@ -18,7 +18,7 @@ from toolyard.errors import SandboxError, ToolError
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.tools.base import BaseTool, ToolResponse
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.instance import ToolInstances, ToolOutcome, handle_of, open_instances
 
 AT_ONCE = 200

@@ -17,7 +17,7 @@ import yaml
 from training import command, make_model, make_place, toolyard
 from typer.testing import CliRunner
 
-from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.cli.app import app
 from toolyard.errors import ToolyardError
 from toolyard.records.audit import audit
@@ -45,7 +45,7 @@ def place(tmp_path, model, monkeypatch) -> Path:
 
 def trained(*overrides: str, resume: bool = False) -> TrainResult:
     """In this process, which has loaded everything already."""
-    from toolyard.train.run_trl import run_training
+    from toolyard.train.trl.run import run_training
 
     return run_training(load_train_config("train.yaml", overrides), resume=resume)
 

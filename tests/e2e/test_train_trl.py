@@ -15,7 +15,7 @@ from toolyard.errors import ConfigError, TrainError
 from toolyard.records.dump import read_dump
 from toolyard.rollout.config import EMBEDDED, load_config
 from toolyard.train.samples import Refusal
-from toolyard.train.trl import StepObserver, StepReport, ToolyardRollout
+from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning"),

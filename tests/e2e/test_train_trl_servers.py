@@ -13,8 +13,8 @@ from training import make_model
 from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 from toolyard.errors import ConfigError, EngineError
-from toolyard.testing.engine_servers import SGLANG, VLLM, EngineServer
-from toolyard.train.trl import ToolyardRollout
+from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer
+from toolyard.train.trl.rollout import ToolyardRollout
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning"),

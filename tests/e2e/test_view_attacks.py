@@ -15,8 +15,8 @@ from playwright.sync_api import Page
 from viewing import VERL_LINE, demo_dump, demo_lines, hostile_line, served, write_lines
 
 from toolyard.messages import JSON
-from toolyard.viewer.answers import Answers
 from toolyard.viewer.query import Query
+from toolyard.viewer.web.answers import Answers
 
 
 @pytest.fixture(scope="module")

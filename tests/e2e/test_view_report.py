@@ -12,10 +12,10 @@ from browsing import Window, at, chosen, go, opened_browser, until, visit
 from playwright.sync_api import Page
 from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, hostile_line, served, write_lines
 
-from toolyard.viewer.answers import Answers, key_of
-from toolyard.viewer.export import write_report
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import QueryError, parse_query
+from toolyard.viewer.web.answers import Answers, key_of
+from toolyard.viewer.web.export import write_report
 
 QUERIES = [
     "",

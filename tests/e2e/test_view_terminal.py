@@ -19,9 +19,9 @@ from pictures import png
 from toolyard.images import image_of
 from toolyard.records.lines import to_line
 from toolyard.viewer.library import Library
-from toolyard.viewer.textual import Viewer
-from toolyard.viewer.textual_lists import Titles
-from toolyard.viewer.textual_screens import KEYS, Help
+from toolyard.viewer.tui.app import Viewer
+from toolyard.viewer.tui.lists import Titles
+from toolyard.viewer.tui.screens import KEYS, Help
 from trajectory_samples import decode, good_trajectory
 
 THOUGHT = "First I count them, then I add."

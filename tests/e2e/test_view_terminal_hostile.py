@@ -14,11 +14,11 @@ from rich.cells import cell_len
 from viewing import VERL_LINE, demo_lines, hostile_line, write_lines
 from viewing_terminal import Terminal, viewing
 
-from toolyard.viewer.textual_conversation import Folds
-from toolyard.viewer.textual_drawing import Pen, length
-from toolyard.viewer.textual_palette import DARK, palette
-from toolyard.viewer.textual_text import cut, fitted, one_line, spans, visible
-from toolyard.viewer.textual_trajectory import Part
+from toolyard.viewer.tui.conversation import Folds
+from toolyard.viewer.tui.drawing import Pen, length
+from toolyard.viewer.tui.palette import DARK, palette
+from toolyard.viewer.tui.text import cut, fitted, one_line, spans, visible
+from toolyard.viewer.tui.trajectory import Part
 
 ATTACKS = {
     "sets the title": "\x1b]0;owned\x07",
@@ -195,7 +195,7 @@ async def test_a_line_that_cannot_be_drawn_says_so(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("nobody thought of \x1b[31m this")
 
-    monkeypatch.setattr("toolyard.viewer.textual_pages.conversation", broken)
+    monkeypatch.setattr("toolyard.viewer.tui.pages.conversation", broken)
     write_lines(tmp_path / "0.jsonl", [VERL_LINE])
     async with viewing(tmp_path) as terminal:
         assert "This cannot be shown.\nRuntimeError: nobody thought of ␛[31m this" in terminal.page.text

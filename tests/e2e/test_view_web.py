@@ -26,10 +26,10 @@ from viewing import DAMAGED, SCRIPT, VERL_LINE, demo_dump, demo_lines, hostile_l
 
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
-from toolyard.viewer.answers import Answers
-from toolyard.viewer.export import write_report
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import Query, parse_query
+from toolyard.viewer.web.answers import Answers
+from toolyard.viewer.web.export import write_report
 
 TOOLYARD = str(Path(sys.executable).parent / "toolyard")
 

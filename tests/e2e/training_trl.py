@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolyard.rollout.config import RolloutConfig, load_config
-from toolyard.train.trl import ToolyardRollout
+from toolyard.train.trl.rollout import ToolyardRollout
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 

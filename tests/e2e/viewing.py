@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toolyard.viewer.answers import Answers
 from toolyard.viewer.library import Library
 from toolyard.viewer.token_runs import Decode
-from toolyard.viewer.web import Server
+from toolyard.viewer.web.answers import Answers
+from toolyard.viewer.web.server import Server
 
 DEMO = Path(__file__).parent.parent / "data" / "embedded.jsonl.gz"
 SCRIPT = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"

@@ -17,9 +17,9 @@ from textual.worker import WorkerCancelled, WorkerFailed
 
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
-from toolyard.viewer.textual import Viewer
-from toolyard.viewer.textual_lists import SampleList, StepList
-from toolyard.viewer.textual_page import PageView
+from toolyard.viewer.tui.app import Viewer
+from toolyard.viewer.tui.lists import SampleList, StepList
+from toolyard.viewer.tui.page import PageView
 
 _SHORT = ("look", "draw", "seek")
 """Work that ends by itself; menus wait for somebody."""

@@ -13,9 +13,9 @@ import pytest
 from hostile import SYSCALLS, open_to_everybody, run, words
 from ways import Way
 
+from toolyard.sandbox.host.session import LocalSession
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program
-from toolyard.sandbox.session import LocalSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 namespaces = pytest.mark.kernel("namespaces")

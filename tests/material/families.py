@@ -13,8 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from material import vocabularies
 from material.packages import DEEPSEEK, LLAMA, LLAMA_CPP, MISTRAL, O200K, QWEN, root
-from toolyard.engines.model_folders import ModelFolder
-from toolyard.engines.models import DEFAULT_MODEL, EMBEDDED, fetch_model
+from toolyard.engines.models import DEFAULT_MODEL, EMBEDDED, ModelFolder, fetch_model
 
 _MADE = 1
 """Changes with the code that makes folders, so that old ones are made again."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolyard import settings
-from toolyard.engines.model_folders import ModelFolder
+from toolyard.engines.models import ModelFolder
 from toolyard.errors import EngineError
 
 _SECONDS = 900

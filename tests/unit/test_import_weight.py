@@ -39,6 +39,7 @@ def test_importing_the_package_takes_next_to_no_time() -> None:
 def test_the_entry_point_loads_next_to_nothing_so_that_ctrl_c_is_handled_from_the_start() -> None:
     assert loaded_by("import toolyard.cli.main") - loaded_by("from __future__ import annotations") == {
         "toolyard",
+        "toolyard._lazy",
         "toolyard.cli",
         "toolyard.cli.main",
     }

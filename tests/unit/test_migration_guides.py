@@ -19,16 +19,16 @@ NAMES: list[tuple[str, str]] = re.findall(r"^\| `(verl\.[\w.]+)` \| `(toolyard\.
 TRIED = {
     # From verl: tools
     "`create` and `release` around every call (0.9)": (
-        "unit/test_tool_instance.py::test_an_instance_is_created_called_rewarded_and_released",
+        "unit/tools/test_tool_instance.py::test_an_instance_is_created_called_rewarded_and_released",
         "verl/test_tools_under_verl.py::test_create_execute_and_release_surround_every_call",
     ),
     'the code interpreter answers "no stdout here" after a failure': (
-        "unit/test_code_interpreter_text.py::test_what_a_program_cannot_say_itself_is_said_in_brackets",
-        "unit/test_code_interpreter_text.py::test_an_exit_code_that_stderr_does_not_explain_is_told",
+        "unit/tools/test_code_interpreter_text.py::test_what_a_program_cannot_say_itself_is_said_in_brackets",
+        "unit/tools/test_code_interpreter_text.py::test_an_exit_code_that_stderr_does_not_explain_is_told",
     ),
     "stdout and stderr run into each other, at any length": (
-        "unit/test_code_interpreter_text.py::test_stderr_follows_stdout_on_a_line_of_its_own",
-        "unit/test_code_interpreter_text.py::test_each_stream_keeps_its_head_and_its_tail",
+        "unit/tools/test_code_interpreter_text.py::test_stderr_follows_stdout_on_a_line_of_its_own",
+        "unit/tools/test_code_interpreter_text.py::test_each_stream_keeps_its_head_and_its_tail",
     ),
     "`sandbox_fusion_url` is needed": (
         "e2e/test_code_interpreter.py::test_a_url_left_empty_in_yaml_means_the_embedded_sandbox",
@@ -51,20 +51,20 @@ TRIED = {
     ),
     # From verl: the execution pool
     "a function that raises is logged, and its result is None": (
-        "unit/test_execution_pool.py::test_an_exception_reaches_the_caller_with_its_type_and_its_traceback",
+        "unit/limits/test_execution_pool.py::test_an_exception_reaches_the_caller_with_its_type_and_its_traceback",
         "cluster/test_execution_pool_on_ray.py::test_what_a_function_raises_reaches_the_caller_and_the_actor_lives_on",
     ),
     "a second pool with another `rate_limit` gets the first one's": (
-        "unit/test_execution_pool.py::test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made",
+        "unit/limits/test_execution_pool.py::test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made",
         "cluster/test_execution_pool_on_ray.py::test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made",
     ),
     "a worker that dies keeps its permit for ever": (
         "cluster/test_execution_pool_on_ray.py::test_a_killed_process_fails_one_call_and_gives_its_permit_back",
         "cluster/test_execution_pool_on_ray.py::test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back",
     ),
-    "Ray is needed": ("unit/test_execution_pool_closing.py::test_a_pool_without_ray_does_not_even_import_it",),
+    "Ray is needed": ("unit/limits/test_execution_pool_closing.py::test_a_pool_without_ray_does_not_even_import_it",),
     "`PoolMode.ProcessMode` is not implemented": (
-        "unit/test_execution_pool_processes.py::test_cancelling_kills_what_runs_with_all_it_started_and_frees_its_permit",
+        "unit/limits/test_execution_pool_processes.py::test_cancelling_kills_what_runs_with_all_it_started_and_frees_its_permit",
     ),
     # From SandboxFusion: clients
     "PyPI package `sandbox-fusion`": ("e2e/test_sandbox_fusion_client.py::test_the_endpoint_may_be_set_once_for_all",),
@@ -106,7 +106,9 @@ TRIED = {
         "e2e/test_migrating_from_sandbox_fusion.py::test_a_client_of_ours_gets_more_and_learns_what_was_cut",
         "e2e/test_sandbox_fusion_peer.py::test_the_stand_in_has_the_quirks_that_it_stands_for",
     ),
-    "a killed program does not say why": ("unit/test_wire.py::test_another_limit_looks_killed_and_stderr_names_it",),
+    "a killed program does not say why": (
+        "unit/sandbox/test_wire.py::test_another_limit_looks_killed_and_stderr_names_it",
+    ),
     "with its default isolation (none), programs share the network, `/tmp` and the server's user": (
         "unit/test_threat_model.py",
     ),

@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 from scripted import Configure, MakeWorker, Script, ScriptedEngine, save_model
 
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.service import ServiceConfig, open_service
+from toolyard.sandbox.service.server import ServiceConfig, open_service
 
 TRAINER = os.path.join(os.path.dirname(verl.__file__), "trainer", "config")
 

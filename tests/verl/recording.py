@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolyard.tools.base import ToolResponse
-from toolyard.tools.code_interpreter import SandboxFusionTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.gsm8k import Gsm8kTool
 
 

@@ -21,10 +21,10 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.replica import TokenOutput
 
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.tools.base import BaseTool, ToolResponse
-from toolyard.train import verl as ours
+from toolyard.train.verl import agent_loop as ours
 from verl import DataProto
 
 Line = str | BaseException | TokenOutput

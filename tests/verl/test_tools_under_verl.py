@@ -20,8 +20,9 @@ from verl.experimental.agent_loop import AgentLoopManager
 from verl.tools import schemas
 from verl.tools.tool_registry import initialize_tools_from_config
 
-from toolyard.limits.ray import NAMESPACE, PREFIX
-from toolyard.tools.code_interpreter import LIMITER, SandboxFusionTool
+from toolyard.limits.cluster.ray import NAMESPACE, PREFIX
+from toolyard.limits.protocol import DEFAULT_NAME
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.gsm8k import Gsm8kTool
 
 GSM8K = {
@@ -306,7 +307,7 @@ async def test_code_interpreters_of_verls_actors_are_under_one_limit(model: str,
     eggs, bolts = await roll_out(manager, row("How many eggs?"), row("How many bolts?"))
     assert eggs.heard == [heard("eggs\n"), heard("18\n")]
     assert bolts.heard == [heard("bolts\n"), heard("3\n")]
-    lender = ray.get_actor(PREFIX + LIMITER, NAMESPACE)
+    lender = ray.get_actor(PREFIX + DEFAULT_NAME, NAMESPACE)
     statistics = await lender.statistics.remote()
     assert statistics["limit"] == STATEFUL["config"]["rate_limit"]
     assert len(statistics["leases"]) == 2  # one for each actor's process

@@ -30,7 +30,7 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.replica import TokenOutput
 
 from toolyard.errors import ConfigError
-from toolyard.train.verl_settings import settings_of
+from toolyard.train.verl.settings import settings_of
 from verl import DataProto
 
 __all__ = ["make_fixture"]  # fixtures

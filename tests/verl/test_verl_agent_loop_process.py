@@ -36,9 +36,9 @@ from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.utils.tokenizer import hf_tokenizer
 
 from toolyard.engines.models import DEFAULT_MODEL, EMBEDDED, embedded_folder
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.records.dump import read_dump
-from toolyard.train import verl as ours
+from toolyard.train.verl import agent_loop as ours
 
 __all__ = ["cluster", "make_fixture"]  # fixtures
 
@@ -91,8 +91,8 @@ class ShyTool(BaseTool):
 AT_EXIT = """
 import asyncio, threading
 from transformers import AutoTokenizer
-from toolyard.train.verl_opened import open_here
-from toolyard.train.verl_settings import VerlSettings
+from toolyard.train.verl.shared import open_here
+from toolyard.train.verl.settings import VerlSettings
 
 async def go():
     open_here(VerlSettings(tool_config_path="tools.yaml"), AutoTokenizer.from_pretrained({model!r}))

@@ -22,8 +22,8 @@ from corpus.verl_forms import READ, WRAPPINGS, Answer, answers
 from toolyard.errors import RewardError
 from toolyard.rewards import blocking, prime_code
 from toolyard.rewards import sandbox_fusion as ours
-from toolyard.rewards.code_extraction import extract_code
-from toolyard.rewards.code_protocol import Aggregation, CaseVerdict
+from toolyard.rewards.code.extraction import extract_code
+from toolyard.rewards.code.protocol import Aggregation, CaseVerdict
 
 ANSWERS = list(answers())
 SOLUTIONS = [(problem, solution) for problem in read_corpus() for solution in problem.solutions]

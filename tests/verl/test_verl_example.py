@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from hydra import compose, initialize_config_module
 
-from toolyard.train.verl_settings import settings_of
+from toolyard.train.verl.settings import settings_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k_grpo"
 

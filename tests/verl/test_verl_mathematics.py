@@ -17,7 +17,7 @@ from verl.utils.reward_score import gsm8k, math_dapo, math_reward, math_verify
 
 from corpus.verl_math import GSM8K, GSM8K_FLEXIBLE, MATHEMATICS, MathAnswer
 from toolyard.rewards import gsm8k as our_gsm8k
-from toolyard.rewards import math as our_math
+from toolyard.rewards.math import scorer as our_math
 
 VERLS: dict[str, Callable[[str, str], float]] = {
     "math_verify": math_verify.compute_score,

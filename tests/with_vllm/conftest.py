@@ -14,10 +14,10 @@ import pytest_asyncio
 from vllm_server import KINDS, START_SECONDS, VllmServer, free_port, serving
 
 from toolyard.chat.protocol import Tokenizer
-from toolyard.chat.tokenizer import load_tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.models import resolve_model
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.vllm import VllmEngine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

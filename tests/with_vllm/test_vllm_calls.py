@@ -13,7 +13,7 @@ from vllm_server import CALLS_TEMPLATE, CONTEXT, KINDS, NAME, START_SECONDS, Vll
 
 from toolyard.chat.protocol import Tokenizer
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.transformers import TransformersEngine
+from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump
 from toolyard.records.trajectory import Trajectory

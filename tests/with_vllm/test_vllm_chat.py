@@ -11,11 +11,11 @@ from vllm_server import VllmServer
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import Tokenizer
-from toolyard.engines.openai import OpenaiEngine
+from toolyard.engines.http.openai import OpenaiEngine
 from toolyard.engines.protocol import ChatGeneration, Finish, Sampling
 from toolyard.errors import EngineRequestError
 from toolyard.messages import Message
-from toolyard.tools.code_interpreter import SCHEMA
+from toolyard.tools.code_interpreter.tool import SCHEMA
 
 pytestmark = pytest.mark.parametrize("server", ["plain"], indirect=True, scope="session")
 TALK = [Message("system", "You are a careful helper."), Message("user", "What is the capital of France? One word.")]

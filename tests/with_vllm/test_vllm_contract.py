@@ -10,9 +10,9 @@ import pytest_asyncio
 from vllm_server import CONTEXT, VllmServer
 
 from toolyard.chat.protocol import Tokenizer
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Engine, Finish
-from toolyard.engines.vllm import VllmEngine
-from toolyard.testing.engine_contract import EngineContract
+from toolyard.testing.engine.contract import EngineContract
 
 
 class VllmContract(EngineContract):

@@ -12,8 +12,8 @@ from vllm_server import NAME, VllmServer
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
+from toolyard.engines.http.vllm import VllmEngine
 from toolyard.engines.protocol import Finish, Generation, Sampling
-from toolyard.engines.vllm import VllmEngine
 from toolyard.errors import EngineRequestError
 from toolyard.messages import Message
 

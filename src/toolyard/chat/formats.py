@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from toolyard.chat.protocol import ChatFormat, Tokenizer
+from toolyard.chat.protocol import TOOL_WRAPPER, ChatFormat, Tokenizer
 from toolyard.errors import ConfigError, MissingDependencyError
-
-TOOL_WRAPPER = "<tool_response>\n{}\n</tool_response>"
 
 _PLAIN_CHATML = (
     "{% for message in messages %}"

@@ -16,9 +16,12 @@ from toolyard.messages import Message, OpenAIFunctionToolSchema
 Ids = Sequence[int]
 Tools = Sequence[OpenAIFunctionToolSchema]
 
+TOOL_WRAPPER = "<tool_response>\n{}\n</tool_response>"
+"""Around what a tool answered, where a template has no role for tools."""
+
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that formats need; see `toolyard.chat.tokenizer`."""
+    """The part of a tokenizer that formats need; see `toolyard.chat.tokenizers.opening`."""
 
     @property
     def name(self) -> str:

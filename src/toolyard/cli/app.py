@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolyard import __version__
+from toolyard._version import __version__
 from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
 from toolyard.cli.console import complain, leave
 from toolyard.errors import ToolyardError

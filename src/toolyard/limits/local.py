@@ -8,12 +8,11 @@ import threading
 import time
 
 from toolyard.errors import ConfigError, LimitConflictError
-
-from .adaptive import AdaptiveLimit
-from .background import background
-from .desk import Desk, DeskPermit
-from .protocol import LimiterStatistics
-from .rate import TokenBucket
+from toolyard.limits.adaptive import AdaptiveLimit
+from toolyard.limits.background import background
+from toolyard.limits.desk import Desk, DeskPermit
+from toolyard.limits.protocol import LimiterStatistics
+from toolyard.limits.rate import TokenBucket
 
 HOLDERS = 10
 """How many of those that hold a permit longest are named in the statistics."""

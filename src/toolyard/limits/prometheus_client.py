@@ -11,9 +11,8 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from toolyard.errors import ConfigError, MissingDependencyError
-
-from .desk import OTHERS
-from .protocol import LimiterStatistics, TenantStatistics
+from toolyard.limits.desk import OTHERS
+from toolyard.limits.protocol import LimiterStatistics, TenantStatistics
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
+DEFAULT_NAME = "rate-limiter"
+"""The limiter that all code interpreters, code judges and execution pools share, by the name that verl gave it."""
+
 
 @runtime_checkable
 class Permit(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .protocol import WaitTimes
+from toolyard.limits.protocol import WaitTimes
 
 _STEPS = 4
 _FINEST = 1e-6

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, Self, cast
 
 from toolyard.errors import RecordError
 from toolyard.messages import JSON
-from toolyard.records.appending import FolderLock, LineFile, Mended
 from toolyard.records.jsonl import decode
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import Trajectory
+from toolyard.records.writer import FolderLock, LineFile, Mended
 
 _OPEN_FILES = 8
 """Steps may overlap where training is asynchronous, but not many of them."""

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from toolyard import __version__
+from toolyard._version import __version__
 from toolyard.errors import DivergenceError, RecordError
 from toolyard.messages import JSON
 from toolyard.records.differences import json_difference, shown

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolyard._lazy import exports
 
 if TYPE_CHECKING:
-    from toolyard.rewards.data_sources import default_compute_score
+    from toolyard.rewards.code.judge import CodeJudge
+    from toolyard.rewards.code.protocol import CodeResult, CodeSettings, Submission
+    from toolyard.rewards.combination import Weights
+    from toolyard.rewards.data_sources import register
+    from toolyard.rewards.default import default_compute_score
+    from toolyard.rewards.protocol import FinalReward, FinalScore
+    from toolyard.rewards.registry import load_reward
     from toolyard.rewards.trl import trl_reward
 
-_HOMES = {
-    "default_compute_score": "toolyard.rewards.data_sources",
-    "trl_reward": "toolyard.rewards.trl",
-}
+__all__ = [
+    "CodeJudge",
+    "CodeResult",
+    "CodeSettings",
+    "FinalReward",
+    "FinalScore",
+    "Submission",
+    "Weights",
+    "default_compute_score",
+    "load_reward",
+    "register",
+    "trl_reward",
+]
 
-__all__ = ["default_compute_score", "trl_reward"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'toolyard.rewards' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "toolyard.rewards.code.judge": "CodeJudge",
+        "toolyard.rewards.code.protocol": "CodeResult CodeSettings Submission",
+        "toolyard.rewards.combination": "Weights",
+        "toolyard.rewards.data_sources": "register",
+        "toolyard.rewards.default": "default_compute_score",
+        "toolyard.rewards.protocol": "FinalReward FinalScore",
+        "toolyard.rewards.registry": "load_reward",
+        "toolyard.rewards.trl": "trl_reward",
+    },
+)

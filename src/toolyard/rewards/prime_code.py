@@ -17,13 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolyard.errors import OURS, ConfigError, LimiterError, RewardError
-
-from . import blocking
-from .code import CodeJudge
-from .code_cases import read_suite
-from .code_protocol import PRIME_CODE, CaseVerdict, CodeResult, CodeSettings, Suite, SuiteKind
-from .final_protocol import GroundTruthError
-from .sandbox_fusion_program import STAR_IMPORTS, program_in
+from toolyard.rewards import blocking
+from toolyard.rewards.code.cases import read_suite
+from toolyard.rewards.code.judge import CodeJudge
+from toolyard.rewards.code.protocol import PRIME_CODE, CaseVerdict, CodeResult, CodeSettings, Suite, SuiteKind
+from toolyard.rewards.protocol import GroundTruthError
+from toolyard.rewards.sandbox_fusion.program import STAR_IMPORTS, program_in
 
 __all__ = ["apps_check_correctness", "check_correctness", "compute_score"]
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from toolyard.errors import ConfigError, RewardError
-
-from . import blocking
-from .data_sources import DEADLINE_SECONDS, kept_reward, scorer_for
-from .final import FinalReward, FunctionReward, load_reward
-from .final_function import check_call
+from toolyard.rewards import blocking
+from toolyard.rewards.data_sources import scorer_for
+from toolyard.rewards.default import DEADLINE_SECONDS, kept_reward
+from toolyard.rewards.function import check_call
+from toolyard.rewards.registry import FinalReward, FunctionReward, load_reward
 
 _log = logging.getLogger(__name__)
 

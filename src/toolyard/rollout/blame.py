@@ -22,8 +22,7 @@ from toolyard.errors import (
     in_short,
 )
 from toolyard.records.trajectory import Failure
-
-from .finish import FinishReason, RolloutState
+from toolyard.rollout.finish import FinishReason, RolloutState
 
 __all__ = ["OURS", "TASK", "Broken", "broken", "late"]
 

@@ -19,13 +19,12 @@ from pydantic import (
 )
 
 from toolyard import settings
-from toolyard.chat.formats import TOOL_WRAPPER
+from toolyard.chat.protocol import TOOL_WRAPPER
 from toolyard.engines.protocol import Sampling
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.rewards.combination import Weights
-
-from .limits import RolloutLimits
+from toolyard.rollout.budget import RolloutLimits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""

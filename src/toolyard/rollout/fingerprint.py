@@ -21,9 +21,8 @@ from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.records.dump import Ended
 from toolyard.records.jsonl import encode
+from toolyard.rollout.config import SETTINGS_BESIDE_DUMP, RolloutConfig
 from toolyard.tasks.protocol import Task
-
-from .config import SETTINGS_BESIDE_DUMP, RolloutConfig
 
 _CONTENTS, _ACCEPTED = "contents", "accepted_changes"
 _NOT_PLAYED = (

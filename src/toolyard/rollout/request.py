@@ -11,11 +11,10 @@ from typing import Any
 from toolyard.engines.protocol import Generation
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.trajectory import Turn
+from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.tasks.protocol import Task
 from toolyard.tasks.rows import GSM8K_TOOLS
 from toolyard.tokens import ids_crc
-
-from .finish import FinishReason, RolloutState
 
 
 @dataclass(slots=True, eq=False)

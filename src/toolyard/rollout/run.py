@@ -16,17 +16,15 @@ from toolyard.messages import JSON
 from toolyard.records.dump import DumpWriter
 from toolyard.records.tape import Tape, TapeWriter
 from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.assembly import OpenedRollout, open_rollout, planned, prompt_additions, requests_of
+from toolyard.rollout.chance import Chance, RecordingChance, ReplayedChance
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.fingerprint import check_resumed
+from toolyard.rollout.finish import FinishReason, RolloutState
+from toolyard.rollout.request import AsyncRolloutRequest
+from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.summary import Accounting, Summary
 from toolyard.supervision import Stall
-
-from .accounting import Accounting
-from .chance import Chance, RecordingChance, ReplayedChance
-from .config import RolloutConfig
-from .fingerprint import check_resumed
-from .finish import FinishReason, RolloutState
-from .opening import OpenedRollout, open_rollout, planned, prompt_additions, requests_of
-from .request import AsyncRolloutRequest
-from .run_many import RolloutRun, Stuck
-from .summary import Summary
 
 
 class Observer:

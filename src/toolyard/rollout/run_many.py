@@ -25,13 +25,13 @@ from typing import Self, cast
 
 from toolyard.errors import ConfigError
 from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.chance import Chance
+from toolyard.rollout.finish import RolloutState
+from toolyard.rollout.play.conclusion import lost
+from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.supervision import LoopWatch, Stall
-
-from .chance import Chance
-from .conclusion import lost
-from .finish import RolloutState
-from .request import AsyncRolloutRequest
-from .run_one import Play, Setting
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0

@@ -26,22 +26,21 @@ from toolyard.errors import (
     SandboxError,
     ToolchainMissingError,
 )
-
-from . import languages
-from .cases import Processors, in_turn, replies
-from .isolation import Level, choose_level, probe
-from .jail import gpu_devices, zygote_config
-from .languages.builds import Build, Builds, build_key, made_of
-from .languages.compilers import Compilers
-from .languages.toolchains import Language, Toolchain
-from .plans import Plan, compile_order, python_plan, run_order
-from .pool import Pool, Slots
-from .protocol import MIB, Execution, Limits, Program, Verdict
-from .requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
-from .routing import LIGHT, choose_profile
-from .session import LocalSession
-from .worker import Reply
-from .zygote import Zygote
+from toolyard.sandbox import languages
+from toolyard.sandbox.host.cases import Processors, in_turn, replies
+from toolyard.sandbox.host.jail import gpu_devices, zygote_config
+from toolyard.sandbox.host.plans import Plan, compile_order, python_plan, run_order
+from toolyard.sandbox.host.pool import Pool, Slots
+from toolyard.sandbox.host.requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
+from toolyard.sandbox.host.routing import LIGHT, choose_profile
+from toolyard.sandbox.host.session import LocalSession
+from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.zygote import Zygote
+from toolyard.sandbox.isolation import Level, choose_level, probe
+from toolyard.sandbox.languages.builds import Build, Builds, build_key, made_of
+from toolyard.sandbox.languages.compilers import Compilers
+from toolyard.sandbox.languages.toolchains import Language, Toolchain
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
 
 _log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()

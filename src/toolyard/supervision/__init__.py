@@ -6,9 +6,9 @@
 What runs here cannot end, cancel or hold up whoever runs it.
 """
 
-from .calls import Call, end_stray_tasks, run_in_thread, uninterrupted
-from .clock import LoopClock, Scope, loop_clock
-from .stalls import LoopWatch, Stall
+from toolyard.supervision.calls import Call, end_stray_tasks, run_in_thread, uninterrupted
+from toolyard.supervision.clock import LoopClock, Scope, loop_clock
+from toolyard.supervision.stalls import LoopWatch, Stall
 
 __all__ = [
     "Call",

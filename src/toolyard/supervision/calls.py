@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .clock import LoopClock, loop_clock
-from .places import suspended_at
+from toolyard.supervision.clock import LoopClock, loop_clock
+from toolyard.supervision.places import suspended_at
 
 T = TypeVar("T")
 

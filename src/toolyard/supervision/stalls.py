@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from .calls import call_of
-from .clock import LoopClock, loop_clock
-from .places import frames_below, line_of, stack_of
+from toolyard.supervision.calls import call_of
+from toolyard.supervision.clock import LoopClock, loop_clock
+from toolyard.supervision.places import frames_below, line_of, stack_of
 
 _BEAT_SECONDS = 0.1
 STALL_SECONDS = 1.0

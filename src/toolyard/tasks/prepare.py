@@ -12,11 +12,10 @@ from pathlib import Path
 
 from toolyard.errors import ConfigError, TaskError
 from toolyard.messages import JSON
-
-from . import bundled
-from .protocol import Task
-from .reading import BadRow, RawRow, raw_rows, stem_of
-from .rows import Shape, Wording, gsm8k_kwargs, shape_of, task_of_row
+from toolyard.tasks import bundled
+from toolyard.tasks.files import BadRow, RawRow, raw_rows, stem_of
+from toolyard.tasks.protocol import Task
+from toolyard.tasks.rows import Shape, Wording, gsm8k_kwargs, shape_of, task_of_row
 
 GSM8K_SYSTEM = (
     "You solve math problems step by step. Use the tools that you are given to compute, and to check your answer "
@@ -120,7 +119,7 @@ _Writer = Callable[[Path, Iterable[JSON]], object]
 
 def _writer_for(target: Path) -> _Writer:
     if target.suffix == ".parquet":
-        from .parquet_pyarrow import write_parquet
+        from toolyard.tasks.parquet_pyarrow import write_parquet
 
         return write_parquet
     if target.suffix != ".jsonl":

@@ -23,8 +23,7 @@ from typing import Any
 from toolyard.errors import ConfigError, TaskError
 from toolyard.messages import JSON, Message
 from toolyard.rewards.gsm8k import final_answer
-
-from .protocol import Task
+from toolyard.tasks.protocol import Task
 
 GSM8K_SOURCE = "openai/gsm8k"
 GSM8K_INSTRUCTION = "Let's think step by step and output the final answer after `####`."

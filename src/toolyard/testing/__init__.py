@@ -19,28 +19,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolyard.testing.each_contract import EachContract
-    from toolyard.testing.engine_contract import EngineContract
-    from toolyard.testing.limiter_contract import LimiterContract
-    from toolyard.testing.python_semantics import PythonSemantics
-    from toolyard.testing.sandbox_contract import SandboxContract
-    from toolyard.testing.session_contract import SessionContract
+    from toolyard.testing.engine.contract import EngineContract
+    from toolyard.testing.limiter.contract import LimiterContract
+    from toolyard.testing.sandbox.contract import SandboxContract
+    from toolyard.testing.sandbox.each import EachContract
+    from toolyard.testing.sandbox.python_semantics import PythonSemantics
+    from toolyard.testing.sandbox.sessions import SessionContract
 
 __all__ = ["EachContract", "EngineContract", "LimiterContract", "PythonSemantics", "SandboxContract", "SessionContract"]
 
 _HOMES = {
-    "EachContract": "toolyard.testing.each_contract",
-    "EngineContract": "toolyard.testing.engine_contract",
-    "LimiterContract": "toolyard.testing.limiter_contract",
-    "PythonSemantics": "toolyard.testing.python_semantics",
-    "SandboxContract": "toolyard.testing.sandbox_contract",
-    "SessionContract": "toolyard.testing.session_contract",
+    "EachContract": "toolyard.testing.sandbox.each",
+    "EngineContract": "toolyard.testing.engine.contract",
+    "LimiterContract": "toolyard.testing.limiter.contract",
+    "PythonSemantics": "toolyard.testing.sandbox.python_semantics",
+    "SandboxContract": "toolyard.testing.sandbox.contract",
+    "SessionContract": "toolyard.testing.sandbox.sessions",
 }
 _PARTS = {
-    "toolyard.testing.limiter_contract_permits",
-    "toolyard.testing.limiter_contract_sharing",
-    "toolyard.testing.limiter_contract_terms",
-    "toolyard.testing.python_runtime",
+    "toolyard.testing.limiter.permits",
+    "toolyard.testing.limiter.sharing",
+    "toolyard.testing.limiter.terms",
+    "toolyard.testing.sandbox.python_runtime",
 }
 """They have claims as well, and are imported by their homes."""
 

@@ -32,7 +32,7 @@ from typing import Any, Self
 from aiohttp import web
 from pydantic import ValidationError
 
-from toolyard.sandbox import wire
+from toolyard.sandbox.wire import programs as wire
 
 __all__ = ["KEPT_BYTES", "SandboxFusionServer"]
 

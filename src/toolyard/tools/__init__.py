@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolyard._lazy import exports
 
 if TYPE_CHECKING:
     from toolyard.messages import OpenAIFunctionToolSchema
@@ -11,19 +12,6 @@ if TYPE_CHECKING:
     from toolyard.tools.function import tool
     from toolyard.tools.instance import ToolInstance, open_instance, open_instances
     from toolyard.tools.registry import get_tool_class, initialize_tools_from_config
-
-_HOMES = {
-    "BaseTool": "toolyard.tools.base",
-    "OpenAIFunctionToolSchema": "toolyard.messages",
-    "ToolInstance": "toolyard.tools.instance",
-    "ToolResponse": "toolyard.tools.base",
-    "ToolType": "toolyard.tools.base",
-    "get_tool_class": "toolyard.tools.registry",
-    "initialize_tools_from_config": "toolyard.tools.registry",
-    "open_instance": "toolyard.tools.instance",
-    "open_instances": "toolyard.tools.instance",
-    "tool": "toolyard.tools.function",
-}
 
 __all__ = [
     "BaseTool",
@@ -38,11 +26,13 @@ __all__ = [
     "tool",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'toolyard.tools' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "toolyard.messages": "OpenAIFunctionToolSchema",
+        "toolyard.tools.base": "BaseTool ToolResponse ToolType",
+        "toolyard.tools.function": "tool",
+        "toolyard.tools.instance": "ToolInstance open_instance open_instances",
+        "toolyard.tools.registry": "get_tool_class initialize_tools_from_config",
+    },
+)

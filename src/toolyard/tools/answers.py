@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from toolyard.images import image_of
-
-from .base import ToolResponse
-from .policy import CallPolicy, Measure, truncate
+from toolyard.tools.base import ToolResponse
+from toolyard.tools.policy import CallPolicy, Measure, truncate
 
 
 def normalise(returned: Any) -> tuple[ToolResponse, float | None, dict[str, Any]]:

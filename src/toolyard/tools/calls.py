@@ -31,11 +31,10 @@ from toolyard.errors import (
 from toolyard.limits.local import LocalLimiter
 from toolyard.messages import JSON
 from toolyard.supervision import Call, loop_clock, run_in_thread
-
-from .answers import normalise, shortened
-from .arguments import ArgumentError, Arguments
-from .base import BaseTool, ToolResponse
-from .policy import CallPolicy, Measure
+from toolyard.tools.answers import normalise, shortened
+from toolyard.tools.arguments import ArgumentError, Arguments
+from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.policy import CallPolicy, Measure
 
 
 class ToolOutcome(StrEnum):

@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from toolyard.errors import ConfigError
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.rewards import gsm8k
-
-from .base import BaseTool, ToolResponse
-from .trajectories import Trajectories
+from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.trajectories import Trajectories
 
 _MARK = "#### "
 

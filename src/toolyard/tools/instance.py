@@ -20,11 +20,10 @@ from typing import Any
 from toolyard.errors import OURS, TASK, ConfigError, ToolError, ToolyardError, bare, blame, in_short
 from toolyard.messages import JSON
 from toolyard.supervision import Call, uninterrupted
-
-from .answers import as_reward, created_id, created_response
-from .base import BaseTool, ToolResponse
-from .calls import ToolHandle, ToolOutcome, ToolResult, handle_of, trace
-from .policy import Measure
+from toolyard.tools.answers import as_reward, created_id, created_response
+from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.calls import ToolHandle, ToolOutcome, ToolResult, handle_of, trace
+from toolyard.tools.policy import Measure
 
 __all__ = [
     "ToolHandle",

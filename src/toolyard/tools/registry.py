@@ -25,12 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from toolyard.errors import ConfigError, ToolyardError
 from toolyard.limits.background import background
 from toolyard.messages import OpenAIFunctionToolSchema
-
-from .base import BaseTool, ToolType
-from .calls import handle_of
-from .function import FunctionTool
-from .policy import CallPolicy
-from .verl_names import TOOLS, instead_of_verl, is_of_verl
+from toolyard.tools.base import BaseTool, ToolType
+from toolyard.tools.calls import handle_of
+from toolyard.tools.function import FunctionTool
+from toolyard.tools.policy import CallPolicy
+from toolyard.tools.verl_names import TOOLS, instead_of_verl, is_of_verl
 
 _OWN_TOOLS = ("toolyard.tools.code_interpreter.SandboxFusionTool", "toolyard.tools.gsm8k.Gsm8kTool")
 _VALUE_CHARS = 80
@@ -176,7 +175,7 @@ def _made(place: str, path: Path, entry: ToolEntry) -> list[BaseTool]:
     try:
         found = get_tool_class(entry.class_name)
         if entry.mcp is not None:
-            from .mcp import mcp_tools
+            from toolyard.tools.mcp.tool import mcp_tools
 
             servers = path.parent / entry.mcp.mcp_servers_config_path
             if not servers.exists() and Path(entry.mcp.mcp_servers_config_path).exists():

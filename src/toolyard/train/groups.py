@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from .samples import TrainingSample
+from toolyard.train.samples import TrainingSample
 
 Scale = Literal["group", "none"]
 _AT_LEAST = 1e-4

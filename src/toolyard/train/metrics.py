@@ -11,10 +11,9 @@ from typing import Any, Self, cast
 
 from toolyard.errors import RecordError
 from toolyard.messages import JSON
-from toolyard.records.appending import LineFile
 from toolyard.records.jsonl import decode, encode
-
-from .trl import StepReport
+from toolyard.records.writer import LineFile
+from toolyard.train.trl.rollout import StepReport
 
 METRICS = "metrics.jsonl"
 """One line for each update."""

@@ -12,11 +12,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 from toolyard.errors import ConfigError, MissingDependencyError
-
-from .samples import TrainingSample
+from toolyard.train.samples import TrainingSample
 
 if TYPE_CHECKING:
-    from .padding_torch import TorchBatch
+    import torch
+    from torch import Tensor
 
 Rows = list[list[int]]
 T = TypeVar("T")
@@ -62,10 +62,43 @@ class PaddedBatch:
             MissingDependencyError: torch is not installed.
         """
         try:
-            from .padding_torch import as_torch
+            import torch
         except ImportError as error:
             raise MissingDependencyError(error.name or "torch", "hf", "a batch of tensors") from error
-        return as_torch(self)
+
+        def rectangle(rows: Sequence[Sequence[float]], width: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            # A tensor made of an empty list would forget its width.
+            return torch.tensor(rows, dtype=dtype).reshape(len(rows), width)
+
+        both = self.prompt_length + self.response_length
+        return TorchBatch(
+            prompt_ids=rectangle(self.prompt_ids, self.prompt_length),
+            prompt_mask=rectangle(self.prompt_mask, self.prompt_length),
+            response_ids=rectangle(self.response_ids, self.response_length),
+            response_attention=rectangle(self.response_attention, self.response_length),
+            response_mask=rectangle(self.response_mask, self.response_length),
+            logprobs=None if self.logprobs is None else rectangle(self.logprobs, self.response_length, torch.float32),
+            rewards=torch.tensor(self.rewards, dtype=torch.float32),
+            input_ids=rectangle(self.input_ids, both),
+            attention_mask=rectangle(self.attention_mask, both),
+            position_ids=rectangle(self.position_ids, both),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatch:
+    """The fields of `PaddedBatch`, on the CPU: ids and masks of 64 bits, logprobs and rewards of 32."""
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    response_ids: Tensor
+    response_attention: Tensor
+    response_mask: Tensor
+    logprobs: Tensor | None
+    rewards: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
 
 
 def padded(

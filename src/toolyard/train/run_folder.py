@@ -12,10 +12,9 @@ from typing import Any, Self, cast
 
 from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
-from toolyard.records.appending import FolderLock
-
-from .config import TrainConfig
-from .metrics import METRICS
+from toolyard.records.writer import FolderLock
+from toolyard.train.config import TrainConfig
+from toolyard.train.metrics import METRICS
 
 SETTINGS = "train.json"
 MODEL = "model"

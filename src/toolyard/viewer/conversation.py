@@ -13,9 +13,8 @@ from typing import Any, cast
 
 from toolyard.messages import Message, ToolCall
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
-
-from .protocol import Bubble, CallView, Picture, Piece, Role
-from .timeline import duration
+from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
+from toolyard.viewer.timeline import duration
 
 _FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*)\n", re.MULTILINE)
 _THOUGHT = re.compile(r"<think>\n?(?P<text>.*?)(?:</think>\n?|\Z)", re.DOTALL)

@@ -24,15 +24,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from toolyard.errors import RecordError
 from toolyard.records.trajectory import Trajectory
-from toolyard.viewer.index_build import Builder, Progress
-from toolyard.viewer.index_files import MAX_LINE, DumpFile, Source
-from toolyard.viewer.index_place import Place, find_place
-from toolyard.viewer.index_sql import LOOKED_UP, NATURAL, ROW, TABLES, order_by, where
-from toolyard.viewer.index_steps import step_summaries
-from toolyard.viewer.index_store import State, Store, bytes_done
+from toolyard.viewer.index.build import Builder, Progress
+from toolyard.viewer.index.files import MAX_LINE, DumpFile, Source
+from toolyard.viewer.index.place import Place, find_place
+from toolyard.viewer.index.rows import label, trajectory_in
+from toolyard.viewer.index.sql import LOOKED_UP, NATURAL, ROW, TABLES, order_by, step_summaries, where
+from toolyard.viewer.index.store import State, Store, bytes_done
 from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import Query
-from toolyard.viewer.rows import label, trajectory_in
 
 RAW_CHARS = 1_000_000
 _POLL_SECONDS = 0.05

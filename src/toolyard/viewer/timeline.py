@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
-
-from .protocol import RequestTimeline, Segment, Stage, StepTimeline
+from toolyard.viewer.protocol import RequestTimeline, Segment, Stage, StepTimeline
 
 _SLOWEST = 20
 

@@ -9,8 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from toolyard.records.trajectory import Trajectory
-
-from .protocol import Origin, TokenRun
+from toolyard.viewer.protocol import Origin, TokenRun
 
 Decode = Callable[[Sequence[int]], str]
 

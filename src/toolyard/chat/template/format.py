@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolyard.chat.formats import TOOL_WRAPPER
 from toolyard.chat.guard import Guard
 from toolyard.chat.near_misses import with_near_misses
-from toolyard.chat.protocol import CallSyntax, ChatFormat, Ids, ParsedTurn, Tokenizer, Tools
+from toolyard.chat.protocol import TOOL_WRAPPER, CallSyntax, ChatFormat, Ids, ParsedTurn, Tokenizer, Tools
 from toolyard.chat.syntax import syntax_of
 from toolyard.chat.template.jinja2 import ChatTemplate
 from toolyard.chat.template.messages import Adapter

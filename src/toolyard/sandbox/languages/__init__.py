@@ -4,8 +4,8 @@
 here (`toolchains`). `compilers` keeps them for a sandbox, with what makes compiling quick: `builds` and `headers`.
 """
 
-from .table import ALL, find_language, own_name, refuse_unknown
-from .toolchains import (
+from toolyard.sandbox.languages.table import ALL, find_language, own_name, refuse_unknown
+from toolyard.sandbox.languages.toolchains import (
     SELF_TEST_STDIN,
     SELF_TEST_STDOUT,
     Language,

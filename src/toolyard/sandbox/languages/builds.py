@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..guest import frames
-from ..protocol import Program, StageResult, Verdict
-from .toolchains import Toolchain
+from toolyard.sandbox.guest import frames
+from toolyard.sandbox.languages.toolchains import Toolchain
+from toolyard.sandbox.protocol import Program, StageResult, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from .toolchains import Found, Language, Way, beside_path, inside
+from toolyard.sandbox.languages.toolchains import Found, Language, Way, beside_path, inside
 
 CPP_FLAGS = ("-O2", "-std=c++17", "-pthread")
 """What decides whether a precompiled header fits a program: `headers` builds with these and no others."""

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from toolyard import settings
 from toolyard.errors import ToolchainMissingError
-
-from ..protocol import Limits, Program
-from . import headers
-from .table import ALL
-from .toolchains import Language, Toolchain, resolve
+from toolyard.sandbox.languages import headers
+from toolyard.sandbox.languages.table import ALL
+from toolyard.sandbox.languages.toolchains import Language, Toolchain, resolve
+from toolyard.sandbox.protocol import Limits, Program
 
 
 class Compilers:

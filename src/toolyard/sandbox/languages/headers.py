@@ -26,10 +26,9 @@ from pathlib import Path
 
 from toolyard import settings
 from toolyard.errors import ToolyardError
-
-from ..protocol import MIB
-from .compiled import CPP_FLAGS
-from .toolchains import Toolchain
+from toolyard.sandbox.languages.compiled import CPP_FLAGS
+from toolyard.sandbox.languages.toolchains import Toolchain
+from toolyard.sandbox.protocol import MIB
 
 HEADERS_IN_JAIL = "/opt/toolyard/headers"
 GO_PACKAGES_IN_JAIL = "/opt/toolyard/go"

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from ..protocol import MIB
-from .toolchains import Found, Language, Toolchain, Way, find_jar, inside
+from toolyard.sandbox.languages.toolchains import Found, Language, Toolchain, Way, find_jar, inside
+from toolyard.sandbox.protocol import MIB
 
 _JAVA_NOISE = re.compile(
     r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL

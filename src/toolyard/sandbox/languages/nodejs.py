@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from .toolchains import Found, Language, Way, beside_path
+from toolyard.sandbox.languages.toolchains import Found, Language, Way, beside_path
 
 _ENV = {"NODE_PATH": "{packages}"}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol import Program
-from .toolchains import Language, Way
+from toolyard.sandbox.languages.toolchains import Language, Way
+from toolyard.sandbox.protocol import Program
 
 _RUN_TESTS = """\
 import sys

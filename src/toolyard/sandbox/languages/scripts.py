@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from .toolchains import Language, Toolchain, Way
+from toolyard.sandbox.languages.toolchains import Language, Toolchain, Way
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 

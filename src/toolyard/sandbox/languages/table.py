@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 
 from toolyard.errors import ProgramError
-
-from . import compiled, jvm, nodejs, python, scripts
-from .toolchains import Language
+from toolyard.sandbox.languages import compiled, jvm, nodejs, python, scripts
+from toolyard.sandbox.languages.toolchains import Language
 
 ALL: tuple[Language, ...] = (*python.ROWS, *scripts.ROWS, *nodejs.ROWS, *compiled.ROWS, *jvm.ROWS)
 """Ours are `c` and the aliases; every other name is SandboxFusion's."""

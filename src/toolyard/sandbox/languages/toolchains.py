@@ -20,8 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from toolyard.errors import ToolchainMissingError
-
-from ..protocol import Program
+from toolyard.sandbox.protocol import Program
 
 DEFAULT_ROOTS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """What every jail shows of the host, read-only. A toolchain outside of them is listed in `Toolchain.binds`."""

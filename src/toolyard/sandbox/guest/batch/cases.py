@@ -17,7 +17,6 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from .. import frames, program
 from ..child import BecomeError, Case, Ending
@@ -25,10 +24,8 @@ from ..frames import Request
 from ..native import ALONE, CLEAN, ENDED, NOT_BEGUN, Native, address_of
 from ..native import Case as Plan
 from ..replies import LONG_PATIENCE, SHORT_PATIENCE
+from ..runner import Runner
 from . import parent
-
-if TYPE_CHECKING:
-    from ..worker import Worker
 
 _SOON = 0.003
 """Seconds in which most cases are over: until then nobody looks at their output, their limits or the clock."""
@@ -99,7 +96,7 @@ class Parent:
 class Cases:
     """What a worker does about an EACH request."""
 
-    def __init__(self, worker: Worker, native: Native | None) -> None:
+    def __init__(self, worker: Runner, native: Native | None) -> None:
         self._worker = worker
         self._processors = os.sched_getaffinity(0)
         self._children = -1

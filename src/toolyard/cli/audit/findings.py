@@ -1,0 +1,213 @@
+"""What `toolyard audit` does: go through a dump, count what is wrong, and tell it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolyard.chat.protocol import Tokenizer
+from toolyard.errors import RecordError
+from toolyard.records.audit import Problem, ProblemKind, audit
+from toolyard.records.dump import dump_files, lines_of, read_line
+from toolyard.records.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem and the line that has it."""
+
+    file: str
+    line: int
+    request_id: str
+    problem: Problem
+
+
+@dataclass(slots=True)
+class Findings:
+    """What there is in a dump, and what is wrong with it."""
+
+    path: str
+    limit: int
+    files: int = 0
+    trajectories: int = 0
+    token_exact: int = 0
+    tokens: int = 0
+    """Of the token-exact ones, prompts included."""
+    response_tokens: int = 0
+    sampled_tokens: int = 0
+    bad_trajectories: int = 0
+    """That have a problem, or could not be read."""
+    problems: Counter[ProblemKind] = field(default_factory=Counter[ProblemKind])
+    first: list[Finding] = field(default_factory=list[Finding])
+    """As many as were asked for."""
+
+    @property
+    def masked_share(self) -> float | None:
+        """Of the responses' tokens, how many the model did not sample, and is not trained on."""
+        return 1 - self.sampled_tokens / self.response_tokens if self.response_tokens else None
+
+    def note(self, file: Path, line: int, request_id: str, problems: list[Problem]) -> None:
+        self.bad_trajectories += bool(problems)
+        for problem in problems:
+            self.problems[problem.kind] += 1
+            if len(self.first) < self.limit:
+                self.first.append(Finding(str(file), line, request_id, problem))
+
+    def count(self, trajectory: Trajectory) -> None:
+        self.trajectories += 1
+        if trajectory.token_exact:
+            tokens = trajectory.tokens
+            self.token_exact += 1
+            self.tokens += len(tokens.prompt_ids) + len(tokens.response_ids)
+            self.response_tokens += len(tokens.response_ids)
+            self.sampled_tokens += tokens.response_mask.count(1)
+
+
+def audit_dump(path: Path, tokenizer: str | None, limit: int, console: Console) -> Findings:
+    """Go through all lines, with progress on `console` if somebody watches.
+
+    Raises:
+        RecordError: there is no such dump, or nothing in it.
+        ConfigError: there is no such tokenizer.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    files = dump_files(path)
+    if not files:
+        raise RecordError(f"{path} is no dump: there is no <step>.jsonl in it")
+    known = _tokenizer(tokenizer)
+    seen: set[tuple[Path, str]] = set()
+    findings = Findings(str(path), limit, len(files))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("auditing", total=sum(file.stat().st_size for file in files))
+        for file in files:
+            for number, line in lines_of(file):
+                _check(findings, file, number, line, known, seen)
+                progress.update(bar, advance=len(line), description=f"{findings.trajectories} trajectories")
+    if not findings.trajectories and not findings.problems:
+        raise RecordError(f"{path} has no trajectory: its files are empty")
+    return findings
+
+
+def _check(
+    findings: Findings,
+    file: Path,
+    number: int,
+    line: bytes,
+    tokenizer: Tokenizer | None,
+    seen: set[tuple[Path, str]],
+) -> None:
+    try:
+        trajectory = read_line(file, number, line).trajectory
+    except RecordError as error:
+        why = str(error).removeprefix(f"{file}:{number}: ")
+        findings.note(file, number, "", [Problem(ProblemKind.UNREADABLE, "line", why)])
+        return
+    findings.count(trajectory)
+    decode, size = (None, None) if tokenizer is None else (tokenizer.decode, tokenizer.vocab_size)
+    problems = audit(trajectory, decode, size)
+    key = file, trajectory.request_id
+    if trajectory.request_id and key in seen:
+        problems.append(Problem(ProblemKind.DUPLICATE, "request_id", "another line of the file has the same"))
+    seen.add(key)
+    findings.note(file, number, trajectory.request_id, problems)
+
+
+def _tokenizer(tokenizer: str | None) -> Tokenizer | None:
+    if tokenizer is None:
+        return None
+    from toolyard.chat.tokenizers.opening import load_tokenizer
+
+    return load_tokenizer(tokenizer)
+
+
+# Telling --------------------------------------------------------------------------------------------------------------
+
+
+def print_findings(findings: Findings, console: Console | None) -> int:
+    """As tables, or as JSON where there is no console; returns the exit status."""
+    status = 1 if findings.problems else 0
+    if console is None:
+        text = json.dumps(_fields(findings), indent=2) + "\n"
+        sys.stdout.write(text)
+        return status
+    if findings.first:
+        _print_problems(findings, console)
+    _print_table(findings, console)
+    return status
+
+
+def _print_problems(findings: Findings, console: Console) -> None:
+    from rich.text import Text
+
+    for found in findings.first:
+        of = f" · {found.request_id}" if found.request_id else ""
+        console.print(Text(_printable(f"{found.file}:{found.line}{of}"), style="bold"), soft_wrap=True)
+        console.print(Text(_printable(f"  {found.problem}")), soft_wrap=True)
+    hidden = findings.problems.total() - len(findings.first)
+    if hidden:
+        console.print(f"and {hidden} more; --limit {findings.problems.total()} shows all", style="dim")
+
+
+def _print_table(findings: Findings, console: Console) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    if findings.problems:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("problem", style="bold red")
+        table.add_column("count", justify="right")
+        for kind, count in findings.problems.most_common():
+            table.add_row(kind.value, f"{count:,}")
+        console.print(table)
+    share = findings.masked_share
+    masked = "" if share is None else f", {share:.1%} of the responses masked"
+    console.print(
+        f"{findings.trajectories:,} trajectories in {findings.files:,} {'file' if findings.files == 1 else 'files'}, "
+        f"{findings.token_exact:,} token-exact, {findings.trajectories - findings.token_exact:,} not; "
+        f"{findings.tokens:,} tokens{masked}"
+    )
+    if findings.problems:
+        console.print(f"{findings.bad_trajectories:,} with problems", style="bold red")
+    else:
+        console.print("no problems", style="green")
+
+
+def _fields(findings: Findings) -> dict[str, Any]:
+    return {
+        "path": findings.path,
+        "files": findings.files,
+        "trajectories": findings.trajectories,
+        "token_exact": findings.token_exact,
+        "not_token_exact": findings.trajectories - findings.token_exact,
+        "tokens": findings.tokens,
+        "response_tokens": findings.response_tokens,
+        "sampled_tokens": findings.sampled_tokens,
+        "masked_share": findings.masked_share,
+        "bad_trajectories": findings.bad_trajectories,
+        "problems": {kind.value: count for kind, count in findings.problems.most_common()},
+        "first": [
+            {
+                "file": found.file,
+                "line": found.line,
+                "request_id": found.request_id,
+                "kind": found.problem.kind.value,
+                "where": found.problem.where,
+                "message": found.problem.message,
+            }
+            for found in findings.first
+        ],
+    }
+
+
+def _printable(text: str) -> str:
+    """On one line, and whatever is in it: half an emoji must not be our failure, nor an escape sequence obeyed."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,0 +1,130 @@
+"""What `toolyard tasks` prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolyard.errors import ConfigError, TaskError
+from toolyard.tasks.files import BadRow, open_tasks
+from toolyard.tasks.prepare import Prepared
+from toolyard.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def print_tasks(tasks: Iterable[Task], console: Console | None) -> None:
+    """For people, or as JSON where there is no console."""
+    if console is None:
+        _write(json.dumps([_fields(task) for task in tasks], indent=2, ensure_ascii=False, default=str))
+        return
+    for task in tasks:
+        console.print(task.id, style="bold", end="", markup=False)
+        brought = f" · kwargs of {', '.join(task.tools_kwargs)}" if task.tools_kwargs else ""
+        console.print(
+            f" · {task.data_source} · ground truth {_one_line(task.ground_truth)}{brought}", style="dim", markup=False
+        )
+        for message in task.messages:
+            console.print(f"  {message.role}: ", style=_ROLES.get(message.role), end="", markup=False)
+            console.print(message.content, markup=False, soft_wrap=True)
+            for call in message.tool_calls:
+                console.print(f"    calls {call.name} {call.arguments}", style="dim", markup=False, soft_wrap=True)
+
+
+def check_tasks(source: str, console: Console | None) -> int:
+    """Read all of `source`, print bad rows as they are found, then the counts; returns the exit status."""
+    bad: list[BadRow] = []
+
+    def report(row: BadRow) -> None:
+        if console is None:
+            bad.append(row)
+        else:
+            console.print(str(row), style="red", markup=False, soft_wrap=True)
+
+    reader = open_tasks(source, on_bad_row="skip", report=report)
+    sources: Counter[str] = Counter()
+    try:
+        for task in reader:
+            sources[task.data_source] += 1
+    except TaskError:
+        if not (reader.ended and reader.bad):
+            raise  # not that all rows are bad, which has been told by then
+    shapes = {shape.value: count for shape, count in reader.shapes.items()}
+    if console is None:
+        listed = [{row.unit: row.number, "problem": row.problem} for row in bad]
+        counts = {"rows": reader.tasks + reader.bad, "tasks": reader.tasks, "shapes": shapes}
+        _write(json.dumps({**counts, "data_sources": sources, "bad": listed}, indent=2, ensure_ascii=False))
+    else:
+        console.print(_counts(shapes, sources, reader.bad))
+        good = "all of them tasks" if not reader.bad else f"{reader.bad:,} of them bad"
+        console.print(f"{reader.tasks + reader.bad:,} rows, {good}", style="bold red" if reader.bad else "bold green")
+    return 1 if reader.bad else 0
+
+
+def print_prepared(done: Prepared, destination: Path, console: Console) -> None:
+    for row in done.skipped:
+        console.print(f"skipped: {row}", style="yellow", markup=False)
+    skipped = f", {len(done.skipped):,} skipped" if done.skipped else ""
+    console.print(
+        f"{done.read:,} rows read, {done.written:,} written{skipped}: {destination}",
+        style="yellow" if done.skipped else "green",
+        markup=False,
+    )
+
+
+def read_system(given: str) -> str:
+    """The text of a file, if there is one of that name; otherwise what was given."""
+    if not os.path.isfile(given):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--system {given}: cannot be read: {error}") from None
+
+
+def _counts(shapes: dict[str, int], sources: Counter[str], bad: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    table.add_column("rows", justify="right")
+    for title, counted in (("shape", shapes), ("data source", dict(sources.most_common()))):
+        for name, count in counted.items():
+            table.add_row(title, escape(name), f"{count:,}")
+    if bad:
+        table.add_row("[red]bad[/]", "", f"[red]{bad:,}[/]")
+    return table
+
+
+def _fields(task: Task) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "data_source": task.data_source,
+        "messages": [message.as_openai() for message in task.messages],
+        "ground_truth": task.ground_truth,
+        "tools_kwargs": task.tools_kwargs,
+        "interaction_kwargs": task.interaction_kwargs,
+        "extra_info": task.extra_info,
+    }
+
+
+def _one_line(value: Any) -> str:
+    written = " ".join(str(value).split())
+    return "none" if value is None else written if len(written) <= 60 else written[:60] + "…"
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
+    sys.stdout.flush()

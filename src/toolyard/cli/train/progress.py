@@ -1,0 +1,242 @@
+"""What `toolyard train` shows: progress while it runs, a summary in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from toolyard.cli.console import INTERRUPTED
+from toolyard.cli.outcomes import duration
+from toolyard.messages import JSON
+from toolyard.records.trajectory import Trajectory
+from toolyard.train.config import TrainConfig
+from toolyard.train.observer import TrainObserver, TrainResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STOPPING = "stopping after this step, with a checkpoint (again: at once)"
+_COLUMNS = ("step", "reward", "calls", "went well", "tokens", "rollout", "update", "loss")
+_HEAD_EVERY = 20
+"""Steps from one line of titles to the next."""
+_COMPARED = 10
+"""Steps at the beginning and in the end; of short runs, a third."""
+
+
+def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainResult | None, float]:
+    """The result, and the seconds it took. None in processes that are not the main one.
+
+    Raises:
+        MissingDependencyError: training needs an extra.
+        Exit: it was stopped at once.
+    """
+    began = time.monotonic()
+    with console.status("loading torch and TRL") if console.is_terminal else ExitStack():
+        from toolyard.train.trl.run import run_training
+    with _Board(console) as board:
+        try:
+            result = run_training(config, board, resume=resume)
+        except KeyboardInterrupt as stopped:
+            board.close()
+            console.print("stopped at once; --resume goes on from the last checkpoint", style="yellow")
+            raise typer.Exit(128 + stopped.args[0] if stopped.args else INTERRUPTED) from None
+    return (result if board.is_told else None), time.monotonic() - began
+
+
+class _Board(TrainObserver):
+    """Draws what it observes: a line for each step, and below them what is going on."""
+
+    def __init__(self, console: Console) -> None:
+        self.is_told = False
+        """Only in the main process is anything said to it."""
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[doing]}"),
+            console=console,
+        )
+        self._live: Live | None = None
+        self._task: TaskID | None = None
+        self._stopping = False
+        self._doing = ""
+        self._rows = self._requests = self._ended = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def note(self, text: str) -> None:
+        self.is_told = True
+        self._console.print(escape(text), style="dim")
+
+    def began(self, done: int, steps: int) -> None:
+        self.is_told = True
+        if done:
+            self.note(f"going on after step {done}")
+        self._task = self._bar.add_task("training", total=steps, completed=done, doing=self._doing)
+        if self._console.is_terminal and self._live is None:
+            self._live = Live(self._bar, console=self._console, transient=True)
+            self._live.start()
+
+    def playing(self, step: int, requests: int, evaluation: bool) -> None:
+        self._requests, self._ended = requests, 0
+        if evaluation and self._live is None:
+            self.note("evaluation")
+        self._show(f"{'evaluation' if evaluation else 'rollouts'} 0/{requests}")
+
+    def ended(self, trajectory: Trajectory) -> None:
+        self._ended += 1
+        self._show(f"{self._doing.partition(' ')[0]} {self._ended}/{self._requests}")
+
+    def played(self) -> None:
+        self._show("update")
+
+    def stepped(self, line: JSON) -> None:
+        if self._rows % _HEAD_EVERY == 0:
+            self._console.print("".join(f"{title:>11}" for title in _COLUMNS), style="bold")
+        self._rows += 1
+        seconds = line["seconds"]
+        shown = (
+            str(line["step"]),
+            _number(line["reward"], 3),
+            _number(line["tool_calls"], 2),
+            _share(line["calls_ok"]),
+            _number(line["response_tokens"], 0),
+            duration(seconds["rollout"]) if "rollout" in seconds else "–",
+            duration(seconds["update"]),
+            _number(line.get("loss"), 4),
+        )
+        self._console.print("".join(f"{text:>11}" for text in shown), markup=False)
+        if line["refused"]:
+            why = ", ".join(f"{count} {reason}" for reason, count in line["refused"].items())
+            self._console.print(f"{'':>11} not trained on: {why}", style="yellow", markup=False)
+        if self._task is not None:
+            self._bar.update(self._task, completed=line["step"])
+
+    def evaluated(self, line: JSON) -> None:
+        reward, calls, well = _number(line["reward"], 3), _number(line["tool_calls"], 2), _share(line["calls_ok"])
+        text = f"evaluation after step {line['step']}: reward {reward}, {calls} calls, {well} went well"
+        self._console.print(text, style="cyan", markup=False)
+
+    def saved(self, checkpoint: Path) -> None:
+        self.note(f"saved {checkpoint}")
+
+    def stopping(self) -> None:
+        # In a signal handler: whoever is printing just now may not be interrupted by more of it.
+        self._stopping = True
+        if self._live is None:
+            os.write(2, f"{_STOPPING}\n".encode())
+        self._show(self._doing)
+
+    def _show(self, doing: str) -> None:
+        self._doing = doing
+        if self._task is not None:
+            self._bar.update(self._task, doing=f"[yellow]{_STOPPING}[/]" if self._stopping else doing)
+
+
+# The summary ----------------------------------------------------------------------------------------------------------
+
+
+def print_result(result: TrainResult, config: TrainConfig, seconds: float, console: Console | None) -> None:
+    """As tables, or as JSON where there is no console."""
+    if console is None:
+        print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
+        return
+    if result.lines:
+        console.print(_progress(result.lines, result.evaluations))
+        console.print(_times(result.lines))
+    made = result.steps - result.steps_before
+    text = f"{made} {'step' if made == 1 else 'steps'} in {duration(seconds)}" + (
+        f", {result.steps} in all" if result.steps_before else ""
+    )
+    if result.interrupted_by is None:
+        console.print(f"[bold green]✔ {text}.[/]")
+    else:
+        console.print(f"[bold yellow]■ {text}: stopped at step {result.steps} of {config.steps}; --resume goes on.[/]")
+    places = {
+        "model": result.model,
+        "checkpoint": result.checkpoint if result.model is None else None,
+        "plot": result.plot,
+    }
+    for name, place in places.items():
+        if place is not None:
+            console.print(f"{name}: [bold]{escape(str(place))}[/]")
+    if result.lines:
+        folder = config.rollout.rollout_data_dir or str(result.folder / "rollouts")
+        console.print(f"look at its trajectories: toolyard view {escape(folder)}")
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
+    size = max(1, min(_COMPARED, len(lines) // 3))
+    first, last = lines[:size], lines[-size:]
+    titles = [_steps(first), _steps(last)] if len(lines) > 1 else [_steps(first)]
+    titles += [f"evaluation after {line['step']}" for line in (*evaluations[:1], *evaluations[1:][-1:])]
+    table = _table("mean of", *titles)
+    columns = [first, last] if len(lines) > 1 else [first]
+    columns += [[line] for line in (*evaluations[:1], *evaluations[1:][-1:])]
+    for key, title, places in (
+        ("reward", "reward", 3),
+        ("tool_calls", "tool calls per trajectory", 2),
+        ("calls_ok", "calls that went well", None),
+        ("turns", "turns", 2),
+        ("sampled_tokens", "sampled tokens", 0),
+    ):
+        means = [_mean(column, key) for column in columns]
+        table.add_row(title, *(_share(mean) if places is None else _number(mean, places) for mean in means))
+    return table
+
+
+def _times(lines: list[JSON]) -> Table:
+    table = _table("stage", "time", "share")
+    stages = [stage for stage in ("sync", "rollout", "update") if any(stage in line["seconds"] for line in lines)]
+    spent = {stage: sum(line["seconds"].get(stage, 0.0) for line in lines) for stage in stages}
+    whole = sum(spent.values()) or 1.0
+    for stage, seconds in spent.items():
+        table.add_row(stage, duration(seconds), f"{100 * seconds / whole:.0f} %")
+    return table
+
+
+def _steps(lines: list[JSON]) -> str:
+    first, last = lines[0]["step"], lines[-1]["step"]
+    return f"step {first}" if first == last else f"steps {first}–{last}"
+
+
+def _mean(lines: list[JSON], key: str) -> float | None:
+    known = [line[key] for line in lines if line.get(key) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:.{places}f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"

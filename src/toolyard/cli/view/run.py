@@ -1,0 +1,169 @@
+"""Opening a dump for `toolyard view`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import webbrowser
+from pathlib import Path
+from urllib.parse import quote
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from toolyard.chat.protocol import Tokenizer
+from toolyard.cli.console import INTERRUPTED, complete, err
+from toolyard.errors import ConfigError, MissingDependencyError, ToolyardError
+from toolyard.viewer.library import Library
+from toolyard.viewer.query import Query, parse_query
+from toolyard.viewer.token_runs import Decode
+from toolyard.viewer.web.answers import Answers, decodes
+
+_TRIED = 5
+"""Lines that are looked at to find out whether the embedded model made the dump."""
+_DAMAGED = parse_query("damaged:yes")
+
+
+def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: str | None) -> None:
+    from toolyard.viewer.web.export import write_report
+
+    asked = parse_query(query)
+    with _opened(path) as library:
+        answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
+        with _progress(MofNCompleteColumn()) as progress:
+            bar = progress.add_task("writing")
+            count = write_report(
+                answers,
+                target,
+                asked,
+                limit=limit,
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        left_out = library.count(asked) - count
+        damaged = sum(bool(row.damaged) for row in library.rows(asked, limit=count))
+    told = f"{target}: {_counted(count - damaged, 'trajectory', 'trajectories')}, {target.stat().st_size / 1e6:.1f} MB"
+    told += f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
+    err().print(told + _damage(damaged), markup=False)
+
+
+def serve_page(path: Path, query: str, host: str, port: int, tokenizer: str | None, *, browser: bool) -> None:
+    asked = parse_query(query)
+    with _opened(path) as library:
+        answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
+        complete(_serve(answers, asked, host, port, browser=browser))
+
+
+async def _serve(answers: Answers, query: Query, host: str, port: int, *, browser: bool) -> None:
+    from toolyard.viewer.web.server import Server
+
+    if not _is_local(host):
+        err().print(f"everybody who can reach {host} can now read this dump", style="yellow", markup=False)
+    async with Server(answers, host=host, port=port) as server:
+        address = server.url + (f"#/?q={quote(str(query))}" if str(query) else "")
+        damaged = answers.library.count(_DAMAGED)
+        found = _counted(answers.library.count() - damaged, "trajectory", "trajectories")
+        err().print(f"{found} at {address} (Ctrl-C ends it){_damage(damaged)}", markup=False)
+        if browser:
+            await asyncio.to_thread(webbrowser.open, address)
+        await asyncio.Event().wait()
+
+
+def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
+    _must_exist(path)
+    # It reads keys from stdin and draws on stderr; a redirected stdout means that a script wants text.
+    if not all(map(os.isatty, range(3))):
+        raise ConfigError("the viewer needs a terminal: run it in one, or use --web or --export FILE.html")
+    try:
+        from toolyard.viewer.tui.app import Viewer
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "textual":
+            raise MissingDependencyError(
+                "textual", "viewer", "the viewer in the terminal (--web needs nothing)"
+            ) from None
+        raise
+    asked = parse_query(query)
+    with _opened(path) as library:
+        Viewer(library, query=asked, title=str(path), decode=decoder_for(library, tokenizer)).run()
+
+
+def _opened(path: Path) -> Library:
+    """The library, with progress where its index takes time.
+
+    Raises:
+        ConfigError: there is nothing at `path`, or nothing that is a trajectory.
+    """
+    _must_exist(path)
+    try:
+        with _progress(DownloadColumn()) as progress:
+            bar = progress.add_task("building the index", visible=False)
+            library = Library.open(
+                path, progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True)
+            )
+    except KeyboardInterrupt:
+        err().print("interrupted; what was done of the index is kept", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
+    first = next(iter(library.rows(limit=1)), None)  # None: the dump may have just begun
+    if first is not None and first.damaged and library.count(_DAMAGED) == (lines := library.count()):
+        library.close()
+        none = "its only line is no trajectory" if lines == 1 else f"none of its {lines} lines is a trajectory"
+        place = "" if path.is_file() else f"{first.file} "
+        raise ConfigError(f"{path}: {none}; {place}line {first.line}: {first.damaged}")
+    return library
+
+
+def _must_exist(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"there is no {str(path)!r}; `toolyard rollout` writes a dump into its rollout_data_dir")
+
+
+def _progress(done: ProgressColumn) -> Progress:
+    """A bar while there is somebody to see it, and nothing of it afterwards."""
+    console = err()
+    columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def decoder_for(library: Library, tokenizer: str | None) -> Decode | None:
+    """Of the model that was named; otherwise of the embedded one, if it is here and the dump is its."""
+    from toolyard.chat.tokenizers.opening import load_tokenizer
+    from toolyard.engines.models import EMBEDDED, embedded_folder
+
+    if tokenizer is not None:
+        from toolyard.engines.models import resolve_model
+
+        return load_tokenizer(resolve_model(tokenizer)).decode
+    samples = [library.trajectory(row.number) for row in library.rows(limit=_TRIED)]
+    made = [one for one in samples if one is not None and one.tokens.prompt_ids]
+    for model in EMBEDDED.values() if made else ():
+        try:
+            found: Tokenizer = load_tokenizer(embedded_folder(model).path)
+        except ToolyardError:
+            continue
+        if decodes(found.decode, made[0]):
+            return found.decode
+    return None
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _damage(lines: int) -> str:
+    found = "line is damaged (damaged:yes finds it)", "lines are damaged (damaged:yes finds them)"
+    return f"; {_counted(lines, *found)}" if lines else ""
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

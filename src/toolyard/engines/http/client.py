@@ -1,0 +1,409 @@
+"""What engines over HTTP share: one server for each request, tries again, aborts, and a bound on all of it.
+
+Nothing that a server samples is kept unless its answer arrives whole, so asking again is always safe. What may be tried
+again is: no connection, a connection that broke, an answer that makes no sense, and the server's own "busy" (429, 503)
+and "failed" (5xx). What it refuses (4xx) is refused again, and is raised at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypedDict, TypeVar
+
+from toolyard.engines.http.exchange import (
+    JSON,
+    Exchanges,
+    RefusedError,
+    ServerFailedError,
+    a_list,
+    an_object,
+    base_url,
+    permanent,
+)
+from toolyard.engines.http.watchdog import Vigil
+from toolyard.errors import ConfigError, EngineError, EngineRequestError
+from toolyard.failover import Router
+from toolyard.supervision import Scope, loop_clock
+
+T = TypeVar("T")
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
+_LONGEST_WISH = 60.0
+"""A server that asks for more patience than this is not waited for: the caller may have better use of the time."""
+_ABORT_PATIENCE = (0.05, 0.2, 0.75)
+"""Shares of `abort_timeout`. An abort can overtake the request it means, and is then said again."""
+_chance = random.SystemRandom()
+
+
+class HttpOptions(TypedDict, total=False):
+    """What every engine over HTTP can be told; see `HttpEngine`."""
+
+    api_key: str | None
+    request_timeout: float
+    connect_timeout: float
+    abort_timeout: float
+    retries: int
+    max_connections: int
+    max_response_bytes: int
+    silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What `/v1/models` says of the first model; None where it does not say."""
+
+    name: str | None = None
+    context: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One request in the making."""
+
+    hang_up: Scope
+    deadline: float
+    """On the loop's clock."""
+    base: str | None = None
+    """The server that has it now; None while none has."""
+    rid: str = ""
+    attempt: Scope | None = None
+    tries: int = 0
+    left_because: str = ""
+    last_error: str = ""
+    is_aborted: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __str__(self) -> str:
+        where = self.base or "a server"
+        failed = f" (the last: {self.last_error})" if self.last_error else ""
+        return f"{where}, try {self.tries}{failed}"
+
+
+class HttpEngine:
+    """What engines over HTTP share. Opened and closed in one task, used from any of its loop."""
+
+    def __init__(
+        self,
+        urls: Sequence[str] | str,
+        *,
+        api_key: str | None = None,
+        request_timeout: float = 600.0,
+        connect_timeout: float = 5.0,
+        abort_timeout: float = 2.0,
+        retries: int = 5,
+        max_connections: int = 0,
+        max_response_bytes: int = 64 * 2**20,
+        silence_seconds: float = 30.0,
+    ) -> None:
+        """Args:
+        urls: servers of the same model. A request stays at one of them, and moves when that one fails.
+        request_timeout: bounds a request in all: waiting for the server, sampling, all tries.
+        abort_timeout: how long an aborted request may take to end by itself, with what was sampled; then the
+            connection is closed.
+        retries: tries after the first.
+        max_connections: more requests than this wait for one another; 0: no bound.
+        max_response_bytes: a longer answer is taken for a broken one.
+        silence_seconds: of several servers, one that has answered nothing for so long while others answer is left. One
+            that fails its health checks as well is left after about 15 s.
+
+        Raises:
+            ConfigError: a URL is none.
+        """
+        self._bases = [self._base_of(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._bases:
+            raise ConfigError(f"{type(self).__name__} needs the URL of a server")
+        self._request_timeout = request_timeout
+        self._connect_timeout = connect_timeout
+        self._abort_timeout = abort_timeout
+        self._retries = retries
+        self._exchanges = Exchanges(
+            api_key=api_key,
+            connect_timeout=connect_timeout,
+            max_connections=max_connections,
+            max_bytes=max_response_bytes,
+        )
+        self._router = Router(self._bases, probe_seconds=connect_timeout)
+        self._vigil = Vigil(
+            self._bases,
+            self._router,
+            is_healthy=self._is_healthy,
+            move=self._move,
+            silence_seconds=silence_seconds,
+        )
+        self._watching: asyncio.Task[None] | None = None
+        self._is_open = False
+        self._running: dict[str, set[_Run]] = {}
+        self._chores: set[asyncio.Task[Any]] = set()
+        self._models: dict[str, asyncio.Task[ServedModel]] = {}
+        self.retried = 0
+        """How many tries were made beyond the first of each request, since the engine was made."""
+        self._born = secrets.token_hex(4)
+        self._born_requests = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._bases)})"
+
+    # ------------------------------------------------------------------------------------------------------ lifetime
+    async def __aenter__(self) -> Self:
+        await self._exchanges.open()
+        self._is_open = True
+        if len(self._bases) > 1:
+            self._watching = asyncio.get_running_loop().create_task(self._vigil.watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_open = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        try:
+            async with asyncio.TaskGroup() as ending:
+                for run in [run for runs in self._running.values() for run in runs]:
+                    ending.create_task(self._end(run))
+            if self._chores:
+                await asyncio.wait(self._chores, timeout=self._abort_timeout)
+        finally:
+            left = list(self._chores)
+            for chore in left:
+                chore.cancel()
+            if left:
+                await asyncio.wait(left)
+            self._models.clear()
+            await self._exchanges.close()
+
+    async def abort(self, request_id: str) -> None:
+        """Tell the server that has it; where the server cannot be told, close the connection, which every server takes
+        as its end: what was sampled is lost then. Returns when `generate` is about to, within some seconds."""
+        for run in list(self._running.get(request_id, ())):
+            await self._end(run)
+
+    def doing(self, request_id: str) -> str:
+        """Which server has it, which try it is, and what went wrong with the last."""
+        return "; ".join(map(str, self._running.get(request_id, ())))
+
+    # ------------------------------------------------------------------------------------------- for engines to fill
+    _health_path = "/health"
+
+    def _base_of(self, url: str) -> str:
+        return base_url(url).removesuffix("/v1")
+
+    async def _abort_at(self, base: str, rid: str) -> bool:
+        """Tell a server to end `rid`. False: it has no way to be told."""
+        return False
+
+    # ---------------------------------------------------------------------------------------------- a whole request
+    async def _perform(self, request_id: str, attempt: Callable[[str, str], Awaitable[T]]) -> T | None:
+        """What `attempt` returns for some server, and the name that the request has there. None: it was aborted.
+
+        Raises:
+            EngineRequestError: a server refused.
+            EngineError: no try succeeded, or time ran out.
+        """
+        if not self._is_open:
+            raise self._not_open()
+        task, clock = asyncio.current_task(), loop_clock()
+        assert task is not None
+        seconds = self._request_timeout
+        run = _Run(Scope(task, clock, seconds), clock.now() + seconds)
+        runs = self._running.setdefault(request_id, set())
+        try:
+            with run.hang_up:
+                runs.add(run)
+                return await self._try_until_answered(request_id, run, attempt)
+            if run.is_aborted:
+                return None
+            if run.base is not None:
+                self._router.failed(run.base, _now(), gone=False)
+            raise _at(run.base, f"{run}: no answer to {request_id!r} within {seconds:g} s")
+        finally:
+            run.ended.set()
+            runs.discard(run)
+            if not runs and self._running.get(request_id) is runs:
+                del self._running[request_id]
+
+    async def _try_until_answered(
+        self, request_id: str, run: _Run, attempt: Callable[[str, str], Awaitable[T]]
+    ) -> T | None:
+        task, clock = asyncio.current_task(), loop_clock()
+        assert task is not None
+        while True:
+            run.tries += 1
+            base = self._router.pick(request_id, _now())
+            run.base, run.rid, run.left_because = base, self._new_rid(request_id), ""
+            run.attempt = Scope(task, clock, self._request_timeout)
+            began, answered = _now(), False
+            answer: Any = None
+            self._vigil.sent(base)
+            try:
+                with run.attempt:
+                    answer = await attempt(base, run.rid)
+                    answered = True
+                if not answered:
+                    self._chore(self._tell_abort(base, run.rid))
+                    raise ServerFailedError(f"{base}: left, because {run.left_because}", gone=True)
+            except ServerFailedError as error:
+                answered = not error.gone
+                self._note_failure(base, error)
+                if run.is_aborted:
+                    return None
+                run.last_error = str(error)
+                delay = error.wish + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**run.tries))
+                left = run.deadline - clock.now()
+                if run.tries > self._retries or delay > left or error.wish > _LONGEST_WISH:
+                    raise _at(base, f"{error} (tries: {run.tries})") from error
+            except EngineRequestError as error:
+                answered = True
+                self._router.answered(base)
+                error.source = base
+                raise
+            except asyncio.CancelledError:
+                # Cancelled, out of time, or aborted in vain. The server may sit behind a proxy that does not pass on
+                # that we hang up, so it is told as well; nobody waits for that.
+                self._chore(self._tell_abort(base, run.rid))
+                raise
+            else:
+                self._router.answered(base)
+                return answer
+            finally:
+                run.attempt = None
+                self._vigil.ended(base, answered=answered, seconds=_now() - began)
+                self._router.done(base)
+            run.base = None
+            self.retried += 1
+            await asyncio.sleep(delay)
+
+    def _note_failure(self, base: str, error: ServerFailedError) -> None:
+        if error.busy:
+            return
+        self._router.failed(base, _now(), gone=error.gone)
+        if error.gone:
+            self._models.pop(base, None)  # another model may come back in its place
+
+    def _new_rid(self, request_id: str) -> str:
+        """What the request is called at the server: another name for each try, and never the beginning of another's,
+        since SGLang aborts by prefix."""
+        self._born_requests += 1
+        return f"{self._born}{self._born_requests:08x}-{request_id}"
+
+    async def _end(self, run: _Run) -> None:
+        run.is_aborted = True
+        try:
+            for share in _ABORT_PATIENCE:
+                if run.base is None or not await self._tell_abort(run.base, run.rid):
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(share * self._abort_timeout):
+                        await run.ended.wait()
+                if run.ended.is_set():
+                    break
+        finally:
+            if not run.ended.is_set():
+                run.hang_up.expire()
+
+    def _move(self, base: str, why: str) -> None:
+        """Have all requests leave a server."""
+        for run in [run for runs in self._running.values() for run in runs if run.base == base]:
+            run.left_because = why
+            if run.attempt is not None:
+                run.attempt.expire()
+
+    async def _is_healthy(self, base: str) -> bool:
+        """Whatever a server answers, it is an answer, unless it says that it fails."""
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._exchanges.tell(f"{base}{self._health_path}", None)
+        except RefusedError:
+            return True
+        except (EngineError, TimeoutError):
+            return False
+        return True
+
+    async def _tell_abort(self, base: str, rid: str) -> bool:
+        try:
+            async with asyncio.timeout(self._abort_timeout):
+                return await self._abort_at(base, rid)
+        except (EngineError, TimeoutError):
+            return False
+
+    def _chore(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Something to do on the side. The engine owns it, and does not end before it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chore_done)
+        return task
+
+    def _chore_done(self, task: asyncio.Task[Any]) -> None:
+        self._chores.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited for it has it; if nobody is left to, it is no news
+
+    # --------------------------------------------------------------------------------------------------- all servers
+    async def _ask_all(self, path: str, body: JSON | None = None) -> dict[str, JSON]:
+        """Ask every server at the same time; if one fails, so does this, naming one that did."""
+        if not self._is_open:
+            raise self._not_open()
+
+        async def one(base: str) -> JSON | EngineError:
+            try:
+                async with asyncio.timeout(self._request_timeout):
+                    return await self._exchanges.ask(f"{base}{path}", body)
+            except TimeoutError:
+                return EngineError(f"{base}{path}: no answer within {self._request_timeout:g} s")
+            except EngineError as error:
+                return error
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = {base: tasks.create_task(one(base)) for base in self._bases}
+        answers: dict[str, JSON] = {}
+        for base, task in asked.items():
+            found = task.result()
+            if isinstance(found, EngineError):
+                raise found
+            answers[base] = found
+        return answers
+
+    # ----------------------------------------------------------------------------------------------------- the model
+    async def _model_at(self, base: str) -> ServedModel:
+        """Asked for once, by however many requests; again after the server was away."""
+        asked = self._models.get(base)
+        if asked is None or (asked.done() and (asked.cancelled() or asked.exception() is not None)):
+            asked = self._models[base] = self._chore(self._ask_model(base))
+        return await asyncio.shield(asked)
+
+    async def _ask_model(self, base: str) -> ServedModel:
+        where = f"{base}{self._models_path}"
+        try:
+            async with asyncio.timeout(self._connect_timeout + 5.0):
+                answer = await self._exchanges.ask(where)
+        except TimeoutError:
+            raise ServerFailedError(f"{where}: no answer", gone=True) from None
+        except RefusedError as refused:
+            if refused.status in (401, 403):
+                raise
+            return ServedModel()
+        card = an_object(next(iter(a_list(answer.get("data")) or ()), None)) or {}
+        name, context = card.get("id"), card.get("max_model_len")
+        return ServedModel(
+            name if isinstance(name, str) else None,
+            context if type(context) is int and context > 0 else None,
+        )
+
+    _models_path = "/v1/models"
+
+    def _not_open(self) -> EngineError:
+        return permanent(f"the engine is not open: use `async with {type(self).__name__}(…)`")
+
+
+def _at(base: str | None, message: str) -> EngineError:
+    error = EngineError(message)
+    error.source = base or ""
+    return error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

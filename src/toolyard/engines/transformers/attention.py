@@ -1,0 +1,174 @@
+"""Attention over many sequences at once, for any model of transformers that lets its attention be chosen.
+
+A step is one forward pass over a flat list of tokens: the newest token of every row, then pieces of prompts. All that
+works token by token (most of a model) sees one long sequence without padding; only attention knows where one sequence
+ends and the next begins. It is registered with transformers under a name, and is given the `Step` as an argument that
+models hand through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from toolyard.engines.transformers.cache import Rows, Span
+
+_attentions: Any = AttentionInterface
+
+_NOT_PLAIN = ("softcap", "s_aux", "position_bias")
+"""What some models want of their attention, and this one cannot: caps, sinks, biases."""
+
+PACKED = "toolyard_packed"
+"""The name of this attention, for `attn_implementation`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a prompt, from `start`, whose keys and values go into `span`."""
+
+    ids: Sequence[int]
+    start: int
+    span: Span
+    is_last: bool = True
+    """What follows it is wanted; else more of the prompt does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Masks:
+    """What the tokens of a step may see: all rows together, and each piece."""
+
+    rows: Tensor | None
+    pieces: list[Tensor | None]
+
+
+class Step:
+    """One forward pass: `newest[i]` is the token after what row i holds; pieces follow."""
+
+    def __init__(self, rows: Rows, newest: Sequence[int], pieces: Sequence[Piece], device: torch.device) -> None:
+        self._rows = rows
+        self._count = len(newest)
+        self._pieces: list[tuple[Piece, slice]] = []
+        self._masks: dict[int | None, _Masks] = {}
+        positions = rows.lengths[: self._count]
+        ids = list(newest)
+        for piece in pieces:
+            place = slice(len(ids), len(ids) + len(piece.ids))
+            ids += piece.ids
+            positions = [*positions, *range(piece.start, piece.start + len(piece.ids))]
+            self._pieces.append((piece, place))
+        self.ids = torch.tensor([ids], device=device)
+        self.positions = torch.tensor([positions], device=device)
+        self._end = max(positions, default=0) + 1
+        if newest:
+            self._longest = rows.reserve(self._count, max(rows.lengths) + 1)
+            self._at = self.positions[0, : self._count]
+            self._row = torch.arange(self._count, device=device)
+
+    @property
+    def last(self) -> Tensor:
+        """Where the tokens are whose logits are wanted: of each row, then of each piece that is the last."""
+        ends = [place.stop - 1 for piece, place in self._pieces if piece.is_last]
+        return torch.tensor([*range(self._count), *ends], dtype=torch.long, device=self.ids.device)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """From [heads, tokens, dim] to [tokens, heads, dim]. With a `window`, a token sees itself and the window - 1
+        tokens before it."""
+        masks = self._masks_of(window)
+        if not self._pieces:
+            return self._attend_rows(layer, query, key, value, scale, masks.rows)
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        if self._count:
+            part = slice(0, self._count)
+            out[part] = self._attend_rows(layer, query[:, part], key[:, part], value[:, part], scale, masks.rows)
+        for (piece, place), mask in zip(self._pieces, masks.pieces, strict=True):
+            end = piece.start + len(piece.ids)
+            keys, values = piece.span.keys[layer], piece.span.values[layer]
+            keys[:, piece.start : end] = key[:, place]
+            values[:, piece.start : end] = value[:, place]
+            attended = scaled_dot_product_attention(
+                query[None, :, place],
+                keys[None, :, :end],
+                values[None, :, :end],
+                attn_mask=mask,
+                is_causal=mask is None and len(piece.ids) > 1,
+                scale=scale,
+                enable_gqa=True,
+            )
+            out[place] = attended[0].transpose(0, 1)
+        return out
+
+    def _attend_rows(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, mask: Tensor | None
+    ) -> Tensor:
+        keys, values = self._rows.layer(layer)
+        keys[self._row, :, self._at] = key.transpose(0, 1)
+        values[self._row, :, self._at] = value.transpose(0, 1)
+        count, heads = self._count, keys.shape[1]
+        attended = scaled_dot_product_attention(
+            # Query heads that share a key head stand as if they were positions: nothing has to be repeated for them.
+            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
+            keys[:count, :, : self._longest],
+            values[:count, :, : self._longest],
+            attn_mask=mask,
+            scale=scale,
+        )
+        return attended.reshape(count, -1, value.shape[2])
+
+    def _masks_of(self, window: int | None) -> _Masks:
+        """Made once for all layers that look back equally far."""
+        if window is not None and window >= self._end:
+            window = None
+        if window not in self._masks:
+            rows = None
+            if self._count:
+                hidden = ~_visible(self._at, self._longest, window)
+                mask = torch.zeros(self._count, 1, 1, self._longest, dtype=self._rows.dtype, device=self.ids.device)
+                rows = mask.masked_fill_(hidden[:, None, None], -torch.inf)
+            pieces = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
+            self._masks[window] = _Masks(rows, pieces)
+        return self._masks[window]
+
+
+def _visible(at: Tensor, end: int, window: int | None) -> Tensor:
+    """[len(at), end]: which of the tokens before `end` those at `at` may see."""
+    there, here = torch.arange(end, device=at.device), at[:, None]
+    causal = there <= here
+    return causal if window is None else causal & (there > here - window)
+
+
+def _piece_mask(piece: Piece, device: torch.device, window: int | None) -> Tensor | None:
+    """None where a token sees all there is, or exactly what `is_causal` means."""
+    if window is None and (piece.start == 0 or len(piece.ids) == 1):
+        return None
+    end = piece.start + len(piece.ids)
+    return _visible(torch.arange(piece.start, end, device=device), end, window)
+
+
+def _packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    toolyard_step: Any = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """What models call: from [1, heads, tokens, dim] to [1, tokens, heads, dim]."""
+    asked = [name for name in _NOT_PLAIN if more.get(name) is not None]
+    if asked:
+        raise ValueError(f"its attention has {', '.join(asked)}")
+    attended = toolyard_step.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)
+    return attended[None], None
+
+
+_attentions.register(PACKED, _packed_attention)

@@ -1,0 +1,274 @@
+"""The requests of the embedded engine, and what one step does for them. Runs in one thread, and knows no event loop."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from toolyard.engines.protocol import Finish, Generation, Sampling
+from toolyard.engines.stops import StopTexts
+from toolyard.engines.transformers.attention import Piece, Step
+from toolyard.engines.transformers.cache import Prefixes, Rows, Source, Span, common_prefix
+from toolyard.engines.transformers.model import PackedModel
+from toolyard.engines.transformers.sampling import Chooser, choose
+from toolyard.errors import EngineError
+
+_WORTH_WAITING = 16
+"""Tokens of a prompt that another request is just computing: from here on, it is better to wait for those."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request on its way through the engine."""
+
+    request_id: str
+    ids: list[int]
+    """The prompt, and then what was sampled."""
+    sampling: Sampling
+    most: int
+    """How many tokens may be sampled."""
+    deliver: Callable[[Generation | EngineError], None]
+    """Is called once, by the thread that runs the batch."""
+    stops: StopTexts | None = None
+    prompt: int = 0
+    logprobs: list[float] = field(default_factory=list[float])
+    span: Span | None = None
+    """Keys and values while the prompt is being computed."""
+    done: int = 0
+    """How many of `ids` are computed."""
+    cached: int | None = None
+    chooser: Chooser | None = None
+    aborted: bool = False
+    cancelled: bool = False
+    """Nobody waits for it any more: end it, and keep nothing."""
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+
+    @property
+    def is_wanted(self) -> bool:
+        return not (self.aborted or self.cancelled)
+
+    def end(self, finish: Finish, version: str | None, stop_text: str | None = None) -> None:
+        self.deliver(Generation(self.ids[self.prompt :], self.logprobs, finish, version, self.cached, stop_text))
+
+
+class Batch:
+    """Waiting, prefilling, decoding: requests come and go at every step.
+
+    A step computes the next token of all that decode and, within `prefill_tokens`, more of the prompts of those that
+    prefill. The i-th that decodes has row i.
+    """
+
+    def __init__(self, model: PackedModel, *, most: int, prefill_tokens: int, cache_tokens: int) -> None:
+        self.model = model
+        self.version = "0"
+        self._most = most
+        self._prefill_tokens = prefill_tokens
+        self._cache_tokens = cache_tokens
+        self._rows = Rows(model.shape)
+        self._prefixes = Prefixes(cache_tokens)
+        self._waiting: deque[Job] = deque()
+        self._prefilling: list[Job] = []
+        self._decoding: list[Job] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._prefilling or self._decoding)
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens are kept for later."""
+        return self._prefixes.tokens
+
+    def add(self, job: Job) -> None:
+        self._waiting.append(job)
+
+    def step(self) -> None:
+        """One forward pass. Our own failure in it (no memory left, say) fails the requests that were part of it, and
+        the next step begins with nothing computed."""
+        try:
+            self._remove_unwanted()
+            self._admit()
+            pieces = list(self._next_pieces())
+            if pieces or self._decoding:
+                self._run(pieces)
+            if not self.is_busy and self._rows.capacity > self._cache_tokens:
+                self._rows.clear()  # idle, it takes no more memory than what is kept on purpose
+        except Exception as error:
+            self._fail_step(error)
+
+    def fail_all(self, error: BaseException) -> None:
+        """The end: nothing more will be sampled."""
+        everyone = self._everyone()
+        self._waiting.clear()
+        self._prefilling.clear()
+        self._decoding.clear()
+        for job in everyone:
+            job.deliver(_failure(error))
+
+    def abort_all(self) -> None:
+        """End everything that runs or waits with what there is, and keep nothing of it."""
+        for job in self._everyone():
+            job.cancelled = True
+        self._remove_unwanted()
+
+    def forget(self) -> None:
+        """After new weights: nothing that was computed is true any more. What is being sampled begins again from its
+        tokens."""
+        for job in (*self._prefilling, *self._decoding):
+            job.span, job.done = None, 0
+        self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
+        self._decoding.clear()
+        self._prefilling.clear()
+        self._rows.clear()
+        self._prefixes.clear()
+
+    # --------------------------------------------------------------------------------------------------- before a step
+    def _everyone(self) -> list[Job]:
+        return [*self._waiting, *self._prefilling, *self._decoding]
+
+    def _remove_unwanted(self) -> None:
+        for job in [job for job in self._everyone() if not job.is_wanted]:
+            self._remove(job)
+            job.end(Finish.ABORT, self.version)
+
+    def _remove(self, job: Job) -> None:
+        """Wherever it is. What was computed for it is kept, unless it was cancelled."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            return
+        if job in self._prefilling:
+            self._prefilling.remove(job)
+            if job.span is not None and not job.cancelled:
+                self._keep(job, job.span)
+        else:
+            row = self._decoding.index(job)
+            if not job.cancelled:
+                self._keep(job, self._rows.span(row, job.done))
+            self._decoding[row] = self._decoding[-1]
+            self._decoding.pop()
+            self._rows.leave(row)
+        job.span = None
+        if job.cancelled:
+            self._prefixes.drop(job.request_id)
+
+    def _keep(self, job: Job, span: Span) -> None:
+        self._prefixes.keep(job.request_id, job.ids[: job.done], span)
+
+    def _admit(self) -> None:
+        """As many as there is room for, in their order; but who would compute what another is just computing waits for
+        that one, and others may pass."""
+        passed: list[Job] = []
+        while self._waiting and len(self._prefilling) + len(self._decoding) < self._most > len(passed):
+            job = self._waiting.popleft()
+            shared, source = self._longest_known(job)
+            ahead = max((common_prefix(other.ids, job.ids) for other in self._prefilling), default=0)
+            if ahead >= shared + _WORTH_WAITING:
+                passed.append(job)
+                continue
+            try:
+                self._begin(job, shared, source)
+            except Exception as error:
+                job.deliver(_failure(error))
+                continue
+            self._prefilling.append(job)
+        self._waiting.extendleft(reversed(passed))
+
+    def _longest_known(self, job: Job) -> tuple[int, Source | None]:
+        """How many tokens of the job, at most all but one, are computed somewhere; and where."""
+        shared, source = self._prefixes.longest(job.request_id, job.ids)
+        for row, other in enumerate(self._decoding):
+            there = min(common_prefix(other.ids, job.ids), other.done)
+            if there > shared:
+                shared, source = there, self._rows.row(row)
+        return min(shared, len(job.ids) - 1), source
+
+    def _begin(self, job: Job, shared: int, source: Source | None) -> None:
+        job.span = Span(self.model.shape, len(job.ids))
+        if source is not None:
+            job.span.copy_from(source, shared)
+        job.done = shared
+        if job.chooser is None:  # else it was interrupted by new weights, and goes on
+            job.cached = shared
+            job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
+
+    def _next_pieces(self) -> Iterator[tuple[Job, Piece]]:
+        left = self._prefill_tokens
+        for job in self._prefilling:
+            take = min(left, len(job.ids) - job.done)
+            if not take:
+                break
+            assert job.span is not None
+            end = job.done + take
+            yield job, Piece(job.ids[job.done : end], job.done, job.span, is_last=end == len(job.ids))
+            left -= take
+
+    # ----------------------------------------------------------------------------------------------- a step, and after
+    def _run(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+        newest = [job.ids[-1] for job in self._decoding]
+        step = Step(self._rows, newest, [piece for _, piece in pieces], self.model.device)
+        logits = self.model.logits(step)
+        decoded = list(self._decoding)
+        for row, job in enumerate(decoded):
+            job.done += 1
+            self._rows.lengths[row] += 1
+        for job, piece in pieces:
+            job.done += len(piece.ids)
+        ready = [job for job, piece in pieces if piece.is_last]
+        self._sample(logits, [*decoded, *ready])
+        for job in ready:
+            if job in self._prefilling:
+                assert job.span is not None
+                self._rows.join(job.span, job.done)
+                self._prefilling.remove(job)
+                self._decoding.append(job)
+                job.span = None
+
+    def _sample(self, logits: Tensor, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        choosers = [job.chooser for job in jobs if job.chooser is not None]
+        for job, token, logprob in zip(jobs, *choose(logits, choosers), strict=True):
+            if not math.isfinite(logprob):
+                job.cancelled = True  # what was computed for it is of no use to anybody
+                if job in self._decoding:
+                    self._rows.wipe(self._decoding.index(job))
+                self._remove(job)
+                job.deliver(EngineError(f"the model's logits are not finite after {job.done} tokens: bad weights?"))
+                continue
+            job.ids.append(token)
+            job.logprobs.append(logprob)
+            stop_text = job.stops.add(token) if job.stops else None
+            if token in job.sampling.stop_token_ids or stop_text is not None:
+                finish = Finish.STOP
+            elif len(job.logprobs) >= job.most:
+                finish = Finish.LENGTH
+            else:
+                continue
+            self._remove(job)
+            job.end(finish, self.version, stop_text)
+
+    def _fail_step(self, error: Exception) -> None:
+        """Of a step. Whatever it had written is not to be trusted; memory that was kept may be what was missing."""
+        failed = [*self._prefilling, *self._decoding]
+        self._prefilling.clear()
+        self._decoding.clear()
+        self._rows.clear()
+        self._prefixes.clear()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        for job in failed:
+            job.span = None
+            job.deliver(_failure(error))
+
+
+def _failure(error: BaseException) -> EngineError:
+    failure = EngineError(f"the embedded engine failed in a step: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

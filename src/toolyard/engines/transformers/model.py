@@ -1,0 +1,284 @@
+"""Loading a causal language model such that the packed attention serves it, and proving that it does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.utils import logging as transformers_logging
+
+from toolyard.engines.transformers.adapter import read_adapter
+from toolyard.engines.transformers.attention import PACKED, Piece, Step
+from toolyard.engines.transformers.cache import Rows, Shape, Span
+from toolyard.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_LOADING = threading.Lock()
+"""transformers changes the whole process while it loads: two that load at once get each other's empty tensors."""
+_models: Any = transformers.AutoModelForCausalLM
+_sdpa_kernel: Any = sdpa_kernel
+
+_COMPUTED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+"""Values of a config's `layer_types` that the packed attention computes. Not chunks, indexers, convolutions, states."""
+_PROBED_TOKENS, _PROBED_WINDOW = 12, 4
+"""Of the texts that prove a model, and of its sliding window meanwhile."""
+
+
+class PackedModel:
+    """A model, what one token of it takes, and how to run it."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        """
+        Raises:
+            ConfigError: the model's attention cannot be replaced, or is not one that can be computed here.
+        """
+        self.model = model
+        self.device = device
+        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        config = model.config.get_text_config()
+        _refuse_by_name(model, config)
+        self._switch = _rope_switch(config)
+        self.context: int | None = min(
+            filter(None, (_count(config, "max_position_embeddings"), self._switch)), default=None
+        )
+        try:
+            with _short_window(model, config, self.context):
+                self.shape = self._probed()
+                difference = self._difference()
+        except (TypeError, AttributeError, RuntimeError, KeyError, ValueError) as error:
+            raise _unfit(model, f"it cannot be run packed: {error}") from error
+        exact = self.shape.dtype == torch.float32
+        if not difference < (0.001 if exact else 0.2):
+            raise _unfit(
+                model, f"packed, its probabilities differ by {difference:.3g}: its attention is not the plain one"
+            )
+
+    def room(self, max_model_len: int | None) -> int:
+        """How many tokens a sequence may have: never more than the model was made for.
+
+        Raises:
+            ConfigError: more are wanted than the engine can compute, although the model could.
+        """
+        if self._switch and self._switch < (max_model_len or 2**31):
+            why = f"{type(self.model).__name__}: longrope changes the factors of sequences beyond {self._switch} tokens"
+            if max_model_len:
+                remedy = f"use at most {self._switch} in the embedded engine, or use sglang or vllm"
+                raise ConfigError(f"{why}, and max_model_len is {max_model_len}: {remedy}")
+            _log.warning("%s; the embedded engine ends them there", why)
+        return min(filter(None, (self.context, max_model_len)), default=2**31)
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor:
+        """Of the tokens that `step.last` names, in float32."""
+        with self._kernels():
+            return self._forward(step, step.ids, step.positions, step.last)
+
+    def check_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """
+        Raises:
+            ConfigError: a name or a shape that the model has not.
+        """
+        own: dict[str, Tensor] = self.model.state_dict()
+        for name, value in weights.items():
+            if name not in own:
+                raise ConfigError(f"the model has no weight {name!r}")
+            if own[name].shape != value.shape:
+                raise ConfigError(f"weight {name!r} is {list(own[name].shape)}, not {list(value.shape)}")
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy them in, after `check_weights`. What is not named stays."""
+        own: dict[str, Tensor] = self.model.state_dict()
+        for name, value in weights.items():
+            own[name].copy_(value)
+
+    def _kernels(self) -> AbstractContextManager[Any]:
+        """On a GPU, without cuDNN's attention: it makes a plan for every new shape, which takes longer than a step, and
+        with requests that come and go every other shape is new."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        return _sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+    def _forward(self, step: Any, ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        out = self.model(
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, toolyard_step=step
+        )
+        return out.logits[0].float()
+
+    # ----------------------------------------------------------------------------------------------------- proving it
+    @torch.inference_mode()
+    def _probed(self) -> Shape:
+        """The shape, as the attention of each layer is given it for one token."""
+        probe = _Probe()
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._forward(probe, one, one, one[0])
+        shapes = set(probe.seen.values())
+        if not shapes or sorted(probe.seen) != list(range(len(probe.seen))):
+            raise _unfit(self.model, f"{len(probe.seen)} of its layers use an attention that can be replaced")
+        if len(shapes) > 1:
+            raise _unfit(self.model, "its layers have keys of different shapes")
+        unproved = sorted(window for window in probe.windows if _PROBED_WINDOW < window < (self.context or 2**31))
+        if unproved:
+            raise _unfit(self.model, f"it has sliding windows of {unproved} tokens, which its config does not name")
+        heads, key_dim, value_dim, dtype = shapes.pop()
+        return Shape(len(probe.seen), heads, key_dim, value_dim, dtype, self.device)
+
+    @torch.inference_mode()
+    def _difference(self) -> float:
+        """How far the probabilities of two short texts side by side, taken in pieces and then token by token, are from
+        those that the model computes by itself: the largest share of probability that has moved."""
+        texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
+        rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
+        found: list[tuple[int, int, Tensor]] = []
+        for cuts in (((0, 5), (0, 2)), ((5, 9), (2, 7))):
+            pieces = [
+                Piece(ids[start:end], start, span) for ids, span, (start, end) in zip(texts, spans, cuts, strict=True)
+            ]
+            logits = self.logits(Step(rows, [], pieces, self.device))
+            found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
+        rows.join(spans[0], 9)
+        rows.join(spans[1], 7)
+        for _ in range(3):
+            at = list(rows.lengths)
+            logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))
+            found += [(text, at[text], logits[text]) for text in range(len(texts))]
+            rows.lengths[:] = [length + 1 for length in at]
+        self.model.set_attn_implementation("eager")
+        try:
+            expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
+        finally:
+            self.model.set_attn_implementation(PACKED)
+        moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
+        return float(torch.stack(moved).max())
+
+
+class _Probe:
+    """In a step's place: attends within the call, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
+        self.windows: set[int] = set()
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        if window is not None:
+            self.windows.add(window)
+        self.seen[layer] = (key.shape[0], key.shape[2], value.shape[2], key.dtype)
+        return value.repeat_interleave(query.shape[0] // value.shape[0], 0).transpose(0, 1)
+
+
+def load(
+    model: str | Path, device: str = "auto", dtype: str = "auto", adapter: str | Path | None = None
+) -> PackedModel:
+    """
+    Raises:
+        ConfigError: there is no such model, adapter, device or dtype; or it cannot be used here.
+    """
+    place = _device(device)
+    added = None if adapter is None else read_adapter(adapter)
+    try:
+        number = _dtype(dtype, place)
+        with _LOADING, without_bars():
+            loaded: Any = _models.from_pretrained(model, dtype=number, attn_implementation=PACKED)
+            if added is not None:
+                added.merge_into(loaded)
+            loaded.eval().requires_grad_(False).to(place)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"model {str(model)!r} cannot be loaded on {place}: {error}") from error
+    except KeyError as error:  # of a model that looks its attention up in a table of its own
+        why = f"its attention cannot be replaced ({error} is unknown to it)"
+        raise ConfigError(
+            f"model {str(model)!r} cannot be used with the embedded engine: {why}; use sglang or vllm"
+        ) from error
+    return PackedModel(loaded, place)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r}: {error}") from error
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    number = getattr(torch, name, None)
+    if not isinstance(number, torch.dtype) or not number.is_floating_point:
+        raise ConfigError(f"dtype {name!r}: expected auto, float32, bfloat16 or float16")
+    return number
+
+
+def _refuse_by_name(model: Any, config: Any) -> None:
+    """What differs from plain attention only in sequences that are too long to be tried out."""
+    others = sorted({*(getattr(config, "layer_types", None) or ())} - _COMPUTED_LAYERS)
+    if others:
+        raise _unfit(model, f"it has layers of {', '.join(others)}")
+    if getattr(config, "attn_temperature_tuning", False):
+        raise _unfit(model, "its attn_temperature_tuning takes the place in a batch for the position in a sequence")
+
+
+def _rope_switch(config: Any) -> int | None:
+    """After how many tokens longrope changes its factors, for all tokens of a sequence and of a batch. No cache can
+    follow that: log-probabilities of tokens before the switch would be others after it. Dynamic factors change after
+    `max_position_embeddings`, which no sequence passes."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested: list[dict[str, Any]] = [value for value in parameters.values() if isinstance(value, dict)]
+    own = getattr(config, "original_max_position_embeddings", None)
+    switches: list[int | None] = [
+        rope.get("original_max_position_embeddings") or own
+        for rope in (parameters, *nested)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return min(filter(None, switches), default=None)
+
+
+@contextmanager
+def _short_window(model: Any, config: Any, context: int | None) -> Generator[None]:
+    """Makes a sliding window so small that a short text passes it, both in the model's own masks and in what it tells
+    its attention."""
+    window = _count(config, "sliding_window")
+    if window is None or (context is not None and window >= context):
+        yield
+        return
+    modules: list[Any] = list(model.modules())
+    told = [module for module in modules if getattr(module, "sliding_window", None) == window]
+    for place in (config, *told):
+        place.sliding_window = _PROBED_WINDOW
+    try:
+        yield
+    finally:
+        for place in (config, *told):
+            place.sliding_window = window
+
+
+def _count(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _unfit(model: Any, why: str) -> ConfigError:
+    return ConfigError(f"{type(model).__name__} cannot be used with the embedded engine: {why}; use sglang or vllm")
+
+
+@contextmanager
+def without_bars() -> Generator[None]:
+    """transformers draws one for whatever it reads or writes, in the middle of what others show."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""Sandboxes and limits together: what tools and rewards run programs with."""

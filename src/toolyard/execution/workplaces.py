@@ -1,0 +1,132 @@
+"""Where programs are run: a sandbox for each event loop that asks for one, and one limiter for all of them.
+
+A sandbox belongs to the event loop that opened it, but tools and rewards are called from several: a trainer's, a
+reward worker's, those of tests. So each loop gets its own when it first asks, and whoever uses a tool in a loop closes
+it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+from toolyard.limits.local import LocalLimiter
+from toolyard.limits.protocol import DEFAULT_NAME, Limiter
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def shared_limiter(name: str, limit: int) -> Limiter:
+    """The cluster's limiter of that name where Ray is connected, else this process's.
+
+    Blocks while it waits for the cluster: call it in a thread. It does not import Ray: a process that has not done so
+    is not connected.
+
+    Raises:
+        LimitConflictError: there is a limiter of that name with another limit.
+    """
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return LocalLimiter(limit, name=name)
+    from toolyard.limits.cluster.ray import RayLimiter
+
+    return RayLimiter(name, limit)
+
+
+@asynccontextmanager
+async def permits(own: Limiter, shared: Limiter | None, tenant: str) -> AsyncGenerator[None]:
+    """The right to run one program: first of those of this process, then of all."""
+    async with own.permit(tenant):
+        if shared is None:
+            yield
+        else:
+            async with shared.permit(tenant, label=tenant):
+                yield
+
+
+class _Opening(Generic[T]):
+    """What one event loop has open, or is about to open."""
+
+    def __init__(self) -> None:
+        self.place: T | None = None
+        self.lock = asyncio.Lock()
+
+
+class Workplaces(Generic[T]):
+    """Opens a place in every event loop that asks for one, and the limiter before the first."""
+
+    def __init__(
+        self,
+        open_place: Callable[[Limiter | None], Awaitable[T]],
+        close_place: Callable[[T], Awaitable[None]],
+        *,
+        rate_limit: int | None,
+        limiter: Limiter | None = None,
+        owner: str,
+    ) -> None:
+        """
+        Args:
+            open_place: called with the limiter, in the loop that the place is for.
+            rate_limit: of the limiter to open. None: no limiter.
+            limiter: used instead, and left open.
+            owner: for the log.
+        """
+        self._open = open_place
+        self._close = close_place
+        self._rate_limit = rate_limit
+        self._given = limiter
+        self._made: Limiter | None = None
+        self._making = threading.Lock()
+        self._owner = owner
+        self._openings: dict[asyncio.AbstractEventLoop, _Opening[T]] = {}
+
+    async def here(self) -> T:
+        """The place of this event loop. The first to ask opens it; the others wait.
+
+        Raises:
+            LimitConflictError: the limiter exists with another limit.
+        """
+        loop = asyncio.get_running_loop()
+        opening = self._openings.get(loop)
+        if opening is None:
+            for ended in [other for other in self._openings if other.is_closed()]:
+                del self._openings[ended]  # without `close()`: its processes end when they notice
+            opening = self._openings[loop] = _Opening()
+        if opening.place is None:
+            async with opening.lock:
+                if opening.place is None:
+                    opening.place = await self._open(await self._limiter())
+        return opening.place
+
+    async def close(self) -> None:
+        """Close the place of this event loop, and with the last of them the limiter. A later call opens them again."""
+        opening = self._openings.pop(asyncio.get_running_loop(), None)
+        if opening is not None:
+            async with opening.lock:
+                if opening.place is not None:
+                    await self._close(opening.place)
+        if self._made is not None and all(loop.is_closed() for loop in self._openings):
+            limiter, self._made = self._made, None
+            await limiter.close()
+
+    async def _limiter(self) -> Limiter | None:
+        if self._given is not None or self._rate_limit is None:
+            return self._given
+        return self._made or await asyncio.to_thread(self._make_limiter, self._rate_limit)
+
+    def _make_limiter(self, rate_limit: int) -> Limiter:
+        """In a thread, which goes on if whoever waits for it is cancelled: what it makes must not be lost."""
+        with self._making:
+            if self._made is None:
+                self._made = shared_limiter(DEFAULT_NAME, rate_limit)
+                local = isinstance(self._made, LocalLimiter)
+                where = "in this process; Ray is not connected" if local else "in the Ray cluster"
+                _log.info("%s: at most %d executions in flight %s", self._owner, rate_limit, where)
+            return self._made

@@ -1,0 +1,47 @@
+"""Threads that run functions, one at a time each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+Outcome = tuple[Any, BaseException | None]
+"""What a function returned, or raised."""
+
+
+class Threads:
+    def __init__(self, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="toolyard-worker")
+
+    def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        return functools.partial(fn, *args, **kwargs)
+
+    def worker(self) -> contextlib.nullcontext[Callable[[Callable[[], Any]], Awaitable[Outcome]]]:
+        return contextlib.nullcontext(self._run)
+
+    async def _run(self, work: Callable[[], Any]) -> Outcome:
+        running = asyncio.get_running_loop().run_in_executor(self._threads, _outcome, work)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                # A thread cannot be stopped. Were its permit given back now, more would run than the limit says.
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return running.result()
+
+    async def close(self) -> None:
+        self._threads.shutdown()
+
+
+def _outcome(work: Callable[[], Any]) -> Outcome:
+    try:
+        return work(), None
+    except BaseException as error:  # also of sys.exit(), which is meant for the caller
+        return None, error

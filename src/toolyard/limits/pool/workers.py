@@ -1,0 +1,141 @@
+"""Functions run under the limiter of a name: this process's, or where Ray is connected the cluster's."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from toolyard.errors import ConfigError, LimiterError, MissingDependencyError
+from toolyard.limits.background import background
+from toolyard.limits.local import LocalLimiter
+from toolyard.limits.pool.local import ExecutionPool, PoolMode
+from toolyard.limits.protocol import DEFAULT_NAME, Limiter, Permit
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class ExecutionWorker:
+    """Runs functions for the threads that call `execute`, each under a permit of the limiter called `name`.
+
+    In thread mode a function runs in the thread that calls. In process mode it runs in one of `num_workers` child
+    processes, for which calls wait in order; `close` ends them.
+    """
+
+    def __init__(
+        self,
+        enable_global_rate_limit: bool = True,
+        rate_limit: int = 10,
+        *,
+        num_workers: int = 1,
+        mode: PoolMode = PoolMode.ThreadMode,
+        name: str = DEFAULT_NAME,
+        tenant: str = "",
+        cluster: bool | None = None,
+    ) -> None:
+        self._limiter = limiter_called(name, rate_limit, cluster) if enable_global_rate_limit else None
+        self._tenant = tenant
+        self._processes = (
+            ExecutionPool(num_workers, self._limiter, mode=mode, tenant=tenant)
+            if mode is PoolMode.ProcessMode
+            else None
+        )
+
+    def execute(self, fn: Callable[P, T], /, *fn_args: P.args, **fn_kwargs: P.kwargs) -> T:
+        """Block for what `fn` returns. What it raises is raised here, with its traceback.
+
+        Raises:
+            ExecutionWorkerDiedError: in process mode, the process that ran it died.
+            OutcomeLostError: in process mode, what it returned or raised cannot be pickled.
+        """
+        if self._processes is not None:
+            call = self._processes.execute(fn, *fn_args, **fn_kwargs)
+            try:
+                return call.result()
+            finally:
+                call.cancel()  # of use when a signal interrupts the wait
+        with self._permit(getattr(fn, "__qualname__", type(fn).__qualname__)):
+            return fn(*fn_args, **fn_kwargs)
+
+    def ping(self) -> bool:
+        """True: it is up."""
+        return True
+
+    def close(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+
+    def _permit(self, label: str) -> Permit | contextlib.nullcontext[None]:
+        if self._limiter is None:
+            return contextlib.nullcontext()
+        return self._limiter.permit(self._tenant, label=label)
+
+
+class PermitBucket:
+    """The limit by itself, for code that takes and gives in different places. From any thread.
+
+    Prefer `with limiter.permit()`, which cannot forget to give back.
+    """
+
+    def __init__(self, rate_limit: int | None, name: str = DEFAULT_NAME, cluster: bool | None = None) -> None:
+        self._limiter = limiter_called(name, rate_limit, cluster)
+        self._held: deque[Permit] = deque()
+
+    def acquire(self) -> None:
+        """Block until there is a permit."""
+        permit = self._limiter.permit(label="TokenBucketWorker.acquire")
+        permit.__enter__()
+        self._held.append(permit)
+
+    def release(self) -> None:
+        """Give back the one that was taken first.
+
+        Raises:
+            LimiterError: none is held through this object.
+        """
+        try:
+            permit = self._held.popleft()
+        except IndexError:
+            raise LimiterError("release() without acquire(): no permit is held here") from None
+        permit.__exit__(None, None, None)
+
+    def get_current_count(self) -> int:
+        """Permits in use under this name, whoever holds them. Those of other processes are up to a second old."""
+        return background().run(self._limiter.statistics()).result().in_flight
+
+
+def limiter_called(name: str, limit: int | None, cluster: bool | None) -> Limiter:
+    if on_cluster(cluster):
+        return cluster_limiter(name, limit)
+    if limit is None:
+        raise ConfigError(f"limiter {name!r}: without Ray it needs a limit")
+    return LocalLimiter(limit, name=name)
+
+
+def cluster_limiter(name: str, limit: int | None) -> Limiter:
+    """
+    Raises:
+        MissingDependencyError, ConfigError: there is no Ray, or no connection to it.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise MissingDependencyError("ray", "ray", "a cluster-wide execution pool") from error
+    from toolyard.limits.cluster.ray import RayLimiter
+
+    if not ray.is_initialized():
+        raise ConfigError("a cluster-wide execution pool needs a connection to Ray: call ray.init() first")
+    return RayLimiter(name, limit)
+
+
+def on_cluster(cluster: bool | None) -> bool:
+    """Whether to use the cluster's limiter. None: if this process is connected to Ray."""
+    if cluster is not None:
+        return cluster
+    ray: Any = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()

@@ -1,0 +1,178 @@
+"""Pieces of test cases as data sets write them: lists, texts, values, Python code. Whatever is doubtful is refused."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import reprlib
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from toolyard.errors import ConfigError
+from toolyard.rewards.code.values import key_text
+
+FORMS = (
+    '{"inputs", "outputs"}, {"fn_name", "inputs", "outputs"}, {"assert_case" or "asserts" or "test_list"}, '
+    '{"test", "entry_point"}, [{"input", "output", "testtype"}]'
+)
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_TEXT_WITHIN_TEXT = 3
+_LITERAL_CHARS, _CODE_CHARS = 2_000_000, 100_000
+"""What is longer is not parsed as Python: that takes some hundred times its size in memory."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 3, 4, 4, 80, 80
+_warnings_lock = threading.Lock()
+
+
+def wrong(where: str, value: Any, problem: str) -> ConfigError:
+    """The error that names the place, the value and the forms that are read."""
+    try:
+        shown = _REPR.repr(value)
+    except ValueError:  # Python does not write integers of more than 4300 digits
+        shown = "a huge number"
+    place = f"test cases: {where}" if where else "test cases"
+    return ConfigError(f"{place}: {problem}; given: {shown}; forms that are read: {FORMS}")
+
+
+def decoded(value: Any, where: str) -> Any:
+    """What JSON text says, also if it is text again; anything else as it is, with an array as a list."""
+    for _ in range(_TEXT_WITHIN_TEXT):
+        if isinstance(value, bytes | bytearray):
+            value = _from_bytes(value, where)
+        if not isinstance(value, str):
+            break
+        try:
+            value = json.loads(value.removeprefix("\ufeff"))
+        except ValueError as error:
+            raise wrong(where, value, f"is no JSON: {error}") from None
+    as_list = getattr(value, "tolist", None)
+    return as_list() if callable(as_list) else value
+
+
+def items_of(value: Any, where: str) -> list[Any]:
+    """A list, a tuple or an array; or one that is written as text."""
+    if isinstance(value, str | bytes):
+        text = text_of(value, where)
+        try:
+            value = literal(text, where)
+        except ValueError:
+            raise wrong(where, text, "expected a list") from None
+    as_list = getattr(value, "tolist", None)
+    value = as_list() if callable(as_list) else value
+    if not isinstance(value, list | tuple):
+        raise wrong(where, value, "expected a list")
+    return list(cast("Sequence[Any]", value))
+
+
+def text_of(value: Any, where: str) -> str:
+    """Text, a number's text, or lines joined by line ends."""
+    value = plain(value, where)
+    if isinstance(value, list):
+        lines = cast("list[Any]", value)
+        if all(type(line) is str for line in lines):
+            return "\n".join(lines)
+        if any(isinstance(line, list | dict) for line in lines):
+            raise wrong(where, lines, 'expected text, or a list of lines; for calls with arguments write "fn_name"')
+        return "\n".join(text_of(line, where) for line in lines)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return str(value)
+        except ValueError as error:
+            raise wrong(where, value, f"cannot be written: {error}") from None
+    raise wrong(where, value, "expected text, a number, or a list of lines")
+
+
+def encodable(text: str, where: str) -> str:
+    """The same text, which a program can read or write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise wrong(where, text, f"is no text of a program's input or output: {error}") from None
+    return text
+
+
+def plain(value: Any, where: str, *, other_keys: bool = False) -> Any:
+    """A value in JSON's terms: arrays and tuples are lists. `other_keys`: also of mappings are made text."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        # For speed: most lists hold numbers or texts only.
+        if _ATOMS.issuperset(map(type, items)):
+            return list(items)
+        return [plain(item, where, other_keys=other_keys) for item in items]
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        for key in mapping:
+            if not isinstance(key, str) and not (other_keys and type(key) in _ATOMS):
+                raise wrong(where, key, "as a key of a mapping: expected text, as in JSON")
+        return {key_text(key): plain(item, where, other_keys=other_keys) for key, item in mapping.items()}
+    if isinstance(value, bytes | bytearray):
+        return _from_bytes(value, where)
+    as_list = getattr(value, "tolist", None)  # an array, or a number of numpy's
+    if callable(as_list):
+        return plain(as_list(), where, other_keys=other_keys)
+    raise wrong(where, value, f"JSON has no {type(value).__name__}")
+
+
+def _from_bytes(value: bytes | bytearray, where: str) -> str:
+    try:
+        return value.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise wrong(where, bytes(value[:40]), f"is no UTF-8: {error}") from None
+
+
+def literal(text: str, where: str, *, other_keys: bool = False) -> Any:
+    """The value that text holds, in JSON or as a Python literal, in JSON's terms.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if len(text) > _LITERAL_CHARS or not text.strip():
+            raise ValueError(f"no JSON: {error}") from None
+    try:
+        value = ast.literal_eval(_parsed(text.strip(), "eval"))
+    except (ValueError, SyntaxError, TypeError, MemoryError) as error:
+        why = f": {error.msg}" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"neither JSON nor a Python literal{why}") from None
+    return plain(value, where, other_keys=other_keys)
+
+
+def python_code(code: str, where: str, *, must_run: bool = False) -> str:
+    """The same code, which is Python. `must_run`: and could fail, or every answer would pass."""
+    problem = _python_problem(code, must_run) if len(code) <= _CODE_CHARS else None
+    if problem:
+        raise wrong(where, code, problem)
+    return code
+
+
+@functools.lru_cache(maxsize=256)  # the answers of a group come with the same tests
+def _python_problem(code: str, must_run: bool) -> str | None:
+    try:
+        tree = cast("ast.Module", _parsed(code, "exec"))
+    except (SyntaxError, ValueError, MemoryError) as error:
+        return f"is no Python: {error}"
+    if must_run and all(isinstance(node, _DEFINITIONS) or _is_mere_value(node) for node in tree.body):
+        return "could not fail: it only defines, or compares without assert"
+    return None
+
+
+def _is_mere_value(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant | ast.Compare)
+
+
+def _parsed(code: str, mode: str) -> ast.AST:
+    # The parser warns of '\d' and the like, which is no concern of ours. Filters are the process's: one at a time.
+    with _warnings_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code, mode=mode)

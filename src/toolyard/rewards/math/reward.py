@@ -1,0 +1,74 @@
+"""Final rewards by comparing mathematical expressions."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from toolyard.errors import MissingDependencyError, RewardError
+from toolyard.rewards.math.scorer import DEADLINE_SECONDS, MathChecker, MathScore
+from toolyard.rewards.protocol import FinalReward, FinalScore, GroundTruthError, read_options
+
+
+class MathSettings(BaseModel):
+    """Options of `math`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    check_seconds: PositiveFloat = DEADLINE_SECONDS
+    """For one answer, if its deadline is not shorter. One that takes longer to check is not right: its own doing."""
+    children: PositiveInt = 2
+    """Processes that check at the same time."""
+    memory_limit_mb: int = Field(default=1024, ge=256)
+    """Of each. An answer that needs more is not right."""
+
+
+class MathReward(FinalReward):
+    """Processes of its own, started by the first answers."""
+
+    def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """
+        Raises:
+            ConfigError: an option is unknown or wrong.
+            MissingDependencyError: math-verify is not installed.
+        """
+        self.name = name
+        self.settings = read_options(MathSettings, options or {})
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingDependencyError("math-verify", "math", f"the reward {name!r}")
+        self._checker = MathChecker(children=self.settings.children, memory_limit_mb=self.settings.memory_limit_mb)
+
+    async def score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any],
+        *,
+        deadline_seconds: float,
+    ) -> FinalScore:
+        if ground_truth is None:
+            raise GroundTruthError(f"reward {self.name!r}: the task has no ground truth, which this reward needs")
+        seconds = min(deadline_seconds, self.settings.check_seconds)
+        try:
+            found = await self._checker.score(solution_str, ground_truth, deadline_seconds=seconds)
+        except GroundTruthError as error:
+            raise GroundTruthError(f"reward {self.name!r}: {error}") from None
+        except RewardError as error:
+            raise RewardError(f"reward {self.name!r}: {error}") from error
+        why = _why(found, seconds)
+        return FinalScore(found.value, found.extras | ({"why": why} if why else {}))
+
+    async def close(self) -> None:
+        self._checker.close()  # not in a thread: at the end of the interpreter there are none to be had
+
+
+def _why(found: MathScore, seconds: float) -> str:
+    if found.value == 1.0:
+        return ""
+    if found.timed_out:
+        return f"it could not be checked within {seconds:g} s"
+    return "no answer was found" if found.extracted is None else f"{found.extracted} is not {found.expected}"

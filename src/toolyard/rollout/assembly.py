@@ -1,0 +1,347 @@
+"""From settings to what a run is made of: engine, chat format, tools, rewards, tasks. Heavy parts are imported here,
+and only those that are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from toolyard.chat.formats import open_format
+from toolyard.chat.protocol import ChatFormat, Tokenizer
+from toolyard.chat.tokenizers.opening import load_tokenizer
+from toolyard.engines.models import need_packages, resolve_model
+from toolyard.engines.protocol import ChatEngine, Engine
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
+from toolyard.records.tape import Tape
+from toolyard.rewards.registry import load_reward
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.fingerprint import task_digest
+from toolyard.rollout.interaction import load_interaction
+from toolyard.rollout.play.play import ANSWER
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import Answer, MessageSpeaker, Speaker, TokenSpeaker
+from toolyard.rollout.request import AsyncRolloutRequest, create_request, request_id_of
+from toolyard.tasks.files import BadRow, open_tasks
+from toolyard.tasks.protocol import Task
+from toolyard.tools.base import BaseTool
+from toolyard.tools.code_interpreter.tool import SandboxFusionTool
+from toolyard.tools.registry import initialize_tools_from_config
+
+if TYPE_CHECKING:
+    from toolyard.engines.http.client import HttpOptions
+
+Note = Callable[[str], None]
+DEFAULT_MODEL = "smollm2-135m"
+_TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
+"""Engines of tokens that are given images beside them; those that only say what was written do not look at them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRollout:
+    """Everything a run needs, open."""
+
+    setting: Setting
+    tool_schemas: tuple[OpenAIFunctionToolSchema, ...]
+
+
+@asynccontextmanager
+async def open_rollout(
+    config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None
+) -> AsyncGenerator[OpenedRollout]:
+    """Open what `config` asks for, and close it in the end. With a `tape` to play, neither engine nor tools are opened.
+
+    Raises:
+        ConfigError, ToolError, EngineError: something is wrong with it, or cannot be opened.
+    """
+    _find_users_modules(config)
+    reward = load_reward(config.rewards.final, config.rewards.options)
+    interaction = None
+    if config.interaction is not None:
+        interaction = load_interaction(config.interaction.class_name, config.interaction.config)
+    async with AsyncExitStack() as stack:
+        if reward is not None:
+            stack.push_async_callback(reward.close)
+        tools: Mapping[str, BaseTool] = {}
+        if tape is None:
+            tools = {tool.name: tool for tool in _open_tools(config)}
+            for tool in tools.values():
+                stack.push_async_callback(tool.close)
+            schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
+        else:
+            schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
+        speaker = await _open_speaker(config, stack, tape, schemas, note)
+        setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction)
+        yield OpenedRollout(setting, schemas)
+
+
+def planned(config: RolloutConfig, note: Note = lambda _: None) -> dict[str, str]:
+    """The ids of all requests, with digests of their tasks. Reads all tasks: what is wrong with the last is better
+    known before the first runs.
+
+    Raises:
+        ConfigError, TaskError: there are none, or one is wrong.
+    """
+    tasks = tasks_of(config, lambda bad: note(f"skipped: {bad}"))
+    ids: dict[str, str] = {}
+    for task in tasks:
+        digest = task_digest(task)
+        ids |= {request_id_of(task.id, offset, config.step): digest for offset in range(config.n)}
+    if not ids:
+        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+    return ids
+
+
+def requests_of(
+    config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], wanted: Collection[str]
+) -> Iterator[AsyncRolloutRequest]:
+    """The requests whose ids are wanted, as they are asked for; groups stay together."""
+    for task in tasks_of(config):
+        for offset in range(config.n):
+            if request_id_of(task.id, offset, config.step) in wanted:
+                yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = None) -> Iterator[Task]:
+    """Its tasks, worded as it asks for, one by one.
+
+    Raises:
+        ConfigError, TaskError: there is no such file, or a row is wrong.
+    """
+    prompt = config.prompt
+    examples = tuple(_example(index, said) for index, said in enumerate(prompt.examples))
+    reader = open_tasks(
+        config.tasks.path,
+        limit=config.tasks.limit,
+        on_bad_row="skip" if config.tasks.skip_bad_rows else "raise",
+        report=report,
+        system=prompt.system,
+        instruction=prompt.instruction,
+    )
+    for task in reader:
+        if not examples:
+            yield task
+            continue
+        first = 1 if task.messages[0].role == "system" else 0
+        yield replace(task, messages=(*task.messages[:first], *examples, *task.messages[first:]))
+
+
+def prompt_additions(config: RolloutConfig) -> str:
+    """What `prompt` puts into every task, in words; empty if tasks are played as they are."""
+    prompt = config.prompt
+    parts = [
+        f"the system message {_in_short(prompt.system)}" if prompt.system is not None else "",
+        f"{len(prompt.examples)} messages of worked examples" if prompt.examples else "",
+        f"the instruction {_in_short(prompt.instruction)} at its end" if prompt.instruction is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _in_short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def _example(index: int, said: Mapping[str, Any]) -> Message:
+    try:
+        return Message.from_openai(said)
+    except ValueError as error:
+        raise ConfigError(f"prompt.examples[{index}]: {error}") from None
+
+
+# Tools ----------------------------------------------------------------------------------------------------------------
+
+
+def _open_tools(config: RolloutConfig) -> list[BaseTool]:
+    if config.tools is None:
+        return [SandboxFusionTool({"type": "native"}, None)]
+    return initialize_tools_from_config(config.tools)
+
+
+def _find_users_modules(config: RolloutConfig) -> None:
+    folders = [os.getcwd()]
+    if config.tools is not None:
+        folders.append(str(Path(config.tools).absolute().parent))
+    for folder in folders:
+        if folder not in sys.path:
+            sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+
+
+# Engines --------------------------------------------------------------------------------------------------------------
+
+
+async def _open_speaker(
+    config: RolloutConfig,
+    stack: AsyncExitStack,
+    tape: Tape | None,
+    schemas: Sequence[OpenAIFunctionToolSchema],
+    note: Note,
+) -> Speaker:
+    engine = config.engine
+    if engine.adapter is not None and engine.kind != "transformers":
+        raise ConfigError(f"engine.adapter {engine.adapter!r}: transformers merges it, and {engine.kind} cannot")
+    if engine.kind == "openai":
+        hides = _hides_images(config, None)
+        if tape is not None:
+            return MessageSpeaker(None, config.sampling, config.limits, hides_images=hides)
+        from toolyard.engines.http.openai import OpenaiEngine
+
+        opened: ChatEngine = OpenaiEngine(_urls(config), model=engine.model, **_http(config))
+        ready = await stack.enter_async_context(opened)
+        return MessageSpeaker(ready, config.sampling, config.limits, hides_images=hides)
+    if engine.kind == "transformers" and tape is None:
+        need_packages(otherwise="sample from a server: --engine openai --url URL --model NAME")
+    model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
+    tokenizer = load_tokenizer(model)
+    chat = open_format(
+        tokenizer,
+        format=config.chat.format,
+        chat_template=config.chat.chat_template,
+        tool_role=config.chat.tool_role,
+        tool_wrapper=config.chat.tool_wrapper,
+        template_kwargs=config.chat.template_kwargs,
+        syntax_options=config.chat.syntax_options,
+    )
+    tell, hides = config.chat.near_miss == "tell", _hides_images(config, chat)
+    if tape is not None:
+        return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+    _refuse_tools_that_are_not_offered(config, chat, schemas)
+    made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
+    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+
+
+def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:
+    """Why the model is not shown the images of its tools; empty if it is. Decided by the settings alone, so that a
+    replay decides alike."""
+    kind, wanted = config.engine.kind, config.chat.images
+    if wanted == "hide":
+        return "chat.images is hide"
+    if chat is None:
+        return "" if wanted == "show" else "chat.images is auto, and nobody knows whether the server takes images"
+    why = "" if kind in _TAKE_IMAGES else f"the engine {kind} takes no images"
+    if chat.image_token_id is None:
+        why = f"the format {chat.name} has no place for images"
+    if why and wanted == "show":
+        raise ConfigError(f"chat.images: show: {why}")
+    return why
+
+
+def _refuse_tools_that_are_not_offered(
+    config: RolloutConfig, chat: ChatFormat, schemas: Sequence[OpenAIFunctionToolSchema]
+) -> None:
+    """A tool that the model is not told of looks in the summary as if it were never of use."""
+    silent = chat.unoffered(schemas)
+    if silent:
+        told = "; ".join(f"{name}: {why}" for name, why in silent.items())
+        raise ConfigError(
+            f"tools {config.tools or 'of the defaults'}: the format {chat.name} cannot offer all of them to the model; "
+            f"{told}. Choose another --format, or leave them out of the file"
+        )
+
+
+def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:
+    engine = config.engine
+    match engine.kind:
+        case "transformers":
+            from toolyard.engines.transformers.engine import TransformersEngine
+
+            return TransformersEngine(
+                model,
+                adapter=engine.adapter,
+                device=engine.device,
+                dtype=engine.dtype,
+                max_batch_size=engine.max_batch_size,
+            )
+        case "sglang":
+            from toolyard.engines.http.sglang import SglangEngine
+
+            return SglangEngine(_urls(config), **_http(config))
+        case "vllm":
+            from toolyard.engines.http.vllm import VllmEngine
+
+            return VllmEngine(_urls(config), **_http(config))
+        case "scripted":
+            return _scripted(config, tokenizer, chat)
+        case "replay":
+            return _replaying(engine.tape)
+        case "openai":
+            raise AssertionError(engine.kind)
+
+
+def _http(config: RolloutConfig) -> HttpOptions:
+    engine = config.engine
+    return {
+        "api_key": None if engine.api_key is None else engine.api_key.get_secret_value(),
+        "request_timeout": engine.request_timeout_seconds,
+        "silence_seconds": engine.silence_seconds,
+    }
+
+
+def _urls(config: RolloutConfig) -> tuple[str, ...]:
+    if not config.engine.urls:
+        raise ConfigError(
+            f"engine.urls: {config.engine.kind} is a server; say where it is: --url http://127.0.0.1:30000"
+        )
+    return config.engine.urls
+
+
+def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:
+    from toolyard.engines.scripted import Line, ScriptedEngine
+
+    place = config.engine.script
+    if place is None:
+        raise ConfigError("engine.script: the scripted engine says what a JSON file says; name it")
+    try:
+        found: Any = json.loads(Path(place).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine.script {place!r}: {error}") from None
+    if not _is_script(found):
+        raise ConfigError(f"engine.script {place!r}: expected a list of texts, or an object of such lists by task id")
+    by_task = cast("dict[str, list[str]]", found) if isinstance(found, dict) else {}
+    every = cast("list[str]", [] if by_task else found)
+    ids = {
+        request_id_of(task.id, offset, config.step): task.id
+        for task in (tasks_of(config) if by_task else ())
+        for offset in range(config.n)
+    }
+    stop = list(chat.stop_token_ids[:1])
+
+    def say(request_id: str, turn: int, _: Sequence[int]) -> Line:
+        turns = every or by_task.get(ids.get(request_id, ""), [])
+        if turn >= len(turns):
+            return ConfigError(f"engine.script {place!r} has no turn {turn + 1} for task {ids.get(request_id, '?')!r}")
+        return [*tokenizer.encode(turns[turn]), *stop]
+
+    return ScriptedEngine(say, decode=tokenizer.decode)
+
+
+def _is_script(found: Any) -> bool:
+    def is_turns(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(text, str) for text in cast("list[Any]", value))
+
+    return is_turns(found) or (isinstance(found, dict) and all(map(is_turns, cast("JSON", found).values())))
+
+
+def _replaying(place: str | None) -> Engine:
+    from toolyard.engines.replay import RecordedGeneration, ReplayEngine
+
+    if place is None:
+        raise ConfigError("engine.tape: the replay engine says what a tape recorded; name it")
+    tape = Tape.read(place)
+    recorded: dict[str, list[RecordedGeneration]] = {}
+    for request_id in tape.request_ids:
+        for entry in tape.entries(request_id):
+            answer = ANSWER.validate_python(entry.got["answer"]) if entry.kind == "sampled" else None
+            if isinstance(answer, Answer):
+                asked = entry.asked
+                said = RecordedGeneration(asked["prompt_crc"], asked["prompt_tokens"], answer.generation)
+                recorded.setdefault(request_id, []).append(said)
+    return ReplayEngine(recorded)

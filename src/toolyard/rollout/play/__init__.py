@@ -1,0 +1,1 @@
+"""One request, from PENDING to its trajectory: what decides, what acts, and how it ends."""

@@ -1,0 +1,25 @@
+"""What all requests of a run share: the speaker, the tools, the limits, the rewards, the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from toolyard.rewards.combination import Weights
+from toolyard.rewards.protocol import FinalReward
+from toolyard.rollout.budget import RolloutLimits
+from toolyard.rollout.interaction import BaseInteraction
+from toolyard.rollout.play.speaker import Speaker
+from toolyard.tools.base import BaseTool
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all requests of a run share."""
+
+    speaker: Speaker
+    tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    final_reward: FinalReward | None = None
+    weights: Weights = field(default_factory=Weights)
+    interaction: BaseInteraction | None = None

@@ -1,0 +1,438 @@
+"""How a request speaks with its engine: by tokens, or by messages where a server knows no tokens.
+
+`ask` is all that is not decided by the request itself; everything else here is a plain function of what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
+from toolyard.engines.protocol import (
+    ChatEngine,
+    ChatGeneration,
+    Engine,
+    Finish,
+    Generation,
+    ImageEngine,
+    Sampling,
+    Telling,
+)
+from toolyard.errors import EngineError, EngineRequestError
+from toolyard.images import Image
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
+from toolyard.records.audit import are_logprobs, check_extension
+from toolyard.records.trajectory import Sampled
+from toolyard.rollout.budget import RolloutLimits
+from toolyard.rollout.request import AsyncRolloutRequest, turn_seed
+
+T = TypeVar("T")
+_PROMPTS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine said to one turn, in however many attempts."""
+
+    generation: Generation
+    attempts: int = 1
+    weight_versions: tuple[str, ...] = ()
+    message: Message | None = None
+    """Of a server that speaks of messages."""
+    prompt_ids: list[int] | None = None
+    """What such a server made of the conversation, if it says."""
+    tokens: int = 0
+    """Sampled; also where the ids are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One turn of the assistant, taken into the conversation."""
+
+    parsed: ParsedTurn
+    sampled: Sampled
+    tokens: int
+
+
+class Speaker(ABC):
+    """What an engine and its way of speaking are to a request."""
+
+    def __init__(self, sampling: Sampling, limits: RolloutLimits, engine: object, hides_images: str) -> None:
+        self.hides_images = hides_images
+        """Why the model is not shown the images that tools return; empty if it is."""
+        self._sampling = sampling
+        self._limits = limits
+        self._talking = engine if isinstance(engine, Telling) else None
+        self.engine_name = "" if engine is None else repr(engine)
+
+    @abstractmethod
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        """Render the prompt; how many tokens it has, 0 if nobody knows. Raises ChatError."""
+
+    @abstractmethod
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        """By what the engine's next prompt can be recognised."""
+
+    @abstractmethod
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        """Have the engine sample the next turn. Raises EngineError when every retry is spent."""
+
+    @abstractmethod
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        """Put the answer's tokens into the request, and read them."""
+
+    @abstractmethod
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        """The tokens by which `messages` would continue the conversation after its last turn. Raises ChatError."""
+
+    @abstractmethod
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        """Prompt and response, for people."""
+
+    @abstractmethod
+    def count(self, text: str) -> int:
+        """Tokens of a text, or its characters where nobody knows."""
+
+    engine_name: str = ""
+    """For people: its servers, or what it is."""
+
+    def waits_for(self, request: AsyncRolloutRequest) -> str:
+        """What the engine does for the request just now."""
+        engine = self._talking
+        return "" if engine is None else engine.doing(request.request_id)
+
+    def _sampling_of(self, request: AsyncRolloutRequest, max_tokens: int) -> Sampling:
+        return self._sampling.model_copy(
+            update={"max_tokens": min(max_tokens, self._sampling.max_tokens), "seed": turn_seed(request)}
+        )
+
+    async def _retried(
+        self, request: AsyncRolloutRequest, attempts: int, ask: Callable[[], Awaitable[T]]
+    ) -> tuple[T, int]:
+        """`ask`, until it answers; and how many attempts that makes. Nothing is kept of a failed one, so asking again
+        is safe."""
+        pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
+        while True:
+            attempts += 1
+            try:
+                return await ask(), attempts
+            except EngineError as error:
+                if task is not None and task.cancelling() > cancellations:
+                    raise asyncio.CancelledError from error  # it was cancelled, whatever it makes of that
+                if not error.retryable or attempts > self._limits.engine_retries:
+                    raise
+                request.waits_for = f"{self.engine_name}, attempt {attempts + 1} (the last: {error})"
+            await asyncio.sleep(pause)
+            pause *= 2
+
+
+class TokenSpeaker(Speaker):
+    """Tokens in, tokens out: what is trained on is what was sampled."""
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        chat: ChatFormat,
+        sampling: Sampling,
+        limits: RolloutLimits,
+        *,
+        tell_near_misses: bool = False,
+        hides_images: str = "",
+    ) -> None:
+        """`tell_near_misses`: text that looks like a call is answered like a malformed one. `hides_images`: why images
+        are not shown, where format and engine could."""
+        hides_images = hides_images or _why_hidden(engine, chat)
+        stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
+        texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
+        told = sampling.model_copy(update={"stop_token_ids": stops, "stop": texts})
+        super().__init__(told, limits, engine, hides_images)
+        self._engine = engine
+        self._chat = chat
+        self._ends = frozenset(stops) | chat.special_ids
+        self._tell_near_misses = tell_near_misses
+        self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
+        """Prompts of late: the samples of a task have the same one, and begin one after the other."""
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        key = tuple(request.messages)
+        found = self._rendered.get(key)
+        if found is None or found[0] is not request.tool_schemas:
+            ids = self._chat.render(request.messages, request.tool_schemas)
+            if len(self._rendered) >= _PROMPTS_KEPT:
+                del self._rendered[next(iter(self._rendered))]
+            self._rendered[key] = found = request.tool_schemas, ids, self._chat.decode(ids)
+        _, ids, request.prompt_text = found
+        request.begin(ids)
+        return request.prompt_tokens
+
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        return {"prompt_tokens": len(request.input_ids), "prompt_crc": request.crc}
+
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        sampling = self._sampling_of(request, max_tokens)
+        budget = sampling.max_tokens
+        images = self._images_of(request)
+        ids: list[int] = []
+        logprobs: list[float] | None = []
+        versions: list[str] = []
+        attempts = fruitless = 0
+        cached: int | None = None
+        while True:
+            prompt = [*request.input_ids, *ids] if ids else request.input_ids
+            asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
+            got, tries = await self._retried(
+                request, fruitless, partial(self._generate, prompt, images, asked, request.request_id)
+            )
+            attempts += tries - fruitless
+            fruitless = 0 if got.token_ids else tries
+            joint = len(ids)
+            ids += got.token_ids
+            logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
+            cached = got.cached_tokens if cached is None else cached
+            if got.weight_version is not None and got.weight_version not in versions:
+                versions.append(got.weight_version)
+            end = self._stop_across(ids, joint, sampling) if joint else None
+            if end is not None:
+                logprobs = None if logprobs is None else logprobs[:end]
+                whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
+                return Answer(whole, attempts, tuple(versions), tokens=end)
+            if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
+                break
+            # Aborted, but not by us: for new weights, say. The request goes on from exactly where it was.
+            await asyncio.sleep(self._limits.engine_retry_pause_seconds if fruitless else 0)
+        finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
+        whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
+        return Answer(whole, attempts, tuple(versions), tokens=len(ids))
+
+    def _stop_across(self, ids: list[int], joint: int, sampling: Sampling) -> int | None:
+        """Where a stop text ends that began before `joint`: the engine, which was asked anew there, did not see it."""
+        if not sampling.stop or any(stop in self._chat.decode(ids[:joint]) for stop in sampling.stop):
+            return None
+        for end in range(joint + 1, len(ids) + 1):
+            text, after = self._chat.decode(ids[:end]), self._chat.decode(ids[joint:end])
+            if any(stop in text and stop not in after for stop in sampling.stop):
+                return end
+            if len(after) > max(map(len, sampling.stop)):
+                break
+        return None
+
+    def _images_of(self, request: AsyncRolloutRequest) -> list[Image]:
+        """Raises EngineRequestError if the model has sampled the token of an image: nobody knows which it would be."""
+        images = [image for message in request.messages for image in message.images]
+        token = self._chat.image_token_id
+        places = request.input_ids.count(token) if images and token is not None else 0
+        if places != len(images):
+            raise EngineRequestError(
+                f"the conversation has {len(images)} images and {places} tokens that stand for one: the model has "
+                "sampled some itself"
+            )
+        return images
+
+    async def _generate(
+        self, prompt: list[int], images: Sequence[Image], sampling: Sampling, request_id: str
+    ) -> Generation:
+        """The engine's answer, if it is one."""
+        engine = self._engine
+        assert engine is not None, "a replay asks nobody"
+        if images and isinstance(engine, ImageEngine):
+            got = await engine.generate_with_images(prompt, images, sampling, request_id=request_id)
+        else:
+            got = await engine.generate(prompt, sampling, request_id=request_id)
+        problem = self._problem(got, sampling)
+        if problem:
+            error = EngineError(f"{self.engine_name} answered what cannot be: {problem}")
+            error.source = self.engine_name
+            raise error
+        return got
+
+    def _problem(self, got: Generation, sampling: Sampling) -> str:
+        """What is wrong with an answer. Engines are not trusted: what they say is what a model is trained on."""
+        ids, logprobs = got.token_ids, got.logprobs
+        if len(ids) > sampling.max_tokens:
+            return f"{len(ids)} tokens, and was asked for {sampling.max_tokens} at most"
+        size = self._chat.vocab_size
+        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and (size is None or max(ids) < size)):
+            bad = next(one for one in ids if type(one) is not int or one < 0 or (size is not None and one >= size))
+            return f"the token id {bad!r}, and the vocabulary has the ids 0 to {'?' if size is None else size - 1}"
+        if logprobs is not None:
+            if len(logprobs) != len(ids):
+                return f"{len(ids)} tokens and {len(logprobs)} logprobs"
+            if not are_logprobs(logprobs):
+                return f"logprobs that are none: {str(logprobs)[:120]}"
+        if got.finish is Finish.STOP and self._stopped_by(got, sampling) is None:
+            return "it stopped, and the last token is no stop token, nor is there a stop text at the end"
+        return ""
+
+    def _stopped_by(self, got: Generation, sampling: Sampling) -> int | str | None:
+        if got.finish is not Finish.STOP:
+            return ""
+        if got.token_ids and got.token_ids[-1] in self._ends:
+            return got.token_ids[-1]
+        if not sampling.stop:
+            return None
+        # The token that completes a stop text may go on beyond it.
+        end = self._chat.decode(got.token_ids)
+        return next((text for text in sampling.stop if text in end), None)
+
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        generation = answer.generation
+        start, crc = request.response_tokens, request.crc
+        request.append_sampled(generation)
+        request.sampled_tokens += len(generation.token_ids)
+        text = self._chat.decode(generation.token_ids)
+        parsed = self._chat.parse(generation.token_ids, request.tool_schemas)
+        if parsed.near_misses:
+            request.metrics["near_misses"] = request.metrics.get("near_misses", 0) + len(parsed.near_misses)
+            if self._tell_near_misses:
+                parsed = replace(parsed, malformed=parsed.near_misses)
+        return Spoken(
+            parsed,
+            _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
+            len(generation.token_ids),
+        )
+
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        start = request.prompt_tokens + sampled.start
+        prompt = request.input_ids[:start] if self._chat.reads_prompt else []
+        turn = request.input_ids[start:]
+        return self._chat.extension(prompt, turn, messages, request.tool_schemas)
+
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        return request.prompt_text, self._chat.decode(request.response_ids)
+
+    def count(self, text: str) -> int:
+        return self._chat.count(text)
+
+
+class MessageSpeaker(Speaker):
+    """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
+
+    def __init__(
+        self,
+        engine: ChatEngine | None,
+        sampling: Sampling,
+        limits: RolloutLimits,
+        *,
+        hides_images: str = "nobody knows whether the server's model takes images",
+    ) -> None:
+        super().__init__(sampling, limits, engine, hides_images)
+        self._engine = engine
+
+    def begin(self, request: AsyncRolloutRequest) -> int:
+        request.begin([])
+        request.token_exact = False  # until an answer comes with ids
+        return 0
+
+    def prompt(self, request: AsyncRolloutRequest) -> JSON:
+        said = json.dumps([message.as_openai() for message in request.messages]).encode()
+        return {"messages": len(request.messages), "crc": zlib.crc32(said)}
+
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+        sampling = self._sampling_of(request, max_tokens)
+        got, attempts = await self._retried(request, 0, partial(self._chat, request, sampling))
+        versions = () if got.weight_version is None else (got.weight_version,)
+        ids = got.token_ids or []
+        generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
+        tokens = got.completion_tokens if got.completion_tokens is not None else len(ids)
+        return Answer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
+
+    async def _chat(self, request: AsyncRolloutRequest, sampling: Sampling) -> ChatGeneration:
+        assert self._engine is not None, "a replay asks nobody"
+        got = await self._engine.chat(request.messages, request.tool_schemas, sampling, request_id=request.request_id)
+        if got.finish is Finish.ABORT:  # half a message cannot be continued
+            raise EngineError("the server aborted the answer")
+        return got
+
+    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+        assert answer.message is not None
+        request.sampled_tokens += answer.tokens
+        start, crc = self._take_tokens(request, answer)
+        message = answer.message
+        calls = tuple(ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls)
+        return Spoken(
+            ParsedTurn(message.content, message.reasoning_content, calls),
+            _sampled(answer, start, request.response_tokens, message.content, crc),
+            answer.tokens,
+        )
+
+    def _take_tokens(self, request: AsyncRolloutRequest, answer: Answer) -> tuple[int, int]:
+        """Where the sampled tokens begin, and the crc of all that is before them."""
+        prompt = answer.prompt_ids
+        first = not request.turns
+        if prompt is None or not (first or request.token_exact):
+            return self._is_not_exact(request)
+        if first:
+            request.begin(prompt)
+            request.token_exact = True
+        else:
+            difference = check_extension(request.input_ids, prompt)
+            if difference is not None:
+                request.metrics["token_drift"] = str(difference)
+                return self._is_not_exact(request)
+            request.append_given(prompt[len(request.input_ids) :])
+        start, crc = request.response_tokens, request.crc
+        request.append_sampled(answer.generation)
+        return start, crc
+
+    def _is_not_exact(self, request: AsyncRolloutRequest) -> tuple[int, int]:
+        """Half of the tokens would look like all of them: none are kept."""
+        request.token_exact = False
+        request.begin([])
+        request.response_mask, request.response_logprobs = [], None
+        return 0, 0
+
+    def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
+        return []
+
+    def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
+        given = len(request.task.messages)
+        return _as_text(request.messages[:given]), _as_text(request.messages[given:])
+
+    def count(self, text: str) -> int:
+        return len(text)
+
+
+def _prompt_of(got: ChatGeneration) -> list[int] | None:
+    return None if got.prompt_ids is None or got.token_ids is None else got.prompt_ids
+
+
+def _sampled(answer: Answer, start: int, end: int, text: str, crc: int, stopped_by: int | str | None = "") -> Sampled:
+    return Sampled(
+        start=start,
+        end=end,
+        text=text,
+        finish=answer.generation.finish.value,
+        prompt_crc=crc,
+        weight_versions=answer.weight_versions,
+        cached_tokens=answer.generation.cached_tokens,
+        attempts=answer.attempts,
+        stopped_by=stopped_by,
+    )
+
+
+def _as_text(messages: Sequence[Message]) -> str:
+    return "".join(f"{message.role}\n{_said(message)}\n" for message in messages)
+
+
+def _said(message: Message) -> str:
+    return "\n".join((message.content, *(f"[image: {image}]" for image in message.images)))
+
+
+def _why_hidden(engine: Engine | None, chat: ChatFormat) -> str:
+    if chat.image_token_id is None:
+        return f"the format {chat.name} has no place for images"
+    if engine is not None and not isinstance(engine, ImageEngine):
+        return f"{engine!r} takes no images"
+    return ""

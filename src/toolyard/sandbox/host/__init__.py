@@ -1,0 +1,1 @@
+"""The host's side of the embedded sandbox: zygotes, their workers, and what is sent to them."""

@@ -1,0 +1,110 @@
+"""One program on many inputs: the host's part of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from toolyard.sandbox.guest import frames
+from toolyard.sandbox.host.pool import Pool
+from toolyard.sandbox.host.requests import Order, accepted, header_of, inputs_part
+from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.protocol import Limits
+
+_EACH = {frames.RUN_PYTHON: frames.EACH_PYTHON, frames.RUN_COMMAND: frames.EACH_COMMAND}
+_chance = random.SystemRandom()
+
+
+class Processors:
+    """Which processor a batch starts its cases on.
+
+    A case takes a fraction of a millisecond, and twice that when the kernel moves it to another processor than the one
+    its parent runs on. So a batch stays where it is; this sees to it that two of them do not stay in the same place.
+    The programs themselves may run anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._lent = Counter(dict.fromkeys(os.sched_getaffinity(0), 0))
+
+    @contextmanager
+    def lend(self) -> Generator[int]:
+        least = min(self._lent.values())
+        # By chance, since other processes' batches choose as well.
+        processor = _chance.choice([number for number, lent in self._lent.items() if lent == least])
+        self._lent[processor] += 1
+        try:
+            yield processor
+        finally:
+            self._lent[processor] -= 1
+
+
+async def replies(
+    pool: Pool,
+    profile: str,
+    order: Order,
+    stdins: Sequence[bytes],
+    limits: Limits,
+    processor: int,
+    *,
+    in_bunches: bool,
+) -> AsyncGenerator[Reply]:
+    """One for each input, in order. When a worker retires, another goes on."""
+    order = replace(order, operation=_EACH[order.operation])
+    done = 0
+    while done < len(stdins):
+        parts = order.parts(inputs_part(stdins[done:], processor, in_bunches=in_bunches))
+        header = header_of(order.operation, limits, limits.run_seconds, parts)
+        async with pool.worker(profile) as worker:
+            answers = worker.request_each(header, parts, limits.run_seconds, len(stdins) - done)
+            async with aclosing(answers):
+                async for reply in answers:
+                    yield accepted(reply)
+                    done += 1
+
+
+_AHEAD = 4
+"""Replies that a share may be ahead of the one whose turn it is."""
+
+
+async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Reply]:
+    """The first of each share, the second of each, and so on, while all of them go on at the same time.
+
+    What a share raises is raised when it is that share's turn, and ends the others.
+    """
+    if len(shares) == 1:
+        async with aclosing(shares[0]) as only:
+            async for reply in only:
+                yield reply
+        return
+    queues = [asyncio.Queue[Reply | Exception | None](_AHEAD) for _ in shares]
+    # Not a TaskGroup: a generator that is closed early would leave it with an error of its own.
+    tasks = [asyncio.create_task(_put(share, queue)) for share, queue in zip(shares, queues, strict=True)]
+    try:
+        for turn in itertools.cycle(queues):
+            reply = await turn.get()
+            if reply is None:
+                return  # the shares differ by one at most, and the first that ends is the one after the last reply
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _put(share: AsyncGenerator[Reply], queue: asyncio.Queue[Reply | Exception | None]) -> None:
+    try:
+        async with aclosing(share):
+            async for reply in share:
+                await queue.put(reply)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)

@@ -1,0 +1,82 @@
+"""What a zygote is told: how its workers are to be jailed, at which level, with what in sight."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolyard.sandbox.guest import native, root
+from toolyard.sandbox.isolation import SCOPED_SIGNALS, Grants, Level
+
+
+def environment_for(python: str) -> dict[str, str]:
+    """All a program finds in `os.environ`. One thread for numerical libraries: parallelism is across programs.
+
+    The hash seed is fixed, so that the same program prints its sets in the same order every time.
+    """
+    return {
+        "PATH": f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": root.WORK,
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "user",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": "/tmp",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def gpu_devices() -> list[str]:
+    """The device files of NVIDIA's driver."""
+    paths = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"))
+    return [path for path in paths if stat.S_ISCHR(os.stat(path).st_mode)]
+
+
+def zygote_config(
+    grants: Grants,
+    level: Level,
+    *,
+    modules: Sequence[str],
+    sessions: bool,
+    read_only: set[str],
+    binds: Mapping[str, str],
+    disk_bytes: int,
+    host_directory: str | None,
+    devices: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail,
+    `devices` are shown in it beside the usual ones."""
+    jailed = level in (Level.FULL, Level.NAMESPACES)
+    confined = level is Level.CONFINED
+    own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
+    return {
+        "modules": list(modules),
+        "with_sessions": sessions,
+        "native": native.built_library(),
+        "namespaces": jailed,
+        "landlock_abi": grants.landlock_abi,
+        "landlock": level is not Level.NONE and grants.has("landlock"),
+        "seccomp": level is not Level.NONE and grants.has("seccomp"),
+        "user": int(own_user),
+        # Whether kill(-1) reaches exactly a worker's programs: by its pid namespace, its user id, or Landlock's scope.
+        "alone": jailed or own_user or (confined and grants.landlock_abi >= SCOPED_SIGNALS),
+        "owns_directories": not (jailed and own_user),
+        "directory_mode": 0o1777 if jailed else 0o700,
+        "cgroup": grants.cgroup,
+        "data_factor": 0.0 if grants.cgroup else 2.0 if jailed else 1.0,
+        "work": root.WORK,
+        "writable": list(root.WRITABLE),
+        "environment": environment_for(grants.python.executable),
+        "read_only": sorted({*grants.python.prefixes, *read_only}),
+        "binds": sorted(binds.items()),
+        "devices": list(devices),
+        "disk_bytes": disk_bytes,
+        "host_directory": host_directory or "",
+    }

@@ -1,0 +1,283 @@
+"""The host's end of one worker: requests out, replies in, in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple, Protocol
+
+from toolyard.errors import SandboxError
+from toolyard.sandbox.guest import frames
+
+_OVERTIME = 3.0
+"""A worker that has not answered this long after its program's limit is broken, and is killed."""
+_AHEAD = 8 << 20
+"""Bytes of replies that are kept for somebody who is slow to take them; then the worker has to wait."""
+
+
+class Reply(NamedTuple):
+    """A worker's answer: numbers from the header, and the bytes."""
+
+    reason: int
+    flags: int
+    status: int
+    wall: float
+    cpu: float
+    starved: float
+    peak: int
+    stdout: bytes
+    stderr: bytes
+    extra: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.stdout) + len(self.stderr) + len(self.extra)
+
+
+class WorkerDiedError(SandboxError):
+    """The worker was killed or crashed in mid-run. The program died with it; running it again is safe."""
+
+
+class Parent(Protocol):
+    """The zygote that forked a worker: it lives as long as its workers, and kills those that do not answer."""
+
+    alive: bool
+
+    def kill(self, launcher: int, /) -> None: ...
+
+
+class Worker:
+    """One jail. Takes one request at a time; the pool sees to that."""
+
+    def __init__(self, channel: socket.socket, zygote: Parent, launcher: int, pid: int, cgroup: str) -> None:
+        self.zygote = zygote
+        self.pid = pid
+        self.runs = 0
+        self.alive = True
+        self._launcher = launcher
+        self._cgroup = cgroup
+        self._kills_before = self._kills() if cgroup else 0
+        self._loop = asyncio.get_running_loop()
+        self._channel = channel
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[Reply] | None = None
+        self._early: deque[Reply] | None = None
+        """Replies to one request that came before anybody asked for them; None where one is all there is."""
+        self._early_bytes = 0
+        self._retired = False
+        """It left after a reply, as it said, or as the kernel's memory killer made it."""
+        self._loop.add_reader(channel.fileno(), self._readable)
+
+    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> Reply:
+        """Send one request and wait for its answer; cancelling stops the program and leaves the worker usable.
+
+        Raises:
+            WorkerDiedError: it died; nothing of the program is left.
+        """
+        if not self.alive:
+            raise WorkerDiedError("the sandbox worker died before the program started")
+        self.runs += 1
+        answer = self._answer = self._loop.create_future()
+        overdue = self._loop.call_later(seconds + frames.patience(seconds) + _OVERTIME, self._overdue)
+        try:
+            await self._send([header, *parts])
+            return await answer
+        except asyncio.CancelledError:
+            await self._cancel(answer)
+            raise
+        finally:
+            overdue.cancel()
+            self._answer = None
+
+    async def request_each(
+        self, header: bytes, parts: Sequence[bytes], seconds: float, count: int
+    ) -> AsyncGenerator[Reply]:
+        """Send one request and yield its `count` answers, or fewer if the worker retires.
+
+        Closing it before the last one stops the program and leaves the worker usable.
+
+        Raises:
+            WorkerDiedError: it died; nothing of the program is left.
+        """
+        if not self.alive:
+            raise WorkerDiedError("the sandbox worker died before the program started")
+        self.runs += 1
+        self._early = deque()
+        try:
+            await self._send([header, *parts])
+            while count:
+                # A case that loses the process it was forked from is run again from the start.
+                reply = await self._next(2 * (seconds + frames.patience(seconds)) + _OVERTIME)
+                count -= 1
+                yield reply
+                if self._retired and not self._early:
+                    return
+        finally:
+            if count and self.alive:
+                await self._abandon(count)
+            self._early = None
+            self._early_bytes = 0
+
+    async def _next(self, seconds: float) -> Reply:
+        assert self._early is not None
+        if self._early:
+            reply = self._early.popleft()
+            if self._early_bytes > _AHEAD >= self._early_bytes - reply.size and self.alive:
+                self._loop.add_reader(self._channel.fileno(), self._readable)
+            self._early_bytes -= reply.size
+            return reply
+        if not self.alive:
+            raise WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
+        answer = self._answer = self._loop.create_future()
+        overdue = self._loop.call_later(seconds, self._overdue)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                # It came in the same moment: whoever abandons the batch still has to count it.
+                self._early.appendleft(answer.result())
+                self._early_bytes += answer.result().size
+            raise
+        finally:
+            overdue.cancel()
+            self._answer = None
+
+    async def _abandon(self, count: int) -> None:
+        """Stop the case that runs, forget the others, and wait for the worker to be clean again."""
+        try:
+            self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
+            async with asyncio.timeout(_OVERTIME):
+                while count and (await self._next(_OVERTIME)).reason != frames.CANCELLED:
+                    count -= 1
+        except (OSError, TimeoutError, SandboxError):
+            self.kill()
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+
+    async def _send(self, parts: list[bytes]) -> None:
+        try:
+            sent = self._channel.sendmsg(parts)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._dead()
+            return
+        total = sum(map(len, parts))
+        if sent < total:
+            try:
+                await self._loop.sock_sendall(self._channel, memoryview(b"".join(parts))[sent:])
+            except OSError:
+                self._dead()
+            except asyncio.CancelledError:
+                self._answer = None  # nobody waits for it any more
+                self.kill()  # half a request went out: there is no way back to a known state
+                raise
+
+    async def _cancel(self, answer: asyncio.Future[Reply]) -> None:
+        """Stop the program and wait for the worker to be clean again. A second cancellation kills the worker."""
+        if not self.alive or not answer.cancelled():
+            return
+        # Our cancellation took the awaited future with it; the worker's answer still comes, to this one.
+        answer = self._answer = self._loop.create_future()
+        try:
+            self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
+            async with asyncio.timeout(_OVERTIME):
+                await answer
+        except (OSError, TimeoutError, SandboxError, asyncio.CancelledError):
+            self._answer = None
+            self.kill()
+
+    def _readable(self) -> None:
+        try:
+            chunk = self._channel.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._dead()
+            return
+        if self._buffer:
+            self._buffer += chunk
+            del self._buffer[: self._take(self._buffer)]
+        else:
+            self._buffer += chunk[self._take(chunk) :]
+
+    def _take(self, content: bytes | bytearray) -> int:
+        """Pass on the replies in there; returns how many bytes they were."""
+        at = 0
+        while len(content) - at >= frames.RESPONSE.size:
+            reason, flags, status, wall, cpu, starved, peak, out, err, extra = frames.RESPONSE.unpack_from(content, at)
+            at_out = at + frames.RESPONSE.size
+            at_err, at_extra, end = at_out + out, at_out + out + err, at_out + out + err + extra
+            if len(content) < end:
+                break
+            parts = (bytes(content[at_out:at_err]), bytes(content[at_err:at_extra]), bytes(content[at_extra:end]))
+            self._arrived(Reply(reason, flags, status, wall, cpu, starved, peak, *parts))
+            at = end
+            if flags & frames.RETIRING:
+                self._retired = True
+                self.close()
+                break
+        return at
+
+    def _arrived(self, reply: Reply) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reply)
+        elif self._early is not None:
+            self._early.append(reply)
+            self._early_bytes += reply.size
+            if self._early_bytes > _AHEAD:
+                self._loop.remove_reader(self._channel.fileno())
+
+    def _dead(self) -> None:
+        if not self.alive:
+            return
+        if (self._answer is not None or self._early is not None) and self._kills() > self._kills_before:
+            # It went down with its program: then that is a verdict, not our failure.
+            self._arrived(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
+            self._retired = True
+        self.close()
+
+    def _kills(self) -> int:
+        """How often the kernel killed for memory in the worker's group, ever."""
+        for name in ("memory.oom_control", "memory.events"):
+            with contextlib.suppress(OSError), open(f"{self._cgroup}/{name}") as file:
+                return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        return 0
+
+    def _overdue(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(WorkerDiedError("the sandbox worker did not answer in time and was replaced"))
+        self.kill()
+
+    def kill(self) -> None:
+        """For a worker that may not be listening any more; `close` is enough for one that is."""
+        if self.alive:
+            self.zygote.kill(self._launcher)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the channel: the worker sees it and leaves, and everything in its jail with it.
+
+        Whoever still waits for its answer is told: nothing else would ever wake them.
+        """
+        if self.alive:
+            self.alive = False
+            self._loop.remove_reader(self._channel.fileno())
+            hang_up(self._channel)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(
+                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
+                )
+
+
+def hang_up(channel: socket.socket) -> None:
+    """Also for copies of it that a fork of the host may hold."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()

@@ -1,0 +1,364 @@
+"""How `RemoteSandbox` speaks HTTP: pooled connections, deadlines, and tries again where that is safe.
+
+Safe means that the request cannot have been acted on: no connection came about, an idle connection turned out closed,
+or the server said that it is too busy to start. A time-out or a connection that broke in mid-request is not: those
+are reported, and `retryable` tells the caller that it may decide otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+
+from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.sandbox.remote.health import PING_SECONDS, Health
+
+_BUSY = frozenset({429, 503, 504})
+_IDLE_SECONDS = 4.0
+"""uvicorn, which SandboxFusion runs on, closes idle connections after 5 s. Closing ours first avoids the race."""
+_STALE_SECONDS = 1.0
+"""A reused connection that was already closed shows it within a round trip. Later, it broke under the request."""
+_AT_ONCE_BYTES = 512 * 1024
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+_chance = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How hard to try before giving up."""
+
+    attempts: int = 5
+    """At each server, where there are several."""
+    seconds: float = 60.0
+    """No new try begins later than this after the first, whatever Retry-After says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    body: bytes
+    retry_after: float | None
+    lines: Lines | None = None
+    """In place of the body, where they were asked for and the status is 200."""
+
+
+class GoneError(SandboxError):
+    """The server could not be reached, broke off or fell silent. What it did with the request is not known."""
+
+
+class _NotSentError(GoneError):
+    """The request cannot have reached the server's application: trying again is safe."""
+
+
+def failure(message: str, *, retryable: bool) -> SandboxError:
+    error = SandboxError(message)
+    error.retryable = retryable
+    return error
+
+
+def plain(error: GoneError) -> SandboxError:
+    """As callers know it."""
+    known = failure(str(error), retryable=True)
+    known.source = error.source
+    return known
+
+
+def trusting(ca_file: str | Path | None) -> ssl.SSLContext | bool:
+    """Checks certificates against those in `ca_file`; None: against the system's.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"CA file {str(ca_file)!r}: {error.strerror or error}") from error
+
+
+class Connections:
+    """A pool of connections to one server. Opened and closed in one task, used from any of its loop.
+
+    `pinged`: a server that leaves a request waiting is asked for a ping now and then, and given up if it misses two.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        token: str | None,
+        *,
+        limit: int,
+        connect_seconds: float,
+        retries: Retries,
+        pinged: bool = False,
+        trust: ssl.SSLContext | bool = True,
+    ) -> None:
+        self._base = base
+        self._trust = trust
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._limit = limit
+        self._connect_seconds = connect_seconds
+        self._retries = retries
+        self._health = Health(self._ping) if pinged else None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        self._slots = asyncio.Semaphore(self._limit)
+        traces = aiohttp.TraceConfig()
+        traces.on_connection_reuseconn.append(_note_reuse)
+        self._session = aiohttp.ClientSession(
+            # The bound is our own semaphore: time spent waiting for a connection is not the server's and must not
+            # eat into its deadline.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=self._trust),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
+            headers=self._headers,
+            trace_configs=[traces],
+        )
+
+    async def close(self) -> None:
+        if self._health is not None:
+            await self._health.close()
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def call(
+        self, method: str, path: str, body: bytes | None = None, *, seconds: float, repeatable: bool = True
+    ) -> Reply:
+        """One answer of the server, after as many tries as it takes and `Retries` allows.
+
+        `repeatable`: acting on the request twice does no harm. It widens what may be tried again to busy answers, which
+        a proxy might give after the fact, and to idle connections that broke.
+
+        Raises:
+            SandboxBusyError: the server kept saying that it is busy.
+            SandboxError: it could not be reached, broke off, or did not answer within `seconds` of a try.
+        """
+
+        async def once() -> Reply:
+            where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
+            with self._explained(where, seconds, connection, repeatable=repeatable):
+                async with (
+                    self._slots,
+                    self._waiting(seconds),
+                    self._opened().request(
+                        method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                    ) as response,
+                ):
+                    return Reply(response.status, await response.read(), _retry_after(response))
+
+        return await self._persist(once, path, repeatable=repeatable)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[Reply]:
+        """The answer to a POST that may be repeated: line by line if its status is 200, or else in one piece.
+
+        It begins within `seconds` of a try. Leaving before the last line closes the connection, which tells the server.
+        Raises what `call` does.
+        """
+        async with AsyncExitStack() as open_until_left:
+
+            async def once() -> Reply:
+                where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
+                with self._explained(where, seconds, connection, repeatable=True):
+                    async with AsyncExitStack() as opened:
+                        await opened.enter_async_context(self._slots)
+                        async with self._waiting(seconds):
+                            response = await opened.enter_async_context(
+                                self._opened().post(
+                                    where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                                )
+                            )
+                            if response.status != 200:
+                                return Reply(response.status, await response.read(), _retry_after(response))
+                        open_until_left.push_async_exit(opened.pop_all())
+                        return Reply(200, b"", None, Lines(response, where, self._waiting))
+
+            yield await self._persist(once, path, repeatable=True)
+
+    async def _persist(self, once: Callable[[], Awaitable[Reply]], path: str, *, repeatable: bool) -> Reply:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        attempt = 0
+        while True:
+            attempt += 1
+            problem: SandboxError
+            try:
+                reply = await once()
+            except _NotSentError as error:
+                problem, least = error, None
+            else:
+                if reply.status not in _BUSY:
+                    return reply
+                problem = SandboxBusyError(
+                    f"{self._base}{path}: the server is busy (HTTP {reply.status})",
+                    retry_after=reply.retry_after,
+                )
+                least = reply.retry_after
+                if not repeatable:
+                    raise problem
+            delay = delay_before(attempt, least)
+            if attempt >= self._retries.attempts or clock() - begun + delay > self._retries.seconds:
+                problem.args = (f"{problem} ({attempt} tries)" if attempt > 1 else str(problem),)
+                raise problem if isinstance(problem, SandboxBusyError) else GoneError(*problem.args)
+            await asyncio.sleep(delay)
+
+    @asynccontextmanager
+    async def _waiting(self, seconds: float) -> AsyncGenerator[None]:
+        """
+        Raises:
+            TimeoutError: the server has not answered within `seconds`.
+            GoneError: it has missed two pings, or one if it was lost already.
+        """
+        health = self._health
+        if health is None:
+            async with asyncio.timeout(seconds):
+                yield
+            return
+        if health.lost and not await health.is_back():
+            raise _NotSentError(f"{self._base}: still no answer to a ping")
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                with health.watch(deadline):
+                    yield
+        except TimeoutError:
+            if health.lost:
+                raise GoneError(f"{self._base} does not answer any more, nor did it answer two pings") from None
+            raise
+
+    async def _ping(self) -> bool:
+        """Both our service and SandboxFusion have this route. From others, that they have not is an answer as well."""
+        unused = SimpleNamespace(reused_at=None)
+        where = f"{self._base}/v1/ping"
+        try:
+            async with (
+                asyncio.timeout(PING_SECONDS),
+                self._opened().get(where, allow_redirects=False, trace_request_ctx=unused) as response,
+            ):
+                return response.status < 500
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise SandboxClosedError(f"the sandbox at {self._base} is not open: use `async with RemoteSandbox(…)`")
+        return self._session
+
+    @contextmanager
+    def _explained(
+        self, where: str, seconds: float, connection: SimpleNamespace, *, repeatable: bool
+    ) -> Generator[None]:
+        """Turns what goes wrong with one try into our errors."""
+        clock = asyncio.get_running_loop().time
+        session = self._opened()
+        try:
+            yield
+        except aiohttp.ConnectionTimeoutError:
+            raise _NotSentError(f"{where}: no connection within {self._connect_seconds:g} s") from None
+        except TimeoutError:
+            raise failure(f"{where}: no answer within {seconds:g} s", retryable=True) from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise failure(f"{where}: {error}", retryable=False) from error
+        except aiohttp.ClientConnectorError as error:
+            raise _NotSentError(f"{where}: cannot connect: {error.os_error}") from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            stale = connection.reused_at is not None and clock() - connection.reused_at < _STALE_SECONDS
+            if stale and repeatable:
+                raise _NotSentError(f"{where}: an idle connection was closed by the server") from error
+            raise GoneError(f"{where}: the server broke off: {error}") from error
+        except aiohttp.ClientError as error:
+            raise GoneError(f"{where}: {error!r}") from error
+        except RuntimeError as error:
+            if session.closed:
+                raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
+            raise
+
+
+class Lines:
+    """The lines of an answer that has begun."""
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        where: str,
+        waiting: Callable[[float], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._response = response
+        self._where = where
+        self._waiting = waiting
+        self._buffer = bytearray()
+
+    async def next(self, seconds: float) -> bytes:
+        """The next one, or nothing after the last.
+
+        Raises:
+            SandboxError: it did not come within `seconds`, or the server broke off.
+        """
+        end = self._buffer.find(b"\n")
+        try:
+            if end < 0:
+                async with self._waiting(seconds):
+                    while end < 0:
+                        seen = len(self._buffer)
+                        # Not by its own `readline`, which refuses long ones.
+                        chunk = await self._response.content.readany()
+                        if not chunk:
+                            return b""
+                        self._buffer += chunk
+                        end = self._buffer.find(b"\n", seen)
+        except TimeoutError:
+            raise failure(f"{self._where}: no answer within {seconds:g} s", retryable=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise GoneError(f"{self._where}: the server broke off: {error!r}") from error
+        line = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        return line
+
+
+def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
+    """What an answer that is neither a success nor busy means, for which nothing better is known."""
+    text = reply.body[:500].decode("utf-8", "replace")
+    if reply.status in (400, 413, 422):
+        return ProgramError(f"{where} refused the request (HTTP {reply.status}): {text}")
+    if reply.status in (401, 403):
+        return failure(f"{where} wants another token (HTTP {reply.status}): {text}", retryable=False)
+    if reply.status in (415, 421, 431):
+        return failure(f"{where} refused the request (HTTP {reply.status}): {text}", retryable=False)
+    if 300 <= reply.status < 500:
+        return failure(f"{where} is no SandboxFusion server (HTTP {reply.status}): {text}", retryable=False)
+    return failure(f"{where} failed (HTTP {reply.status}): {text}", retryable=True)
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, _: object) -> None:
+    context.trace_request_ctx.reused_at = asyncio.get_running_loop().time()
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body goes in pieces: written at once it would hold up the event loop, and aiohttp warns of it."""
+    return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
+
+
+def delay_before(attempt: int, least: float | None) -> float:
+    """Exponential with full jitter, so that clients turned away together do not come back together."""
+    return (least or 0.0) + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    """Seconds. The date form of the header is not worth a clock comparison between two machines."""
+    try:
+        return max(0.0, float(response.headers.get("Retry-After", "")))
+    except ValueError:
+        return None

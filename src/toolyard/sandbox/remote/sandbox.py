@@ -1,0 +1,334 @@
+"""`RemoteSandbox`: the `Sandbox` protocol over HTTP, against `toolyard sandbox serve` or any SandboxFusion server.
+
+With our own service an `Execution` arrives exactly as it would locally, many inputs go in one request, and sessions
+work. A foreign server knows neither `args`, `env`, binary stdin nor sessions, and those raise. It knows no limits but
+time and memory, and is told of memory only if the caller set it; a warning names other limits that were set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from toolyard import settings
+from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLostError, ToolyardError
+from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
+from toolyard.sandbox.remote.http import Connections, GoneError, Reply, Retries, explain, failure, plain, trusting
+from toolyard.sandbox.remote.servers import Server, Servers, Tries
+from toolyard.sandbox.wire import cases as wire_cases
+from toolyard.sandbox.wire import programs as wire
+from toolyard.sandbox.wire import session as wire_session
+
+__all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
+
+_log = logging.getLogger("toolyard.sandbox.remote")
+
+_QUERY_BYTES = 16384
+"""Of one request: a server takes heads of 64 KB, others less."""
+_FILE_SECONDS = 60.0
+"""For moving a session's files: they cannot be larger than the server's request limit."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class RemoteSandbox:
+    """A sandbox behind `url`: its base, or the full `…/run_code` that verl's configuration holds; or several of them.
+
+    With several servers, each program goes to the one with the least to do. A server that fails, or does not answer two
+    pings in a row while a program waits, is left for a while, and its programs are run elsewhere; a session stays where
+    it was opened, and is lost with its server.
+
+    `margin_seconds` is what a request may take beyond its program's own compile and run time: the wait for a worker
+    and the way there and back. `connections` bounds the requests in flight; more wait here. `ca_file` holds the
+    certificates that https servers are checked against, in place of the system's.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        token: str | None = None,
+        *,
+        margin_seconds: float = 10.0,
+        connections: int = 256,
+        connect_seconds: float = 5.0,
+        retries: Retries | None = None,
+        ca_file: str | Path | None = None,
+    ) -> None:
+        bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
+        if not bases:
+            raise ConfigError("sandbox URL: expected one or more, got an empty list")
+        token = token if token is not None else settings.sandbox_token()
+        trust = trusting(ca_file or settings.sandbox_ca_file())
+        self._margin = margin_seconds
+
+        def connect(base: str, retries: Retries) -> Connections:
+            return Connections(
+                base,
+                token,
+                limit=connections,
+                connect_seconds=connect_seconds,
+                retries=retries,
+                pinged=len(bases) > 1,
+                trust=trust,
+            )
+
+        self._servers = Servers(bases, connect, retries=retries or Retries(), limit=connections)
+
+    async def __aenter__(self) -> Self:
+        await self._servers.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._servers.close()
+
+    async def run(self, program: Program, limits: Limits | None = None) -> Execution:
+        """Run `program` over there. See `Sandbox.run`; cancelling it closes the connection, which stops the program.
+
+        Raises:
+            ProgramError: the server cannot run it as asked.
+            SandboxBusyError: the server stayed too busy to start it.
+            SandboxError: the service failed, or could not be reached.
+        """
+        limits = limits or Limits()
+        body = wire.write_request(program, limits)
+        tries = Tries(self._servers)
+        while True:
+            async with tries as server:
+                return await self._run_at(server, program, body, limits)
+
+    async def _run_at(self, server: Server, program: Program, body: bytes, limits: Limits) -> Execution:
+        seconds = limits.compile_seconds + limits.run_seconds + self._margin
+        reply = await server.http.call("POST", "/run_code", body, seconds=seconds)
+        if reply.status != 200:
+            raise explain(reply, f"{server.base}/run_code")
+        response = _parse(wire.ExtendedRunCodeResponse, reply, server.base)
+        if response.toolyard is None and (unheard := wire.needs_extras(program)):
+            raise ProgramError(f"{server.base} is not Toolyard's own service and has ignored the program's {unheard}")
+        if response.toolyard is None:
+            server.note_unheld(limits)
+        server.max_cases = response.toolyard.max_cases if response.toolyard else 0
+        return wire.read_response(response)
+
+    async def run_each(
+        self,
+        program: Program,
+        stdins: Sequence[str | bytes | None],
+        limits: Limits | None = None,
+        *,
+        in_bunches: bool = False,
+    ) -> AsyncGenerator[Execution]:
+        """Run `program` once on each of `stdins`, in order, and yield what `run` would have returned.
+
+        With our own service in one request, as cheap as `LocalSandbox.run_each`, once its first answer has told that it
+        is ours; with a foreign one, a request each. `in_bunches`: as there.
+        Leaving early stops what runs over there; `aclose()` it.
+
+        Raises:
+            ProgramError: also if `program` has an input of its own.
+            SandboxError: the next one could not be run; those before it are good.
+        """
+        if program.stdin is not None:
+            raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
+        limits = limits or Limits()
+        done = tried = 0
+        tries = Tries(self._servers)
+        while done < len(stdins):
+            if done > tried:  # the next case has all its tries
+                tried, tries = done, Tries(self._servers)
+            execution = None
+            async with tries as server:
+                if server.max_cases > 1 and done + 1 < len(stdins):
+                    some = wire_cases.portion(stdins[done:], server.max_cases)
+                    try:
+                        body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
+                        found = run_cases(server.http, server.base, body, len(some), limits, self._margin)
+                        async with aclosing(found) as executions:
+                            async for case in executions:
+                                done += 1
+                                yield case
+                    except NoCasesError:
+                        server.max_cases = 0
+                else:
+                    one = program.model_copy(update={"stdin": stdins[done]})
+                    execution = await self._run_at(server, one, wire.write_request(one, limits), limits)
+            if execution is not None:
+                done += 1
+                yield execution
+
+    @asynccontextmanager
+    async def session(self, limits: Limits | None = None) -> AsyncGenerator[RemoteSession]:
+        """A session over there. If this client dies, the server closes it when it was idle for long enough.
+
+        Raises:
+            SandboxError: the server has no sessions (a foreign one), or could not open one.
+        """
+        limits = limits or Limits()
+        tries = Tries(self._servers)
+        while True:
+            async with tries as server:
+                session = await self._open_session(server, limits)
+                break
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def _open_session(self, server: Server, limits: Limits) -> RemoteSession:
+        order = wire_session.OpenSession(limits=limits).model_dump_json().encode()
+        where = f"{server.base}{wire_session.SESSIONS}"
+        # The server closes what nobody asks for again, so a session opened twice by a second try does no harm.
+        reply = await server.http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
+        if reply.status in (404, 405):
+            raise failure(f"{server.base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
+        if reply.status != 201:
+            raise _session_error(reply, where)
+        opened = _parse(wire_session.OpenedSession, reply, where)
+        return RemoteSession(server, opened.session_id, limits, self._margin)
+
+
+class RemoteSession:
+    """The `Session` protocol over HTTP. Made by `RemoteSandbox.session`."""
+
+    def __init__(self, server: Server, session_id: str, limits: Limits, margin_seconds: float) -> None:
+        self._server = server
+        self._path = f"{wire_session.SESSIONS}/{quote(session_id, safe='')}"
+        self._where = f"{server.base}{self._path}"
+        self._limits = limits
+        self._margin = margin_seconds
+        self._closed = False
+
+    async def run(self, code: str, *, seconds: float | None = None) -> CellResult:
+        """See `Session.run`. A cell changes the session, so it is never sent twice."""
+        order = wire_session.CellOrder(code=code, seconds=seconds)
+        allowed = (seconds or self._limits.run_seconds) + self._margin
+        reply = await self._call("POST", "/cells", order, seconds=allowed, repeatable=False)
+        try:
+            return wire_session.CELL_RESULT.validate_json(reply.body)
+        except ValidationError as error:
+            raise failure(f"{self._where}: the server's answer is broken: {error}", retryable=False) from error
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        await self._call("PUT", "/files", wire_session.Files(files={**wire.encode_files(files)}))
+
+    async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        for query in _queries(names):
+            reply = await self._call("GET", f"/files?{query}")
+            files |= wire.decode_files(_parse(wire_session.Files, reply, self._where).files)
+        return files
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._server.http.call("DELETE", self._path, seconds=self._margin)
+        except SandboxError as error:
+            # The work is done, and the server closes idle sessions: no reason to fail what went well.
+            _log.warning("could not close %s: %s", self._where, error)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        order: BaseModel | None = None,
+        *,
+        seconds: float = _FILE_SECONDS,
+        repeatable: bool = True,
+    ) -> Reply:
+        if self._closed:
+            raise SessionLostError("the session is closed")
+        body = None if order is None else wire.to_json(order)
+        try:
+            reply = await self._server.http.call(
+                method, self._path + path, body, seconds=seconds, repeatable=repeatable
+            )
+        except GoneError as error:
+            self._server.sign(error)
+            self._server.failed(error)
+            raise plain(error) from error.__cause__
+        if reply.status >= 300:
+            error = _session_error(reply, self._where)
+            if isinstance(error, SandboxError):
+                self._server.sign(error)
+            raise error
+        return reply
+
+
+def _base_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        raise ConfigError(f"sandbox URL {url!r}: expected http://host:port, with or without /run_code")
+    return url.rstrip("/").removesuffix("/run_code").rstrip("/")
+
+
+def _queries(names: Sequence[str]) -> Iterator[str]:
+    """All `names`, in as many queries as it takes."""
+    query = ""
+    for name in names:
+        field = urlencode([("name", name)])
+        if query and len(query) + len(field) > _QUERY_BYTES:
+            yield query
+            query = ""
+        query = f"{query}&{field}" if query else field
+    if query:
+        yield query
+
+
+def _parse(model: type[Model], reply: Reply, where: str) -> Model:
+    try:
+        return model.model_validate_json(reply.body)
+    except ValidationError as error:
+        text = reply.body[:200].decode("utf-8", "replace")
+        raise failure(f"{where} is no SandboxFusion server: it answered {text!r}", retryable=False) from error
+
+
+def _session_error(reply: Reply, where: str) -> ToolyardError:
+    try:
+        report = wire_session.ErrorReport.model_validate_json(reply.body)
+    except ValidationError:
+        return explain(reply, where)
+    if report.error is None:
+        return explain(reply, where)
+    return wire.named_error(report.error, report.detail, retryable=report.retryable)
+
+
+# How `RemoteSandbox` runs one program on many inputs in one request, where the server takes that.
+
+
+class NoCasesError(Exception):
+    """The server has no such route, though it had said so: there is an older one behind the same address."""
+
+
+async def run_cases(
+    http: Connections, base: str, body: bytes, count: int, limits: Limits, margin: float
+) -> AsyncGenerator[Execution]:
+    """One for each of so many inputs, in order. `margin`: seconds beyond what the program itself may take.
+
+    Raises:
+        NoCasesError: nothing was run.
+        ProgramError, SandboxError: the next one could not be run; those before it are good.
+    """
+    where = f"{base}{wire_cases.PATH}"
+    # A case that loses the process it was forked from is run again from the start.
+    seconds = 2 * limits.run_seconds + margin
+    async with http.stream(wire_cases.PATH, body, seconds=limits.compile_seconds + seconds) as reply:
+        if reply.status in (404, 405):
+            raise NoCasesError
+        if reply.lines is None:
+            raise explain(reply, where)
+        for number in range(count):
+            line = await reply.lines.next(seconds)
+            if not line:
+                raise SandboxError(f"{where}: the server answered {number} of {count} cases, and no more")
+            yield wire_cases.read_line(line, where)
+        await reply.lines.next(margin)  # there is none, and the connection can be used again

@@ -1,0 +1,186 @@
+"""Which of several servers runs a program, and where it goes when that one fails.
+
+A program has no effect outside its sandbox, so it may be run again elsewhere whatever became of it. `toolyard.failover`
+chooses the server with the least to do, unless it rests after a failure. A server that accepts a request and then says
+nothing is found out by pings (`remote_health`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import count
+from types import TracebackType
+
+from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError, ToolyardError
+from toolyard.failover import Router
+from toolyard.sandbox.protocol import Limits
+from toolyard.sandbox.remote.http import Connections, GoneError, Retries, delay_before, plain
+
+_log = logging.getLogger("toolyard.sandbox.remote")
+
+_OURS_ALONE = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
+"""Limits that SandboxFusion's request cannot say. Of output it keeps what it keeps."""
+
+
+class Server:
+    """One of them, and what is known of it."""
+
+    def __init__(self, base: str, http: Connections, router: Router, *, alone: bool) -> None:
+        self.base = base
+        self.http = http
+        self.max_cases = 0
+        """How many at once it takes. Its first answer tells; of a foreign one, that it takes none."""
+        self._router = router
+        self._alone = alone
+        self._is_down = False
+        self._warned = False
+
+    def note_unheld(self, limits: Limits) -> None:
+        """Warn, once, of limits that the caller set and a foreign server has not heard of."""
+        unheld = sorted(limits.model_fields_set & _OURS_ALONE)
+        if unheld and not self._warned:
+            self._warned = True
+            _log.warning("%s is not Toolyard's own service and does not hold %s", self.base, ", ".join(unheld))
+
+    def answered(self) -> None:
+        self._router.answered(self.base)
+        if self._is_down:
+            self._is_down = False
+            _log.info("%s answers again", self.base)
+
+    def failed(self, error: SandboxError) -> None:
+        """Let it rest: requests go elsewhere, and one comes back to see."""
+        busy = isinstance(error, SandboxBusyError)
+        if busy:  # which is an answer, so that the rest does not become longer each time
+            self._router.answered(self.base)
+        self._router.failed(self.base, _now(), gone=True)
+        if not (busy or self._is_down or self._alone):
+            self._is_down = True
+            _log.warning("%s; requests go to other servers, and this one is tried again later", error)
+
+    def sign(self, error: SandboxError) -> None:
+        """Make it say which server it was."""
+        error.source = self.base
+        if not self._alone and self.base not in str(error):
+            error.args = (f"{self.base}: {error}",)
+
+
+class Servers:
+    """One or several. `connect` makes the connections to one, given its base URL and how hard to try there.
+
+    With one server, only what is safe for every request is tried again, by its connections.
+    """
+
+    def __init__(
+        self, bases: Sequence[str], connect: Callable[[str, Retries], Connections], *, retries: Retries, limit: int
+    ) -> None:
+        alone = len(bases) == 1
+        self.retries = retries
+        self.rounds = 1 if alone else retries.attempts
+        """How often each may be tried."""
+        once = retries if alone else Retries(attempts=1)
+        # The requests that it remembers only spread those that come one after the other.
+        self._router = Router(bases, remembered=1024)
+        self._all = {base: Server(base, connect(base, once), self._router, alone=alone) for base in bases}
+        self._limit = limit
+        self._slots = asyncio.Semaphore(limit)
+        self._names = map(f"{secrets.token_hex(4)} {{}}".format, count())
+        self.is_open = False
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    async def open(self) -> None:
+        # One bound for all of them, so that nothing queues for a server that may fail meanwhile.
+        self._slots = asyncio.Semaphore(self._limit)
+        for server in self._all.values():
+            await server.http.open()
+        self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+        for server in self._all.values():
+            await server.http.close()
+
+    async def take(self) -> Server:
+        """The server for one try, to be given back after it."""
+        await self._slots.acquire()
+        return self._all[self._router.pick(next(self._names), _now())]
+
+    def give_back(self, server: Server) -> None:
+        self._router.done(server.base)
+        self._slots.release()
+
+
+class Tries:
+    """The tries of one request. Enter it for each: `while True: async with tries as server: return …`.
+
+    A `SandboxError` ends a try, and is held back as long as another may follow.
+    """
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._made = 0
+        self._pause = 0.0
+        self._failing_since: float | None = None
+        self._last: dict[str, SandboxError] = {}
+        """Of each server that was tried."""
+
+    async def __aenter__(self) -> Server:
+        if self._pause:
+            await asyncio.sleep(self._pause)
+        self._server = await self._servers.take()
+        self._made += 1
+        return self._server
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        server = self._server
+        self._servers.give_back(server)
+        if isinstance(error, SandboxClosedError) and not self._servers.is_open:
+            return False  # ours, not one that a server reports
+        if isinstance(error, SandboxError):
+            server.sign(error)
+            server.failed(error)
+            self._last[server.base] = error
+            if self._may_go_on(error):
+                return True
+            self._give_up(error)
+        elif error is None or isinstance(error, ToolyardError):
+            server.answered()
+        return False
+
+    def _may_go_on(self, error: SandboxError) -> bool:
+        """Also sets the pause before the next try: none as long as there are servers that were not asked."""
+        now = _now()
+        self._failing_since = self._failing_since or now
+        several = len(self._servers)
+        round_, rest = divmod(self._made, several)
+        wish = error.retry_after if isinstance(error, SandboxBusyError) else None
+        self._pause = 0.0 if rest else delay_before(round_, wish)
+        if len(self._last) < several:
+            return True
+        # What a server answered, it would answer again. Others may be back.
+        hopeless = not any(isinstance(last, (GoneError, SandboxBusyError)) for last in self._last.values())
+        late = now + self._pause - self._failing_since > self._servers.retries.seconds
+        return not (hopeless or late or round_ >= self._servers.rounds)
+
+    def _give_up(self, error: SandboxError) -> None:
+        """
+        Raises:
+            SandboxError: in place of one that callers do not know.
+        """
+        others = ", ".join(base for base in self._last if base != self._server.base)
+        if others:
+            error.args = (f"{error} ({self._made} tries; also tried {others})",)
+            error.retryable = any(last.retryable for last in self._last.values())
+        if isinstance(error, GoneError):
+            raise plain(error) from error.__cause__
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

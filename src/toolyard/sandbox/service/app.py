@@ -1,0 +1,472 @@
+"""The service's routes: what each request means to the sandbox, and what its outcome means to the client.
+
+Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` wait at once. What
+cannot start gets 504 with Retry-After, which is the one status that verl's client tries again instead of scoring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from toolyard._version import __version__
+from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
+from toolyard.sandbox import languages
+from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
+from toolyard.sandbox.service.cases import CasesEndpoint
+from toolyard.sandbox.service.config import WIRE_NAMES, ServiceConfig, excesses
+from toolyard.sandbox.service.door import Door
+from toolyard.sandbox.service.http import (
+    CLIENT_CLOSED_REQUEST,
+    Answer,
+    Attendance,
+    BodyBudget,
+    ClientGone,
+    Holding,
+    Refusal,
+    detail,
+    invalid,
+    json_answer,
+    model_answer,
+    parse,
+    read_body,
+    require_json,
+    try_later,
+)
+from toolyard.sandbox.service.metrics import ServiceMetrics, Statistics
+from toolyard.sandbox.service.sessions import SessionHost, TooManySessionsError
+from toolyard.sandbox.wire import cases as wire_cases
+from toolyard.sandbox.wire import notebook as wire_notebook
+from toolyard.sandbox.wire import programs as wire
+from toolyard.sandbox.wire import session as wire_session
+from toolyard.sandbox.wire import submit as wire_submit
+
+_log = logging.getLogger("toolyard.sandbox.service")
+
+_NO_CONTENT = Answer(204, b"", ())
+
+Ask = TypeVar("Ask")
+
+
+class ServedSandbox(Protocol):
+    """What a sandbox needs to be served: the `Sandbox` protocol, a bound on waiting, and a look at its state."""
+
+    async def run(
+        self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
+    ) -> Execution: ...
+
+    def session(self, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]: ...
+
+    def statistics(self) -> Statistics: ...
+
+
+class Judge(Protocol):
+    """Answers `POST /submit`. `toolyard.rewards.code.submissions` has one; the sandbox knows nothing of test cases."""
+
+    async def judge(
+        self,
+        request: wire_submit.SubmitRequest,
+        sandbox: Any,
+        limits: Limits,
+        *,
+        workers: int,
+        max_cases: int,
+        patience_seconds: float,
+    ) -> wire_submit.EvalResult:
+        """
+        Raises:
+            ConfigError: the request's data cannot be judged.
+            SandboxError: our failure.
+        """
+        ...
+
+
+class SandboxService:
+    """The ASGI application. The sandbox and the session host are open, and outlive it. Without a judge, no /submit."""
+
+    def __init__(
+        self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost, judge: Judge | None = None
+    ) -> None:
+        self.attendance = Attendance()
+        self._config = config
+        self._sandbox = sandbox
+        self._sessions = sessions
+        self._judge = judge
+        self._door = Door(config)
+        self._bodies = BodyBudget(config.max_buffered_bytes, busy_status=config.busy_status)
+        self._in_flight = 0
+        self._max_in_flight = sandbox.statistics().workers + config.max_waiting
+        self._metrics = ServiceMetrics(sandbox.statistics, lambda: self._in_flight)
+        self._run_code_endpoint = _Endpoint("/run_code", self._run_code, self._metrics)
+        self._app = Starlette(
+            routes=self._routes(), exception_handlers={HTTPException: self._refused, Exception: self._crashed}
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        holding = Holding(self._bodies)
+        try:
+            client = self._door.client_of(scope)
+            with self._door.counted(scope, client):
+                scope["toolyard"] = _Visit(client, holding)
+                if scope["path"] == "/run_code" and scope["method"] == "POST":
+                    # Every program comes this way; routing and its middleware would add a sixth to the time spent here.
+                    await self._run_code_endpoint(scope, receive, send)
+                else:
+                    await self._app(scope, receive, send)
+        except Refusal as refusal:
+            self._metrics.answered("door", refusal.answer.status)
+            await refusal.answer.send(send)
+        finally:
+            holding.release()
+
+    def _routes(self) -> list[Route]:
+        session = f"{wire_session.SESSIONS}/{{session_id}}"
+
+        def route(method: str, path: str, act: _Act) -> Route:
+            return Route(path, _Endpoint(path, act, self._metrics), methods=[method])
+
+        return [
+            Route("/run_code", self._run_code_endpoint, methods=["POST"]),
+            Route(wire_cases.PATH, self._cases_endpoint(), methods=["POST"]),
+            route("POST", "/run_jupyter", self._run_jupyter),
+            *([route("POST", "/submit", partial(self._submit, self._judge))] if self._judge else ()),
+            route("GET", "/v1/ping", self._ping),
+            route("GET", "/healthz", self._health),
+            route("GET", "/metrics", self._expose),
+            route("POST", wire_session.SESSIONS, self._open_session),
+            route("DELETE", session, self._end_session),
+            route("POST", f"{session}/cells", self._run_cell),
+            route("PUT", f"{session}/files", self._write_files),
+            route("GET", f"{session}/files", self._read_files),
+        ]
+
+    def _cases_endpoint(self) -> CasesEndpoint:
+        async def read(scope: Scope, receive: Receive) -> wire_cases.RunCasesRequest:
+            request = parse(wire_cases.RunCasesRequest, await self._body(scope, receive))
+            self._check_program(request)
+            return request
+
+        async def admit(receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
+            return await self._admitted(receive, lambda _: act(), None)
+
+        return CasesEndpoint(
+            self._sandbox,
+            limits=self._config.limits,
+            max_cases=self._config.max_cases,
+            max_wait_seconds=self._config.max_wait_seconds,
+            read=read,
+            admit=admit,
+            busy=self._busy,
+            ours=self._ours,
+            metrics=self._metrics,
+        )
+
+    async def _run_code(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire.RunCodeRequest, await self._body(scope, receive))
+        self._check_program(request)
+        return await self._admitted(receive, self._execute, request)
+
+    async def _execute(self, request: wire.RunCodeRequest) -> Answer:
+        extended = request.toolyard is not None
+        try:
+            program, limits = wire.read_request(request, self._config.limits)
+            execution = await self._sandbox.run(program, limits, start_within=self._config.max_wait_seconds)
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except Exception as error:
+            return model_answer(wire.write_failure(self._ours(error), extended=extended))
+        # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
+        self._metrics.executed(program.language, execution)
+        return model_answer(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
+
+    async def _submit(self, judge: Judge, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_submit.SubmitRequest, await self._body(scope, receive))
+        asked = {"run_seconds": request.config.run_timeout, "compile_seconds": request.config.compile_timeout}
+        asked = {name: seconds for name, seconds in asked.items() if seconds is not None}
+        self._check_limits(asked)
+        return await self._admitted(
+            receive, partial(self._judged, judge, self._config.limits.model_copy(update=asked)), request
+        )
+
+    async def _judged(self, judge: Judge, limits: Limits, request: wire_submit.SubmitRequest) -> Answer:
+        try:
+            result = await judge.judge(
+                request,
+                self._sandbox,
+                limits,
+                workers=self._sandbox.statistics().workers,
+                max_cases=self._config.max_cases,
+                patience_seconds=self._config.max_wait_seconds,
+            )
+            return model_answer(result)
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except ConfigError as error:
+            return invalid([(("config",), str(error))], "value_error")
+        except Exception as error:
+            return detail(500, str(self._ours(error)))
+
+    async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))
+        self._check_seconds("total_timeout", request.total_timeout)
+        self._check_files(request.files, request.fetch_files)
+        return await self._admitted(receive, self._run_notebook, request)
+
+    async def _run_notebook(self, request: wire_notebook.RunJupyterRequest) -> Answer:
+        try:
+            wire_notebook.check_kernel(request)
+            return model_answer(await self._notebook(request, wire.decode_files(request.files)))
+        except SandboxBusyError as busy:
+            return self._busy(busy)
+        except Exception as error:
+            return model_answer(wire_notebook.write_notebook_failure(self._ours(error)))
+
+    async def _notebook(
+        self, request: wire_notebook.RunJupyterRequest, files: dict[str, bytes]
+    ) -> wire_notebook.RunJupyterResponse:
+        clock = asyncio.get_running_loop().time
+        limits = self._config.limits.model_copy(update={"run_seconds": request.total_timeout})
+        results: list[CellResult] = []
+        fetched: dict[str, bytes] = {}
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._config.max_wait_seconds):
+                    session = await stack.enter_async_context(self._sandbox.session(limits))
+            except TimeoutError:
+                raise SandboxBusyError(f"no session within {self._config.max_wait_seconds:g} s") from None
+            started = clock()
+            if files:
+                await session.write_files(files)
+            lost = False
+            for code in request.cells:
+                left = request.total_timeout - (clock() - started)
+                if left <= 0 or lost:
+                    break
+                results.append(await session.run(code, seconds=min(left, request.cell_timeout or left)))
+                self._metrics.ran_cell(results[-1])
+                lost = results[-1].session_lost
+            seconds = clock() - started
+            if request.fetch_files and not lost:
+                fetched = await session.read_files(request.fetch_files)
+        out_of_time = not lost and len(results) < len(request.cells)
+        return wire_notebook.write_notebook(results, seconds=seconds, out_of_time=out_of_time, files=fetched)
+
+    async def _open_session(self, scope: Scope, receive: Receive) -> Answer:
+        request = parse(wire_session.OpenSession, await self._body(scope, receive) or b"{}")
+        if request.limits is not None:
+            self._check_limits(dict(request.limits), "limits")
+
+        async def act() -> Answer:
+            hosted = await self._sessions.open(
+                request.limits or self._config.limits,
+                client=_visit(scope).client,
+                idle_seconds=request.idle_seconds,
+                start_within=self._config.max_wait_seconds,
+            )
+            opened = wire_session.OpenedSession(session_id=hosted.id, idle_seconds=hosted.idle_seconds)
+            return Answer(201, opened.model_dump_json().encode())
+
+        return await self._attended(receive, act)
+
+    async def _run_cell(self, scope: Scope, receive: Receive) -> Answer:
+        order = parse(wire_session.CellOrder, await self._body(scope, receive))
+        if order.seconds is not None:
+            self._check_seconds("seconds", order.seconds)
+        session_id = _session_id(scope)
+
+        async def act() -> Answer:
+            async with self._sessions.lend(session_id) as session:
+                result = await session.run(order.code, seconds=order.seconds)
+            self._metrics.ran_cell(result)
+            if result.session_lost:
+                await self._sessions.end(session_id)
+            return Answer(200, wire_session.CELL_RESULT.dump_json(result))
+
+        return await self._attended(receive, act)
+
+    async def _write_files(self, scope: Scope, receive: Receive) -> Answer:
+        order = parse(wire_session.Files, await self._body(scope, receive))
+        self._check_files(order.files, ())
+
+        async def act() -> Answer:
+            files = wire.decode_files(order.files)
+            async with self._sessions.lend(_session_id(scope)) as session:
+                await session.write_files(files)
+            return _NO_CONTENT
+
+        return await self._attended(receive, act)
+
+    async def _read_files(self, scope: Scope, receive: Receive) -> Answer:
+        names = parse_qs(scope["query_string"].decode("latin-1")).get("name", [])
+        self._check_files({}, names)
+
+        async def act() -> Answer:
+            async with self._sessions.lend(_session_id(scope)) as session:
+                files = await session.read_files(names)
+            return model_answer(wire_session.Files(files={**wire.encode_files(files)}))
+
+        return await self._attended(receive, act)
+
+    async def _end_session(self, scope: Scope, receive: Receive) -> Answer:
+        await self._sessions.end(_session_id(scope))
+        return _NO_CONTENT
+
+    async def _ping(self, scope: Scope, receive: Receive) -> Answer:
+        return json_answer(200, "pong")
+
+    async def _health(self, scope: Scope, receive: Receive) -> Answer:
+        now = self._sandbox.statistics()
+        report = {
+            "status": "ok",
+            "service": "toolyard",
+            "version": __version__,
+            "isolation": now.isolation,
+            "in_flight": self._in_flight,
+            "pool": {
+                "workers": now.workers,
+                "busy": now.busy,
+                "waiting": now.waiting,
+                "sessions": now.sessions,
+                "zygotes": dict(now.zygotes),
+            },
+        }
+        return json_answer(200, report)
+
+    async def _expose(self, scope: Scope, receive: Receive) -> Answer:
+        kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+        return Answer(200, self._metrics.exposition(), (kind,))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        require_json(scope)
+        config, holding = self._config, _visit(scope).holding
+        return await read_body(
+            scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds, holding=holding
+        )
+
+    def _check_program(self, request: wire.RunCodeRequest) -> None:
+        """Raises Refusal: it asks for more than this server allows."""
+        # A client that sends `toolyard` is ours: what it gets is what an embedded sandbox would have raised.
+        if request.toolyard is None and (why := languages.refuse_unknown(request.language)):
+            raise Refusal(invalid([(("language",), why)], "literal_error"))
+        self._check_files(request.files, request.fetch_files)
+        exact = request.toolyard is not None and request.toolyard.limits is not None
+        self._check_limits(wire.asked_limits(request), *(("toolyard", "limits") if exact else ()))
+
+    def _check_limits(self, asked: Mapping[str, Any], *within: str) -> None:
+        found = [
+            ((*within, name) if within else (WIRE_NAMES[name],), message)
+            for name, message in excesses(asked, self._config.max_limits)
+        ]
+        if found:
+            raise Refusal(invalid(found))
+
+    def _check_seconds(self, name: str, seconds: float) -> None:
+        most = self._config.max_limits.run_seconds
+        if seconds > most:
+            text = f"{name} is {seconds:g} s; this server allows at most {most:g} s"
+            raise Refusal(invalid([((name,), text)]))
+
+    def _check_files(self, files: Mapping[str, str | None], names: Sequence[str]) -> None:
+        config = self._config
+        size = sum(len(content or "") for content in files.values()) * 3 // 4
+        if max(len(files), len(names)) > config.max_files or size > config.max_file_bytes:
+            told = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
+            most = f"at most {config.max_files} files of {config.max_file_bytes} bytes together"
+            raise Refusal(detail(413, f"the request has {told}; this server takes {most}"))
+
+    async def _admitted(self, receive: Receive, act: Callable[[Ask], Awaitable[Answer]], ask: Ask) -> Answer:
+        if self._in_flight >= self._max_in_flight:
+            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are waiting already"))
+        self._in_flight += 1
+        try:
+            return await self.attendance.attend(receive, act(ask))
+        finally:
+            self._in_flight -= 1
+
+    async def _attended(self, receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Session requests: no queue, and failures are HTTP errors, for no SandboxFusion client ever sees them."""
+
+        async def work() -> Answer:
+            try:
+                return await act()
+            except SandboxBusyError as busy:
+                return self._busy(busy)
+            except Exception as error:
+                ours = self._ours(error)
+                status = 400 if isinstance(ours, ProgramError) else 404 if isinstance(ours, SessionLostError) else 500
+                report = wire_session.ErrorReport(detail=str(ours), error=type(ours).__name__, retryable=ours.retryable)
+                return Answer(status, report.model_dump_json().encode())
+
+        return await self.attendance.attend(receive, work())
+
+    def _busy(self, busy: SandboxBusyError) -> Answer:
+        self._metrics.failed(busy)
+        status = 429 if isinstance(busy, TooManySessionsError) else self._config.busy_status
+        return try_later(status, str(busy), retry_after=busy.retry_after or 1.0)
+
+    def _ours(self, error: Exception) -> ToolyardError:
+        self._metrics.failed(error)
+        if isinstance(error, ToolyardError):
+            return error
+        _log.error("a request broke", exc_info=error)
+        return SandboxError(f"internal error: {error!r}")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        self._metrics.answered("none", error.status_code)
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+
+    async def _crashed(self, request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": "internal error"}, 500)
+
+
+_Act = Callable[[Scope, Receive], Awaitable[Answer]]
+
+
+class _Endpoint:
+    """One route as an ASGI application: counts and sends what `act` answers."""
+
+    def __init__(self, route: str, act: _Act, metrics: ServiceMetrics) -> None:
+        self._route = route
+        self._act = act
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._act(scope, receive)
+        except Refusal as refusal:
+            answer = refusal.answer
+        except ClientGone:
+            self._metrics.answered(self._route, CLIENT_CLOSED_REQUEST)
+            return
+        self._metrics.answered(self._route, answer.status)
+        await answer.send(send)
+
+
+@dataclass(slots=True)
+class _Visit:
+    """What is known of a request that came in."""
+
+    client: str
+    holding: Holding
+
+
+def _visit(scope: Scope) -> _Visit:
+    return scope["toolyard"]
+
+
+def _session_id(scope: Scope) -> str:
+    return scope["path_params"]["session_id"]

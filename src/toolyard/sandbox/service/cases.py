@@ -1,0 +1,183 @@
+"""`POST /run_cases`: one program on many inputs, a line of the answer for each as soon as it is known.
+
+Ours; SandboxFusion has no such route. Whatever can be refused is refused with a status before the first line. What goes
+wrong later is a line, the last one: the status is on its way by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Protocol, runtime_checkable
+
+from starlette.types import Receive, Scope, Send
+
+from toolyard.errors import SandboxBusyError, SandboxError, ToolyardError
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program
+from toolyard.sandbox.service.http import CLIENT_CLOSED_REQUEST, Answer, ClientGone, Refusal, detail
+from toolyard.sandbox.service.metrics import ServiceMetrics
+from toolyard.sandbox.wire import cases as wire_cases
+
+_LINES = (b"content-type", b"application/x-ndjson")
+_IN_LINES = Answer(200, b"")
+"""Stands for the lines, which are on their way by then."""
+_MOST_HELD = 8 * MIB
+"""Of lines that a slow client has not taken yet. Then its cases have to wait."""
+
+
+class RunsProgram(Protocol):
+    async def run(
+        self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
+    ) -> Execution: ...
+
+
+@runtime_checkable
+class RunsEachInTime(Protocol):
+    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+
+    def run_each(
+        self,
+        program: Program,
+        stdins: Sequence[wire_cases.Input],
+        limits: Limits | None = None,
+        *,
+        start_within: float | None = None,
+        in_bunches: bool = False,
+    ) -> AsyncGenerator[Execution]: ...
+
+
+class Lines:
+    """An answer on its way: a line is sent as soon as it is put, together with others that were put by then."""
+
+    def __init__(self, send: Send) -> None:
+        self.begun = False
+        """Too late for any other answer."""
+        self._send = send
+        self._held: list[bytes] = []
+        self._size = 0
+        self._over = False
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def put(self, line: bytes) -> None:
+        self._held.append(line)
+        self._size += len(line)
+        self._changed.set()
+        while self._size > _MOST_HELD:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def close(self) -> None:
+        """No more will be put."""
+        self._over = True
+        self._changed.set()
+
+    async def send_on(self) -> None:
+        """Until it is closed and all is sent."""
+        while self._held or not self._over:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._held:
+                await self._begin()
+                content, self._held, self._size = b"".join(self._held), [], 0
+                self._taken.set()
+                await self._send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end(self, last: bytes = b"") -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": last})
+
+    async def _begin(self) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
+
+
+Admit = Callable[[Receive, Callable[[], Awaitable[Answer]]], Awaitable[Answer]]
+"""Does the work if there is room for it, and as long as its client waits for it."""
+
+
+class CasesEndpoint:
+    """The route as an ASGI application."""
+
+    def __init__(
+        self,
+        sandbox: RunsProgram,
+        *,
+        limits: Limits,
+        max_cases: int,
+        max_wait_seconds: float,
+        read: Callable[[Scope, Receive], Awaitable[wire_cases.RunCasesRequest]],
+        admit: Admit,
+        busy: Callable[[SandboxBusyError], Answer],
+        ours: Callable[[Exception], ToolyardError],
+        metrics: ServiceMetrics,
+    ) -> None:
+        self._sandbox = sandbox
+        self._limits = limits
+        self._max_cases = max_cases
+        self._within = max_wait_seconds
+        self._read, self._admit, self._busy, self._ours = read, admit, busy, ours
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lines, extended = Lines(send), False
+        try:
+            request = await self._read(scope, receive)
+            extended = request.toolyard is not None
+            answer = await self._admit(receive, lambda: self._answer(request, lines))
+            last = b""
+        except Refusal as refusal:
+            answer = refusal.answer
+            last = wire_cases.write_failure(SandboxError("the service is stopping"), extended=extended)
+        except ClientGone:
+            self._metrics.answered(wire_cases.PATH, CLIENT_CLOSED_REQUEST)
+            return
+        if answer is _IN_LINES or lines.begun:
+            self._metrics.answered(wire_cases.PATH, 200)
+            await lines.end(last)
+        else:
+            self._metrics.answered(wire_cases.PATH, answer.status)
+            await answer.send(send)
+
+    async def _answer(self, request: wire_cases.RunCasesRequest, lines: Lines) -> Answer:
+        count = len(request.stdins)
+        if count > self._max_cases:
+            return detail(
+                413, f"stdins: {count} cases; this server takes at most {self._max_cases} at once (max_cases)"
+            )
+        busy: SandboxBusyError | None = None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lines.send_on())
+            try:
+                await self._run(request, lines)
+            except Exception as error:
+                if isinstance(error, SandboxBusyError) and not lines.begun:
+                    busy = error
+                else:
+                    extended = request.toolyard is not None
+                    await lines.put(wire_cases.write_failure(self._ours(error), extended=extended))
+            finally:
+                lines.close()
+        return _IN_LINES if busy is None else self._busy(busy)
+
+    async def _run(self, request: wire_cases.RunCasesRequest, lines: Lines) -> None:
+        program, stdins, limits = wire_cases.read_request(request, self._limits)
+        async with aclosing(self._executions(program, stdins, limits, request.in_bunches)) as executions:
+            async for execution in executions:
+                self._metrics.executed(program.language, execution)
+                await lines.put(wire_cases.write_line(execution, extended=request.toolyard is not None))
+
+    async def _executions(
+        self, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits, in_bunches: bool
+    ) -> AsyncGenerator[Execution]:
+        if isinstance(self._sandbox, RunsEachInTime):
+            found = self._sandbox.run_each(program, stdins, limits, start_within=self._within, in_bunches=in_bunches)
+            async with aclosing(found) as executions:
+                async for execution in executions:
+                    yield execution
+            return
+        for stdin in stdins:
+            alike = program.model_copy(update={"stdin": stdin})
+            yield await self._sandbox.run(alike, limits, start_within=self._within)

@@ -1,0 +1,242 @@
+"""`toolyard sandbox serve`: a sandbox behind SandboxFusion's HTTP API.
+
+`serve` is the command: it binds, opens the sandbox, runs until SIGINT or SIGTERM and stops gracefully. `open_service`
+is the same for a program that already has an event loop, and for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+from toolyard.errors import ConfigError, MissingDependencyError
+
+try:
+    import uvicorn
+    import uvloop
+
+    from toolyard.sandbox.service.app import Judge, SandboxService, ServedSandbox
+    from toolyard.sandbox.service.config import ServiceConfig, Token, read_tokens
+    from toolyard.sandbox.service.connection import connection_class
+    from toolyard.sandbox.service.sessions import host_sessions
+except ImportError as error:
+    raise MissingDependencyError(error.name or "uvicorn", "server", "the sandbox service") from error
+
+__all__ = [
+    "Judge",
+    "OpenableSandbox",
+    "RunningService",
+    "ServedSandbox",
+    "ServiceConfig",
+    "Token",
+    "listen",
+    "open_service",
+    "raise_open_files_limit",
+    "read_tokens",
+    "serve",
+]
+
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that it is they who close them, and no request meets a closing one."""
+_OPEN_FILES = 65536
+_LAST_WORDS_SECONDS = 5
+"""After the grace period: for the answers of cancelled programs to reach their clients."""
+
+
+class OpenableSandbox(ServedSandbox, Protocol):
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def serve(
+    config: ServiceConfig,
+    sandbox: OpenableSandbox,
+    *,
+    judge: Judge | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second one cancels what is still running. `sandbox` is opened and closed here.
+
+    `judge` answers `/submit`. `on_ready` is called once with the base URL, when requests are answered.
+
+    Raises:
+        ConfigError: the address is in use or cannot be bound, or is open to the world without a token; or `config`
+            contradicts itself.
+        SandboxError: the sandbox could not be opened.
+    """
+    listener = listen(config)
+    raise_open_files_limit()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve_until_signalled(config, sandbox, listener, judge, on_ready))
+    finally:
+        listener.close()
+
+
+async def _serve_until_signalled(
+    config: ServiceConfig,
+    sandbox: OpenableSandbox,
+    listener: socket.socket,
+    judge: Judge | None,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    try:
+        async with sandbox, open_service(config, sandbox, judge=judge, listener=listener) as running:
+            if on_ready is not None:
+                on_ready(running.url)
+            await told.wait()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, running.cancel_all)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+class RunningService:
+    """A service that answers requests."""
+
+    def __init__(self, url: str, service: SandboxService) -> None:
+        self.url = url
+        self._service = service
+
+    def cancel_all(self) -> None:
+        """Cancel what is running; its clients get a 503. For the impatient, once the service is being left."""
+        self._service.attendance.stop()
+
+
+@asynccontextmanager
+async def open_service(
+    config: ServiceConfig, sandbox: ServedSandbox, *, judge: Judge | None = None, listener: socket.socket | None = None
+) -> AsyncGenerator[RunningService]:
+    """Serve `sandbox`, which is open, while inside the block. `judge` answers `/submit`.
+
+    Leaving it stops accepting, lets running programs finish for up to `config.grace_seconds`, and cancels the rest.
+
+    Raises:
+        ConfigError: as for `serve`.
+    """
+    listener = listener or listen(config)
+    failure: Exception | None = None
+    async with host_sessions(
+        sandbox,
+        max_sessions=config.max_sessions,
+        max_per_client=config.max_sessions_per_client,
+        idle_seconds=config.session_idle_seconds,
+    ) as sessions:
+        service = SandboxService(config, sandbox, sessions, judge)
+        server = _Server(service, config)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await server.ready.wait()
+            try:
+                yield RunningService(_url(listener, "http" if config.tls_cert is None else "https"), service)
+            except Exception as error:
+                # Raised again outside: a task group would hand the caller's own error back to it in a group.
+                failure = error
+            finally:
+                server.should_exit = True
+    if failure is not None:
+        raise failure
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that signals are ours and a program that outlives the grace period is cancelled with an answer.
+
+    uvicorn would raise the signal again as soon as it is done, and the sandbox would never be closed.
+    """
+
+    def __init__(self, service: SandboxService, config: ServiceConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                service,
+                http=connection_class(config.max_request_seconds, 2 * config.max_request_bytes),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                # Its warnings are about requests that make no sense: anybody could fill the log with them.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # or anybody on this machine could pass for another client
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(config.grace_seconds) + _LAST_WORDS_SECONDS,
+            )
+        )
+        self.config.load()
+        self.config.ssl = config.tls_context()
+        self.ready = asyncio.Event()
+        self._service = service
+        self._grace_seconds = config.grace_seconds
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        patience = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.attendance.stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            patience.cancel()
+
+
+def listen(config: ServiceConfig) -> socket.socket:
+    """A socket on the configured address, already listening: what fails to bind fails before anything is started.
+
+    Raises:
+        ConfigError: see `serve`.
+    """
+    config.check()
+    where = f"{config.host}:{config.port}"
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"cannot resolve host {config.host!r}: {error.strerror}") from error
+    # IPv4 first where a name has both: it is what clients that are given "localhost" reach in any case.
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    if not ipaddress.ip_address(address[0]).is_loopback and not config.all_tokens and not config.allow_remote:
+        raise ConfigError(
+            f"{where} can be reached from other machines, and without a token anybody there could run programs: "
+            "set a token, or allow it explicitly"
+        )
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port, or 0 for any") from error
+    return listener
+
+
+def raise_open_files_limit() -> None:
+    """Each waiting client holds a descriptor, and the usual soft limit of 1024 is less than one training batch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _url(listener: socket.socket, scheme: str) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

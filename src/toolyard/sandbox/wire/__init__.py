@@ -1,0 +1,1 @@
+"""The JSON that the service and `RemoteSandbox` speak: SandboxFusion's, and our own routes."""

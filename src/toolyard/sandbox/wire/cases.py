@@ -1,0 +1,98 @@
+"""The JSON of `POST /run_cases`, an extension of ours: one program on many inputs in one request.
+
+The request is that of `/run_code` with `stdins` in place of `stdin`. The answer is a line of JSON for each input, in
+order and as soon as it is known: what `/run_code` would have answered. A line with the status SandboxError is the last:
+what it says of its own input holds for all that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ValidationError
+
+from toolyard.errors import ProgramError, SandboxError, ToolyardError
+from toolyard.sandbox.protocol import MIB, Execution, Limits, Program
+from toolyard.sandbox.wire import programs as wire
+
+PATH = "/run_cases"
+_MOST_CASES, _MOST_BYTES = 256, 16 * MIB
+"""That a client of ours puts into one request, also where the server takes more."""
+
+Input = str | bytes | None
+
+
+class RawStdin(BaseModel):
+    """An input that is not UTF-8."""
+
+    model_config = wire.OUTGOING
+
+    base64: bytes
+
+
+class RunCasesRequest(wire.RunCodeRequest):
+    stdins: list[str | RawStdin | None]
+    in_bunches: bool = False
+    """Lines may wait for each other, up to 50 ms."""
+
+
+def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
+    """As many of them, from the first, as go into one request to a server that takes `most`."""
+    size = 0
+    most = min(most, _MOST_CASES)
+    for count, stdin in enumerate(stdins[:most]):
+        size += len(stdin or "")
+        if count and size > _MOST_BYTES:
+            return stdins[:count]
+    return stdins[:most]
+
+
+def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, in_bunches: bool) -> bytes:
+    """
+    Raises:
+        ProgramError: it holds text that no JSON can carry (lone surrogates).
+    """
+    fields = wire.request_fields(program, limits)
+    written = list(map(_write_stdin, stdins))
+    return wire.to_json(RunCasesRequest(**fields, stdins=written, in_bunches=in_bunches))
+
+
+def _write_stdin(stdin: Input) -> str | RawStdin | None:
+    text, raw = wire.split_stdin(stdin)
+    return text if raw is None else RawStdin(base64=raw)
+
+
+def read_request(request: RunCasesRequest, defaults: Limits) -> tuple[Program, list[Input], Limits]:
+    """
+    Raises:
+        ProgramError: `files` holds something that is not base64, or there is a `stdin` beside `stdins`.
+    """
+    program, limits = wire.read_request(request, defaults)
+    if program.stdin is not None:
+        raise ProgramError("stdin: the inputs of /run_cases are in stdins; leave stdin out")
+    return program, [stdin.base64 if isinstance(stdin, RawStdin) else stdin for stdin in request.stdins], limits
+
+
+def write_line(execution: Execution, *, extended: bool) -> bytes:
+    return _line(wire.write_response(execution, extended=extended))
+
+
+def write_failure(error: ToolyardError, *, extended: bool) -> bytes:
+    return _line(wire.write_failure(error, extended=extended))
+
+
+def _line(response: wire.RunCodeResponse) -> bytes:
+    return response.__pydantic_serializer__.to_json(response) + b"\n"
+
+
+def read_line(line: bytes, where: str) -> Execution:
+    """
+    Raises:
+        ProgramError: the service refused the program itself.
+        SandboxError: the service failed, or its answer makes no sense.
+    """
+    try:
+        response = wire.ExtendedRunCodeResponse.model_validate_json(line)
+    except ValidationError as error:
+        raise SandboxError(f"{where}: the service's answer is broken: {error}") from error
+    return wire.read_response(response)

@@ -1,0 +1,1 @@
+"""The promises of a `Limiter`, as a test suite."""

@@ -1,0 +1,290 @@
+"""`code_interpreter`: the model's code, run in a sandbox, under the limiter.
+
+`text` says what the model reads. A failure of the sandbox, of its service or of the limiter is an
+exception, never a text: what was our failure must not look like the model's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+
+from toolyard.errors import ConfigError, ProgramError, ToolchainMissingError
+from toolyard.execution.workplaces import Workplaces, permits
+from toolyard.limits.local import LocalLimiter
+from toolyard.limits.protocol import Limiter
+from toolyard.messages import OpenAIFunctionToolSchema
+from toolyard.sandbox.languages import find_language, own_name
+from toolyard.sandbox.local import LocalSandbox
+from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Sandbox, Seconds
+from toolyard.sandbox.remote.sandbox import RemoteSandbox
+from toolyard.tools.arguments import ArgumentError
+from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.code_interpreter.session import TrajectorySession
+from toolyard.tools.code_interpreter.text import LOST, cell_text, execution_text, with_timeout_cut
+from toolyard.tools.trajectories import Trajectories
+
+_log = logging.getLogger(__name__)
+
+_LONGEST = 300.0
+"""Seconds that a model may ask for, if the default is not longer still."""
+_COMPILE_SECONDS = 30.0
+"""At least; a program that may run for longer may take as long to compile."""
+_SESSION_IDLE_SECONDS = 3600.0
+"""A model may think for long between two calls; at the end of its trajectory the session is closed anyway."""
+_SESSIONS = 1024
+"""Kept under frameworks that do not tell us when a trajectory ends: each is a process."""
+
+Answer = tuple[ToolResponse, float | None, dict[str, Any]]
+
+SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    {
+        "type": "function",
+        "function": {
+            "name": "code_interpreter",
+            "description": "A tool for executing code.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "The code to execute.", "enum": None}},
+                "required": ["code"],
+            },
+            "strict": False,
+        },
+    }
+)
+"""As verl writes it."""
+
+
+class CodeInterpreterConfig(BaseModel):
+    """The tool's `config` in YAML. The first six keys are verl's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_workers: PositiveInt = 10
+    """Executions of this process at once."""
+    rate_limit: PositiveInt = 10
+    """Executions in flight: of the whole Ray cluster where there is one, of this process otherwise. Its tools share it,
+    so two with different limits are an error."""
+    default_timeout: Seconds = 30.0
+    """Seconds for one execution, unless the model asks for another time."""
+    default_language: str = "python"
+    enable_global_rate_limit: bool = True
+    """False: only `num_workers` counts."""
+    sandbox_fusion_url: str | tuple[str, ...] = ""
+    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
+    another. Empty: the embedded sandbox."""
+    memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
+    """A foreign SandboxFusion service is told of it only if it is set here."""
+    stateful: bool = False
+    """One Python interpreter for the whole trajectory: variables, imports and files are kept between calls."""
+    max_output_chars: PositiveInt = 16384
+    """Of stdout and of stderr, each; head and tail are kept."""
+    display_last: bool = False
+    """Show the value of a last line that is an expression, as a notebook does. Python only."""
+    type: str = "native"
+    call: dict[str, Any] = {}
+    """How calls are made: see `CallPolicy`."""
+
+    @field_validator("sandbox_fusion_url", mode="before")
+    @classmethod
+    def _may_be_left_empty(cls, value: Any) -> Any:
+        return "" if value is None else value
+
+    @field_validator("default_language")
+    @classmethod
+    def _in_its_own_words(cls, value: str) -> str:
+        return own_name(value) or value
+
+
+class _Place(NamedTuple):
+    """What one event loop runs programs with."""
+
+    sandbox: Sandbox
+    limiter: Limiter | None
+
+
+class SandboxFusionTool(BaseTool):
+    """`toolyard.tools.code_interpreter.SandboxFusionTool` in YAML."""
+
+    # The sandbox itself stops every program, and however long a call waits for its turn, that is not the model's
+    # failure. Output is cut here, stream by stream.
+    call_defaults: ClassVar[Mapping[str, Any]] = {"timeout_seconds": None, "max_response_chars": None}
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        super().__init__(config, tool_schema)
+        self.settings = _checked(config)
+        self._limits = self._limits_for(self.settings.default_timeout)
+        self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
+        self._workers = LocalLimiter(self.settings.num_workers)
+        self._places = Workplaces(
+            self._open_place,
+            self._close_place,
+            rate_limit=self.settings.rate_limit if self.settings.enable_global_rate_limit else None,
+            owner=self.name,
+        )
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return getattr(self, "tool_schema", None) or SCHEMA
+
+    # ---------------------------------------------------------------------------------------------- life cycle
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
+        """Run `code`. `language` and `timeout`, in seconds, are taken where the model gives them.
+
+        Raises:
+            ArgumentError: it cannot be run as the model asks for it.
+            ToolyardError: our failure.
+        """
+        asked = parameters.get("language")
+        named = str(asked or self.settings.default_language)
+        language = own_name(named) or named
+        try:
+            seconds, cut = _seconds(parameters.get("timeout"), self.settings.default_timeout)
+            limits = self._limits if seconds == self._limits.run_seconds else self._limits_for(seconds)
+            session = self._trajectories.of(instance_id, kwargs)
+            tenant = self._trajectories.key(instance_id, kwargs)
+            source = _source(parameters.get("code", ""))
+            text, metrics = await self._run(session, tenant, source, language, limits)
+            if cut:
+                text, metrics["timeout_cut_to"] = with_timeout_cut(text, seconds), seconds
+            return ToolResponse(text=text), None, metrics
+        except ToolchainMissingError as error:  # how to install it is not for the model
+            if not asked:
+                raise ConfigError(f"config.default_language: {error}") from error
+            _log.warning("%s: %s", self.name, error)
+            raise self._refusal(f"language {language!r} is not installed here") from error
+        except ProgramError as error:
+            raise self._refusal(str(error)) from error
+
+    def _refusal(self, why: str) -> ArgumentError:
+        return ArgumentError(f"Error: {self.name} was not called: {why}")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Running code is worth nothing by itself; what it led to is."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        for session in self._trajectories.end(instance_id):
+            await session.close()
+
+    async def close(self) -> None:
+        """End all sessions, and the sandbox of this event loop. A call after that opens another."""
+        for session in self._trajectories.drain():
+            await session.close()
+        await self._places.close()
+
+    # ------------------------------------------------------------------------------------------------- running
+    async def _run(
+        self, session: TrajectorySession, tenant: str, code: str, language: str, limits: Limits
+    ) -> tuple[str, dict[str, Any]]:
+        """What the model reads, and the metrics."""
+        asked = time.monotonic()
+        most = self.settings.max_output_chars
+        python = language == "python"
+        sandbox, limiter = await self._places.here()
+        if python and self.settings.stateful:
+            code = code if self.settings.display_last else f"{code}\nNone"  # a cell shows its last expression
+            async with session.turn, permits(self._workers, limiter, tenant):
+                waited = time.monotonic() - asked
+                cell, anew = await session.run(sandbox, self._limits, code, limits.run_seconds)
+            text = (f"{LOST}\n" if anew else "") + cell_text(cell, limits, most, stateful=True)
+            return text, _cell_metrics(cell, waited)
+        async with permits(self._workers, limiter, tenant):
+            waited = time.monotonic() - asked
+            if python and self.settings.display_last:
+                async with sandbox.session(limits) as interpreter:
+                    cell = await interpreter.run(code, seconds=limits.run_seconds)
+                return cell_text(cell, limits, most, stateful=False), _cell_metrics(cell, waited)
+            execution = await sandbox.run(Program(code, language), limits)
+        return execution_text(execution, limits, most, python=python), _metrics(execution, waited)
+
+    def _limits_for(self, seconds: float) -> Limits:
+        limits = Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS))
+        if "memory_limit_mb" not in self.settings.model_fields_set:
+            return limits  # a foreign service is not told of a limit that nobody asked for
+        return limits.model_copy(update={"memory_bytes": self.settings.memory_limit_mb * MIB})
+
+    # ------------------------------------------------------------------------------------------------- opening
+    async def _open_place(self, limiter: Limiter | None) -> _Place:
+        if self.settings.sandbox_fusion_url:
+            return _Place(await RemoteSandbox(self.settings.sandbox_fusion_url).__aenter__(), limiter)
+        # As many sessions as there are trajectories: how many those are is decided elsewhere.
+        local = LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
+        return _Place(await local.__aenter__(), limiter)
+
+    async def _close_place(self, place: _Place) -> None:
+        await place.sandbox.__aexit__(None, None, None)
+
+
+def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
+    try:
+        settings = CodeInterpreterConfig.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            expected = ", ".join(CodeInterpreterConfig.model_fields)
+            raise ConfigError(f"config: unknown key {where!r}; expected one of {expected}") from None
+        raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
+    try:
+        if settings.sandbox_fusion_url:
+            RemoteSandbox(settings.sandbox_fusion_url)  # says what is wrong with it
+        else:
+            find_language(settings.default_language)  # a service may have others
+    except ProgramError as error:
+        raise ConfigError(f"config.default_language: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"config.sandbox_fusion_url: {error}") from None
+    return settings
+
+
+def _seconds(asked: Any, default: float) -> tuple[float, bool]:
+    """The time limit, and whether it is less than what was asked for. Models also write numbers as text.
+
+    Raises:
+        ProgramError: it is no time.
+    """
+    if asked is None or asked == "":
+        return default, False
+    try:
+        seconds = 0.0 if isinstance(asked, bool) else float(asked)
+    except OverflowError:  # an integer of hundreds of digits
+        seconds = math.inf
+    except (TypeError, ValueError):
+        seconds = 0.0
+    most = max(default, _LONGEST)
+    if not seconds > 0:
+        raise ProgramError(f"timeout: {str(asked)[:50]!r} is not a number of seconds above 0, and at most {most:g}")
+    return min(seconds, most), seconds > most
+
+
+def _source(code: Any) -> str:
+    """What the model gave, with half an emoji written as an escape: no file and no wire could carry it."""
+    code = code if isinstance(code, str) else str(code)
+    return code if code.isascii() else code.encode("utf-8", "backslashreplace").decode()
+
+
+def _metrics(execution: Execution, waited: float) -> dict[str, Any]:
+    return {
+        "verdict": execution.verdict.value,
+        "exit_code": execution.exit_code,
+        "run_seconds": execution.wall_seconds,
+        "queue_seconds": waited + execution.queue_seconds,
+        "isolation": str(execution.isolation),
+    }
+
+
+def _cell_metrics(cell: CellResult, waited: float) -> dict[str, Any]:
+    return {
+        "verdict": cell.verdict.value,
+        "run_seconds": cell.wall_seconds,
+        "queue_seconds": waited,
+        "session_lost": cell.session_lost,
+    }

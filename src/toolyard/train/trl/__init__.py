@@ -1,0 +1,21 @@
+"""Our rollouts for TRL: the `rollout_func` of its `GRPOTrainer`, and a whole run of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolyard._lazy import exports
+
+if TYPE_CHECKING:
+    from toolyard.train.trl.rollout import RolloutReward, StepObserver, StepReport, ToolyardRollout
+    from toolyard.train.trl.run import run_training
+
+__all__ = ["RolloutReward", "StepObserver", "StepReport", "ToolyardRollout", "run_training"]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "toolyard.train.trl.rollout": "RolloutReward StepObserver StepReport ToolyardRollout",
+        "toolyard.train.trl.run": "run_training",
+    },
+)

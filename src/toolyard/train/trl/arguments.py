@@ -1,0 +1,222 @@
+"""From the settings of a run to TRL's: batches, precision, the model and its adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import toolyard.engines.transformers.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before torch)
+from toolyard.engines.models import resolve_model
+from toolyard.errors import ConfigError, MissingDependencyError
+from toolyard.rollout.assembly import DEFAULT_MODEL
+from toolyard.train.config import LoraConfig, TrainConfig
+from toolyard.train.observer import TrainObserver
+
+try:
+    import peft
+    import torch
+    import transformers
+    import trl
+except ModuleNotFoundError as missing:
+    raise MissingDependencyError((missing.name or "trl").partition(".")[0], "trl", "training") from missing
+
+_trl: Any = trl
+"""Its names are found when they are asked for, which no type checker sees."""
+_INSTEAD = {
+    "bf16": "precision",
+    "eval_steps": "evaluate",
+    "eval_strategy": "evaluate",
+    "fp16": "precision",
+    "gradient_accumulation_steps": "micro_batch_size and prompts_per_step",
+    "max_completion_length": "rollout.limits.response_length",
+    "min_p": "rollout.sampling",
+    "num_generations": "rollout.n",
+    "num_train_epochs": "steps",
+    "max_steps": "steps",
+    "per_device_train_batch_size": "micro_batch_size",
+    "repetition_penalty": "rollout.sampling",
+    "save_steps": "save_every",
+    "save_strategy": "save_every",
+    "save_total_limit": "keep_checkpoints",
+    "shuffle_dataset": "shuffle",
+    "temperature": "rollout.sampling.temperature",
+    "top_k": "rollout.sampling",
+    "top_p": "rollout.sampling",
+    "use_cpu": "device",
+    "use_vllm": "rollout.engine.kind",
+    "vllm_mode": "rollout.engine.kind",
+    "vllm_server_base_url": "rollout.engine.urls",
+}
+"""What TRL calls it, and what it is here."""
+_OWN = {"output_dir", "learning_rate", "beta", "seed", "resume_from_checkpoint"}
+"""What is called the same here, and has a place of its own."""
+_SET_HERE = {"logging_steps", "logging_strategy", "disable_tqdm"}
+"""The metrics rely on it."""
+
+
+def on_cpu(config: TrainConfig) -> bool:
+    """
+    Raises:
+        ConfigError: there is no such device here, or not in that precision.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ConfigError("device 'cuda': this machine has none that torch can use; device: auto takes the CPU then")
+    cpu = config.device == "cpu" or not has_gpu
+    if cpu and config.precision not in ("auto", "float32"):
+        raise ConfigError(f"precision {config.precision!r} is for GPUs; on the CPU it is float32: leave it out")
+    return cpu
+
+
+def is_mixed(config: TrainConfig, *, cpu: bool) -> bool:
+    """Whether it is computed in bfloat16."""
+    return not cpu and config.precision != "float32"
+
+
+def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
+    """
+    Raises:
+        ConfigError: TRL does not take them, or a key of `trl` has another place here.
+    """
+    _check_keys(config)
+    batches = Batches.of(config, processes)
+    rollout, sampling = config.rollout, config.rollout.sampling
+    assert config.output_dir is not None
+    given: dict[str, Any] = {
+        "output_dir": config.output_dir,
+        "max_steps": config.steps,
+        "per_device_train_batch_size": batches.micro_batch,
+        "gradient_accumulation_steps": batches.accumulation,
+        "num_generations": rollout.n,
+        "max_completion_length": rollout.limits.response_length,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": max(sampling.top_k, 0),
+        "min_p": sampling.min_p or None,
+        "repetition_penalty": sampling.repetition_penalty,
+        "learning_rate": config.learning_rate,
+        # A run that is resumed for more steps goes on as it was; a schedule that ends would have to be another one.
+        "lr_scheduler_type": "constant",
+        "beta": config.beta,
+        "seed": config.seed,
+        "shuffle_dataset": False,  # it is in its order already
+        "save_strategy": "steps",
+        "save_steps": config.save_every,
+        "save_total_limit": config.keep_checkpoints,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": cpu,
+        "bf16": is_mixed(config, cpu=cpu),
+        "dataloader_pin_memory": not cpu,
+        "disable_dropout": True,
+        "ddp_find_unused_parameters": False,
+    }
+    if rollout.engine.kind == "vllm":
+        if len(rollout.engine.urls) != 1:
+            raise ConfigError("rollout.engine.urls: TRL hands its weights to one vLLM server; name that one")
+        given |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": rollout.engine.urls[0]}
+    try:
+        return _trl.GRPOConfig(**{**given, **config.trl})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TRL refuses these settings: {error}") from error
+
+
+def _check_keys(config: TrainConfig) -> None:
+    known = {field.name for field in dataclasses.fields(_trl.GRPOConfig) if field.init}
+    for key in config.trl:
+        if key in _INSTEAD:
+            raise ConfigError(f"trl.{key}: here this follows from {_INSTEAD[key]}: set that")
+        if key in _OWN:
+            raise ConfigError(f"trl.{key}: it has a place of its own here, outside of `trl`")
+        if key in _SET_HERE:
+            raise ConfigError(f"trl.{key}: it stays as it is, since there is a line of metrics for each step")
+        if key not in known:
+            close = get_close_matches(key, known, 3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError(f"trl.{key}: TRL {trl.__version__}'s GRPOConfig has no such setting{hint}")
+
+
+# The model ------------------------------------------------------------------------------------------------------------
+
+
+def load_tokenizer(config: TrainConfig, observer: TrainObserver) -> Any:
+    """
+    Raises:
+        ConfigError: there is none.
+    """
+    place = _place(config, observer)
+    loaded: Any = transformers.AutoTokenizer
+    try:
+        return loaded.from_pretrained(place, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {str(place)!r} has no tokenizer that can be loaded: {error}") from error
+
+
+def load_model(config: TrainConfig, observer: TrainObserver, *, start: Path | None = None) -> Any:
+    """The model that is trained, with its adapter if it is to have one.
+
+    Args:
+        start: a folder to take what is trained from: a whole model, or an adapter if there is one.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    place = _place(config, observer) if start is None or config.lora is not None else start
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+    models: Any = transformers.AutoModelForCausalLM
+    try:
+        model = models.from_pretrained(place, dtype=dtype)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"model {str(place)!r} cannot be loaded: {error}") from error
+    if config.lora is None:
+        return model
+    if start is not None:
+        adapters: Any = peft.PeftModel
+        return adapters.from_pretrained(model, start, is_trainable=True)
+    return _with_adapter(model, config.lora, config.seed)
+
+
+def _with_adapter(model: Any, lora: LoraConfig, seed: int) -> Any:
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    made: Any = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")  # pyright: ignore[reportArgumentType]
+    transformers.set_seed(seed)  # adapters begin by chance
+    wrap: Any = peft.get_peft_model
+    try:
+        return wrap(model, made)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets {lora.targets!r}: {error}") from error
+
+
+def _place(config: TrainConfig, observer: TrainObserver) -> str | Path:
+    return resolve_model(config.rollout.engine.model or DEFAULT_MODEL, progress=observer.note)
+
+
+# How the trajectories of a step are shared by processes and cut to what a device takes at once.
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How one step is cut up: micro_batch x accumulation x processes = prompts_per_step x n."""
+
+    micro_batch: int
+    accumulation: int
+
+    @staticmethod
+    def of(config: TrainConfig, processes: int) -> Batches:
+        """
+        Raises:
+            ConfigError: the processes cannot share a step's prompts.
+        """
+        prompts, rest = divmod(config.prompts_per_step, processes)
+        if rest:
+            raise ConfigError(
+                f"prompts_per_step {config.prompts_per_step} cannot be shared by {processes} processes: take a multiple"
+            )
+        share = prompts * config.rollout.n
+        micro = max(size for size in range(1, min(share, config.micro_batch_size) + 1) if share % size == 0)
+        return Batches(micro, share // micro)

@@ -1,0 +1,176 @@
+"""What happens beside the trainer's own loop: metrics, evaluations, and an end when somebody asks for one."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from toolyard.messages import JSON
+from toolyard.records.trajectory import Trajectory
+from toolyard.train.config import EvaluateConfig, TrainConfig
+from toolyard.train.metrics import EVALUATIONS, METRICS, Measure, MetricsFile, evaluation_line, step_line
+from toolyard.train.observer import TrainObserver
+from toolyard.train.trl.processes import Processes
+from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
+from toolyard.train.trl.stopping import Stopping
+
+
+class Following(transformers.TrainerCallback):
+    """Is told by the trainer, in every process, at the same points. Only the main process writes and tells."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        observer: TrainObserver,
+        reports: Reports,
+        stopping: Stopping,
+        processes: Processes,
+        files: Mapping[str, MetricsFile] | None,
+        draw: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            reports: of the rollouts that are trained on.
+            files: by name, of steps and of evaluations; None in processes that do not write.
+            draw: the plot, anew.
+        """
+        self.trainer: Any = None
+        """Is known only after it was made, with this."""
+        self._config = config
+        self._observer = observer
+        self._reports = reports
+        self._stopping = stopping
+        self._processes = processes
+        self._files = files
+        self._draw = draw
+        self._began = time.perf_counter()
+        self._seconds = 0.0
+
+    # --------------------------------------------------------------------------------------------------------- the loop
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        wanted = self._config.evaluate
+        if wanted is not None and wanted.before and state.global_step == 0:
+            self._evaluate(0)
+        self._observer.began(state.global_step, self._config.steps)
+        self._stopping.can_finish = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._seconds = time.perf_counter() - self._began
+        if state.global_step >= self._config.steps:
+            control.should_save = True
+        self._heed(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: JSON | None = None, **_: Any) -> None:
+        if logs is None or "loss" not in logs:  # the summary in the end
+            return
+        measure = Measure.of_all(self._processes.gathered(self._reports.taken()))
+        line = step_line(state.global_step, measure, self._seconds, logs)
+        if self._files is not None:
+            self._files[METRICS].write(line)
+        self._observer.stepped(line)
+        wanted = self._config.evaluate
+        done = state.global_step >= self._config.steps
+        if wanted is not None and (done or (wanted.every and state.global_step % wanted.every == 0)):
+            if control.should_training_stop and not done:
+                return
+            self._evaluate(state.global_step)
+            self._heed(control)  # that may have taken long
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._files is not None:
+            self._draw()
+        self._observer.saved(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._stopping.can_finish = False  # there is nothing more to finish
+
+    # ------------------------------------------------------------------------------------------------------------ parts
+    def _evaluate(self, step: int) -> None:
+        assert self._config.evaluate is not None
+        mine = evaluate(self._config, self._config.evaluate, self.trainer, self._observer)
+        line = evaluation_line(step, Measure.of_all(self._processes.gathered(mine)))
+        if self._files is not None:
+            self._files[EVALUATIONS].write(line)
+        self._observer.evaluated(line)
+
+    def _heed(self, control: Any) -> None:
+        """End, if any of the processes was asked to: one that stops alone leaves the others waiting for it."""
+        if any(self._processes.gathered(self._stopping.wanted)):
+            control.should_save = control.should_training_stop = True
+
+
+# Playing tasks with the weights that a trainer has now, without training on them.
+
+
+def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observer: TrainObserver) -> Measure:
+    """Of this process's share of the tasks. All processes have to ask at the same time.
+
+    Raises:
+        ToolyardError: nothing can be played.
+    """
+    sampling = config.rollout.sampling.model_copy(update={"temperature": settings.temperature})
+    changed = {"tasks": settings.tasks, "sampling": sampling, "n": settings.n}
+    reports = Reports(observer)
+    if trainer.use_vllm:  # TRL does that before it asks for rollouts, and for these it does not ask
+        trainer.vllm_generation.sync_weights()
+    was_training = trainer.model.training
+    trainer.model.eval()
+    try:
+        with ToolyardRollout(config.rollout.model_copy(update=changed), observer=reports) as rollout:
+            every = [row["prompt"] for row in rollout.dataset() for _ in range(settings.n)]
+            rollout(_share(every, trainer), _Evaluated(trainer, settings.temperature))
+    finally:
+        trainer.model.train(was_training)
+    return reports.taken()
+
+
+def _share(prompts: list[Any], trainer: Any) -> list[Any]:
+    """Those of this process, as even as can be."""
+    mine, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    return prompts[len(prompts) * mine // processes : len(prompts) * (mine + 1) // processes]
+
+
+class _Evaluated:
+    """The trainer, at another temperature: what is not trained on need not be sampled as training wants it."""
+
+    def __init__(self, trainer: Any, temperature: float) -> None:
+        self._trainer = trainer
+        self.args = copy.copy(trainer.args)
+        self.args.temperature = temperature
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+
+# What the rollouts of a process report, until somebody wants to know.
+
+
+class Reports(StepObserver):
+    """Measures them, and passes on what is of interest while they run."""
+
+    def __init__(self, observer: TrainObserver) -> None:
+        self._observer = observer
+        self._measure = Measure()
+
+    def begins(self, step: int, requests: int, evaluation: bool) -> None:
+        self._observer.playing(step, requests, evaluation)
+
+    def ended(self, trajectory: Trajectory) -> None:
+        self._observer.ended(trajectory)
+
+    def stepped(self, report: StepReport) -> None:
+        self._measure = self._measure + Measure.of(report)
+        self._observer.played()
+
+    def taken(self) -> Measure:
+        """Of all reports since the last time."""
+        measure, self._measure = self._measure, Measure()
+        return measure

@@ -1,0 +1,137 @@
+"""A trainer's rollouts in an event loop of their own, with engine and tools open from the first step to the last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolyard.errors import ConfigError
+from toolyard.records.dump import DumpWriter
+from toolyard.records.trajectory import Trajectory
+from toolyard.rewards import blocking
+from toolyard.rollout.assembly import OpenedRollout, open_rollout
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import TokenSpeaker
+from toolyard.rollout.request import AsyncRolloutRequest, create_request
+from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from toolyard.train.trl.weights import WeightSync
+
+_log = logging.getLogger(__name__)
+
+EVALUATIONS = "eval"
+"""The folder of their dumps, in that of the others."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What is open."""
+
+    rollout: OpenedRollout
+    sync: WeightSync
+
+
+class Player:
+    """Plays for a trainer, from its thread. The trainer waits meanwhile, and can be interrupted."""
+
+    def __init__(self, config: RolloutConfig) -> None:
+        self._config = config
+        self._stage: _Stage | None = None
+        self._synced: int | None = None
+        self._dumped: set[tuple[int, bool]] = set()
+
+    def prepare(self, trainer: Any, step: int) -> None:
+        """Open what is needed, and have the engine sample from the trainer's weights.
+
+        Raises:
+            ToolyardError: something cannot be opened, or the weights do not fit.
+        """
+        if self._stage is None:
+            self._stage = blocking.run(self._opened(_where(self._config, trainer)))
+        if self._synced != step:
+            self._stage.sync.hand_over(trainer, str(step))
+            self._synced = step
+
+    def play(
+        self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        """One trajectory for each task and offset, in their order."""
+        assert self._stage is not None, "after `prepare`"
+        schemas, seed = self._stage.rollout.tool_schemas, self._config.seed
+        requests = [create_request(task, at, tool_schemas=schemas, step=step, seed=seed) for task, at in numbered]
+        return blocking.run(self._play(self._stage.rollout.setting, requests, ended))
+
+    def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool) -> None:
+        """Append them to the step's file, if there is a folder for that.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        folder = self._config.rollout_data_dir
+        if folder is not None:
+            blocking.run(self._dump(Path(folder, EVALUATIONS) if evaluation else Path(folder), trajectories, step))
+
+    def close(self) -> None:
+        stage, self._stage = self._stage, None
+        self._synced = None
+        if stage is not None:
+            blocking.run(blocking.let_go(self))
+
+    # -------------------------------------------------------------------------------------------------- in their loop
+    async def _opened(self, config: RolloutConfig) -> _Stage:
+        return await blocking.kept(self, lambda: _staged(config))
+
+    async def _play(
+        self, setting: Setting, requests: Sequence[AsyncRolloutRequest], ended: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        found: dict[str, Trajectory] = {}
+        run = RolloutRun(setting, requests, concurrency=self._config.in_flight, on_stuck=_tell)
+        async with run:
+            async for trajectory in run:
+                found[trajectory.request_id] = trajectory
+                ended(trajectory)
+        return [found[request.request_id] for request in requests]
+
+    async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
+        async with DumpWriter(folder) as dump:
+            again = dump.existing(step).keys() & {trajectory.request_id for trajectory in trajectories}
+            if again:  # of a run that went further than the checkpoint it was resumed from
+                dump.forget(step, again)
+            for trajectory in trajectories:
+                await dump.write(trajectory)
+
+
+@asynccontextmanager
+async def _staged(config: RolloutConfig) -> AsyncGenerator[_Stage]:
+    from toolyard.train.trl.weights import weight_sync
+
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(open_rollout(config, note=_log.info))
+        speaker = opened.setting.speaker
+        assert isinstance(speaker, TokenSpeaker)
+        assert speaker.engine is not None
+        yield _Stage(opened, weight_sync(speaker.engine))
+
+
+def _where(config: RolloutConfig, trainer: Any) -> RolloutConfig:
+    """With the URL of TRL's own server, where it has one."""
+    if config.engine.kind != "vllm":
+        return config
+    if trainer.vllm_mode != "server":
+        raise ConfigError(
+            f"the trainer's vllm_mode is {trainer.vllm_mode!r}: rollouts need a server to talk to; set "
+            'GRPOConfig(vllm_mode="server"), and start it as TRL says'
+        )
+    url = str(trainer.vllm_generation.vllm_client.base_url)
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": (url,)})})
+
+
+def _tell(stuck: Stuck) -> None:
+    _log.warning("%s", stuck)

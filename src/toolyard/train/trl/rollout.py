@@ -1,0 +1,289 @@
+"""Our rollouts as the `rollout_func` of TRL's `GRPOTrainer` (TRL ≥ 1.16).
+
+    with ToolyardRollout(load_config("rollout.yaml")) as rollout:
+        GRPOTrainer(
+            model, reward_funcs=[rollout.reward], rollout_func=rollout, train_dataset=rollout.dataset(), args=…
+        ).train()
+
+Never together with TRL's own `tools=`: it would then ignore which tokens are the tools'.
+
+What the trainer gets for each prompt: the ids that were sampled and seen, a mask of the sampled ones (`env_mask`),
+their log-probabilities (0.0 elsewhere), and its `score` and `trajectory`, which reach every reward function so named.
+A trajectory that cannot be trained on (its request failed, it has no reward, nothing was sampled) keeps its place with
+one token that is masked, and has no score: TRL leaves it out of its group's baseline, and it moves no weight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Self
+
+from toolyard.errors import ConfigError, MissingDependencyError, TrainError
+from toolyard.messages import JSON, Message
+from toolyard.records.jsonl import encode
+from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.assembly import tasks_of
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.summary import Summary
+from toolyard.tasks.protocol import Task
+from toolyard.train.samples import Refused, TrainingSample, sample_of
+from toolyard.train.trl.playing import Player
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One call of the rollout, in one process."""
+
+    step: int
+    evaluation: bool
+    summary: Summary
+    refused: tuple[Refused, ...]
+    """Of its trajectories, those that are not trained on."""
+    seconds: Mapping[str, float]
+    """`sync`: handing over the weights. `rollout`: all of the playing. What the requests themselves spent where is in
+    the summary."""
+
+
+class StepObserver:
+    """Who watches. Inherit, and override what is of interest; all of it is called in the trainer's thread, except
+    `ended`."""
+
+    def begins(self, step: int, requests: int, evaluation: bool) -> None:
+        """So many requests will be played."""
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """One of them has ended. Called in the thread of the rollouts."""
+
+    def stepped(self, report: StepReport) -> None:
+        """All of them have."""
+
+
+@dataclass(slots=True)
+class _Offsets:
+    """Which sample of its task a request is, counted over all calls of one step, and over all processes."""
+
+    step: int = -1
+    seen: Counter[str] = field(default_factory=Counter[str])
+
+    def of(self, tasks: Sequence[str], step: int) -> list[int]:
+        if step != self.step:
+            self.step, self.seen = step, Counter()
+        offsets: list[int] = []
+        for task in tasks:
+            offsets.append(self.seen[task])
+            self.seen[task] += 1
+        return offsets
+
+
+class ToolyardRollout:
+    """Plays the trainer's prompts with tools, sampling from the trainer's weights as they are at that step.
+
+    * `config.engine.kind` is `transformers`: a copy of the model in this process, which is given the trainer's weights
+      (LoRA merged, shards put together) before each step. `vllm`: the server of TRL's own server mode, whose weights
+      TRL keeps. `sglang`: servers that read the weights from a folder that they share with this process.
+    * Tools are opened once, with the first step; each trajectory has instances of its own.
+    * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations under `eval`; of several
+      processes, the main one writes for all. A step that is played again after a resume replaces its lines.
+    """
+
+    def __init__(self, config: RolloutConfig, *, observer: StepObserver | None = None) -> None:
+        """
+        Raises:
+            ConfigError: the tasks cannot be read, two of them look alike and are not, or the engine cannot train.
+        """
+        if config.engine.kind not in ("transformers", "vllm", "sglang"):
+            kind = config.engine.kind
+            raise ConfigError(f"engine.kind {kind!r}: expected transformers, vllm or sglang, which can be trained with")
+        self.config = config
+        self.observer = observer or StepObserver()
+        self.reward = RolloutReward()
+        self._tasks = _by_prompt(config)
+        self._player = Player(config)
+        self._offsets = {False: _Offsets(), True: _Offsets()}
+
+    # ------------------------------------------------------------------------------------------------- for the trainer
+    def dataset(self) -> Any:
+        """The tasks as a `datasets.Dataset` for TRL: `prompt`, the `task`'s id, `data_source`, and `ground_truth` where
+        all have a text for it.
+
+        Raises:
+            MissingDependencyError: there is no `datasets`, which comes with TRL.
+        """
+        try:
+            datasets: Any = import_module("datasets")
+        except ImportError as error:
+            raise MissingDependencyError("datasets", "trl", "training with TRL") from error
+        tasks = self._tasks.values()
+        texts = all(isinstance(task.ground_truth, str) for task in tasks)
+        rows: list[JSON] = [
+            {
+                "prompt": [message.as_openai() for message in task.messages],
+                "task": task.id,
+                "data_source": task.data_source,
+                **({"ground_truth": task.ground_truth} if texts else {}),
+            }
+            for task in tasks
+        ]
+        return datasets.Dataset.from_list(rows)
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """What TRL calls for each batch of prompts, which come repeated, one for each sample.
+
+        Raises:
+            ConfigError: a prompt is none of the tasks', or the trainer is set up differently.
+            ToolyardError: nothing can be played: the tools or the engine cannot be opened.
+            TrainError: nothing of what was played can be trained on, in no process.
+        """
+        evaluation, step = not trainer.model.training, int(trainer.state.global_step)
+        _check_trainer(self.config, trainer)
+        tasks = [self._task_of(prompt) for prompt in prompts]
+        shares: list[list[str]] = _gathered([task.id for task in tasks], trainer)
+        numbered = list(zip(tasks, self._my_offsets(shares, trainer, step, evaluation), strict=True))
+        self.observer.begins(step, len(tasks), evaluation)
+        began = time.perf_counter()
+        self._player.prepare(trainer, step)
+        ready = time.perf_counter()
+        trajectories = self._player.play(numbered, step, self.observer.ended)
+        seconds = {"sync": ready - began, "rollout": time.perf_counter() - ready}
+        judged = [sample_of(trajectory) for trajectory in trajectories]
+        self._report(trajectories, judged, step, evaluation, seconds)
+        played = _gathered((trajectories, [one for one in judged if isinstance(one, Refused)]), trainer)
+        if trainer.accelerator.is_main_process:
+            self._player.dump([one for share, _ in played for one in share], step, evaluation)
+        if all(len(share) == len(refused) for share, refused in played):
+            raise TrainError(f"step {step}: none of the trajectories can be trained on; the first: {played[0][1][0]}")
+        return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
+
+    def close(self) -> None:
+        """Close engine and tools. Closing twice is allowed."""
+        self._player.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+    def _task_of(self, prompt: Any) -> Task:
+        found = self._tasks.get(_key([Message.from_openai(said) for said in prompt]))
+        if found is None:
+            raise ConfigError(
+                f"the trainer sent a prompt of none of the {len(self._tasks)} tasks of {self.config.tasks.path!r}; "
+                f"train on `rollout.dataset()`. It begins: {str(prompt)[:120]!r}"
+            )
+        return found
+
+    def _my_offsets(self, shares: list[list[str]], trainer: Any, step: int, evaluation: bool) -> list[int]:
+        """The samples of one task may be spread over processes, and no two of them may be one and the same."""
+        every = self._offsets[evaluation].of([task for share in shares for task in share], step)
+        mine = int(trainer.accelerator.process_index)
+        before = sum(map(len, shares[:mine]))
+        return every[before : before + len(shares[mine])]
+
+    def _report(
+        self,
+        trajectories: Sequence[Trajectory],
+        judged: Sequence[TrainingSample | Refused],
+        step: int,
+        evaluation: bool,
+        seconds: Mapping[str, float],
+    ) -> None:
+        summary = Summary()
+        for trajectory in trajectories:
+            summary.add(trajectory)
+        refused = tuple(one for one in judged if isinstance(one, Refused))
+        self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds))
+
+    def _logprobs_agree(self) -> bool:
+        """Whether the engine's log-probabilities are those that TRL computes: it divides logits by the temperature, as
+        the servers do; the embedded engine tells the model's own."""
+        return self.config.sampling.temperature == 1.0 or self.config.engine.kind != "transformers"
+
+
+class RolloutReward:
+    """The trajectories' own scores as a reward function of TRL: final reward and the tools' rewards, weighted as the
+    rollout's settings say. None where there is none."""
+
+    __name__ = "score"
+
+    def __call__(self, *, score: Sequence[float | None], **_: Any) -> list[float | None]:
+        return list(score)
+
+
+def _check_trainer(config: RolloutConfig, trainer: Any) -> None:
+    ours, theirs = config.sampling.temperature, float(trainer.args.temperature)
+    if ours != theirs:
+        raise ConfigError(
+            f"sampling.temperature is {ours:g} and the trainer's {theirs:g}: TRL computes probabilities at its own; "
+            f"set GRPOConfig(temperature={ours:g})"
+        )
+    if trainer.tools:
+        raise ConfigError("the trainer has `tools`: TRL would then train on what ours answer too; leave them out")
+    if trainer.use_vllm != (config.engine.kind == "vllm"):
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}, and the trainer's use_vllm is {trainer.use_vllm}")
+
+
+def _gathered(mine: Any, trainer: Any) -> list[Any]:
+    """What each process has, in their order."""
+    if trainer.accelerator.num_processes == 1:
+        return [mine]
+    accelerate: Any = import_module("accelerate.utils")
+    return accelerate.gather_object([mine])
+
+
+def _by_prompt(config: RolloutConfig) -> dict[bytes, Task]:
+    """TRL hands over nothing but prompts: they have to say which task it is."""
+    found: dict[bytes, Task] = {}
+    for task in tasks_of(config):
+        same = found.setdefault(_key(task.messages), task)
+        if _unseen(same) != _unseen(task):
+            raise ConfigError(
+                f"tasks {config.tasks.path!r}: {same.id!r} and {task.id!r} have the same prompt, and differ in what "
+                "only rewards or tools see. TRL tells nothing but the prompt: leave one out"
+            )
+    if not found:
+        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+    return found
+
+
+def _unseen(task: Task) -> tuple[Any, ...]:
+    return task.ground_truth, task.data_source, task.tools_kwargs, task.interaction_kwargs
+
+
+def _key(messages: Sequence[Message]) -> bytes:
+    return encode([message.as_openai() for message in messages], sort=True)
+
+
+def _columns(
+    judged: Sequence[TrainingSample | Refused], trajectories: Sequence[Trajectory], filler: int, with_logprobs: bool
+) -> dict[str, Any]:
+    """One row for each prompt, in their order. `filler` is the one token of those that are not trained on."""
+    prompts: list[list[int]] = []
+    completions: list[list[int]] = []
+    masks: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    for one, trajectory in zip(judged, trajectories, strict=True):
+        if isinstance(one, Refused):
+            prompts.append(trajectory.tokens.prompt_ids or [filler])
+            completions.append([filler])
+            masks.append([0])
+            logprobs.append([0.0])
+            continue
+        prompts.append(one.prompt_ids)
+        completions.append(one.response_ids)
+        masks.append(one.response_mask)
+        with_logprobs = with_logprobs and one.logprobs is not None
+        logprobs.append(one.logprobs or [])
+    return {
+        "prompt_ids": prompts,
+        "completion_ids": completions,
+        "env_mask": masks,
+        "logprobs": logprobs if with_logprobs else None,
+        "score": [None if isinstance(one, Refused) else one.reward for one in judged],
+        "trajectory": list(trajectories),
+    }

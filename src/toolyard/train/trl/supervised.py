@@ -1,0 +1,98 @@
+"""The supervised start of a run: made once, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolyard.errors import TrainError
+from toolyard.records.dump import read_dump
+from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.config import EngineConfig, RolloutConfig
+from toolyard.rollout.run import run_rollouts
+from toolyard.train.config import TrainConfig, WarmStartConfig
+from toolyard.train.observer import TrainObserver
+from toolyard.train.run_folder import WARM_START
+from toolyard.train.trl.arguments import is_mixed, load_model
+from toolyard.train.trl.processes import Processes
+from toolyard.train.trl.warm_start import warm_start
+
+
+def supervised_start(
+    config: TrainConfig, tokenizer: Any, observer: TrainObserver, processes: Processes, *, cpu: bool
+) -> Path:
+    """The folder of what the run begins with, after making it if it is not there: a whole model, or an adapter.
+
+    Raises:
+        ToolyardError: there is nothing to learn from, or it cannot be made here.
+    """
+    assert config.output_dir is not None
+    assert config.warm_start is not None
+    settings, into = config.warm_start, Path(config.output_dir, WARM_START)
+    if processes.agreed(into.is_dir()):
+        observer.note(f"the supervised start is there already: {into}")
+        return into
+    scratch = into.with_suffix(".new")
+    model = load_model(config, observer)
+    lessons = _lessons(config, settings, observer, processes)
+    observer.note("supervised start")
+    done = warm_start(
+        model,
+        tokenizer,
+        lessons,
+        settings,
+        output_dir=str(scratch),
+        seed=config.seed,
+        processes=processes.count,
+        use_cpu=cpu,
+        bf16=is_mixed(config, cpu=cpu),
+        progress=lambda made, of, loss: _tell(observer, made, of, loss),
+    )
+    if any(hasattr(value, "full_tensor") for value in model.parameters()):
+        raise TrainError(
+            "warm_start cannot be kept where the model is sharded: make it in one process with steps=0, and then go on "
+            "with all of them"
+        )
+    refused = f", {len(done.refused)} were refused" if done.refused else ""
+    refused += f", {done.below} were below min_score" if done.below else ""
+    observer.note(f"learnt from {done.samples} trajectories in {done.updates} updates, loss {done.loss:.3f}{refused}")
+    if processes.is_main:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        scratch.rename(into)  # whole, or not there
+    processes.agreed(None)
+    return into
+
+
+def _lessons(
+    config: TrainConfig, settings: WarmStartConfig, observer: TrainObserver, processes: Processes
+) -> Iterator[Trajectory]:
+    place = settings.dump
+    if settings.script is not None:
+        played = _scripted(config.rollout, settings)
+        place = played.rollout_data_dir
+        if processes.is_main:
+            observer.note(f"playing {settings.script}")
+            shutil.rmtree(str(place), ignore_errors=True)  # of a run that did not get further than this
+            asyncio.run(run_rollouts(played))
+        processes.agreed(None)
+    assert place is not None
+    return (dumped.trajectory for dumped in read_dump(place))
+
+
+def _scripted(rollout: RolloutConfig, settings: WarmStartConfig) -> RolloutConfig:
+    """The same tasks, tools and prompts, with what the script says in the model's place."""
+    engine = EngineConfig(kind="scripted", model=rollout.engine.model, script=settings.script)
+    tasks = rollout.tasks
+    if settings.tasks is not None:
+        tasks = tasks.model_copy(update={"path": settings.tasks, "limit": settings.limit})
+    place = f"{rollout.rollout_data_dir}/{WARM_START}"
+    return rollout.model_copy(update={"engine": engine, "tasks": tasks, "n": 1, "rollout_data_dir": place})
+
+
+def _tell(observer: TrainObserver, made: int, of: int, loss: float | None) -> None:
+    if made == of or made % max(1, of // 10) == 0:
+        observer.note(f"supervised start: {made}/{of}" + ("" if loss is None else f", loss {loss:.3f}"))

@@ -1,0 +1,176 @@
+"""The trainer's weights as they are now, whole and by the names that the plain model has; and how engines get them."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolyard.engines.http.sglang import SglangEngine
+from toolyard.engines.protocol import Engine
+from toolyard.engines.transformers.engine import TransformersEngine
+from toolyard.rewards import blocking
+
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_PEFT_PREFIX = "base_model.model."
+_ADAPTED = "base_layer."
+
+
+class WeightSync(ABC):
+    """How an engine comes to the trainer's weights. With several processes, all of them hand over at the same time."""
+
+    @abstractmethod
+    def hand_over(self, trainer: Any, version: str) -> None:
+        """When this returns, the engine samples from the trainer's weights, and says so by `version`.
+
+        Raises:
+            ToolyardError: the engine cannot take them.
+        """
+
+
+class ByTrainer(WeightSync):
+    """Somebody else does it: TRL, for its own vLLM."""
+
+    def hand_over(self, trainer: Any, version: str) -> None:
+        pass
+
+
+class IntoProcess(WeightSync):
+    """Copied into the embedded engine."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+
+    def hand_over(self, trainer: Any, version: str) -> None:
+        with whole_weights(trainer.model) as weights:
+            blocking.run(self._engine.update_weights(weights, version))
+
+
+class ThroughFolder(WeightSync):
+    """Saved to a folder that the servers see as well, and are told to read. The one before is deleted then."""
+
+    def __init__(self, engine: SglangEngine) -> None:
+        self._engine = engine
+
+    def hand_over(self, trainer: Any, version: str) -> None:
+        folder = Path(trainer.args.output_dir).absolute() / "weights"
+        new = folder / version
+        with whole_weights(trainer.model) as weights:
+            if trainer.accelerator.is_main_process:
+                plain = _plain(trainer.accelerator.unwrap_model(trainer.model))
+                plain.save_pretrained(new, state_dict=dict(weights))
+                trainer.processing_class.save_pretrained(new)
+                blocking.run(self._engine.update_weights_from_disk(new, version))
+                for old in folder.iterdir():
+                    if old != new:
+                        shutil.rmtree(old, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+
+
+def weight_sync(engine: Engine) -> WeightSync:
+    match engine:
+        case TransformersEngine():
+            return IntoProcess(engine)
+        case SglangEngine():
+            return ThroughFolder(engine)
+        case _:
+            return ByTrainer()
+
+
+@contextmanager
+def whole_weights(model: Any) -> Generator[Mapping[str, Tensor]]:
+    """The weights of `model` by the names of the plain model: without wrappers, adapters merged (the model itself stays
+    as it is), shards put together. All processes that have a shard have to ask. Valid within the block only."""
+    with torch.no_grad(), _summoned(model):
+        yield _Weights(dict(_named(model)))
+
+
+class _Weights(Mapping[str, Tensor]):
+    """Where an adapter has to be merged, that is done when a weight is asked for: a second model, all at once, may not
+    fit into the memory."""
+
+    def __init__(self, found: Mapping[str, Tensor | Callable[[], Tensor]]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._found[name]
+        return found() if callable(found) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _named(model: Any) -> Generator[tuple[str, Tensor | Callable[[], Tensor]]]:
+    adapted: dict[str, Any] = {
+        _unwrapped(name): module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
+    }
+    for wrapped, value in (*model.named_parameters(), *_kept_buffers(model)):
+        name = _unwrapped(wrapped)
+        place = _owner(name, adapted)
+        if place is None:
+            yield name.removeprefix(_PEFT_PREFIX), _whole(value)
+            continue
+        part = name.removeprefix(f"{place}.")
+        if part.startswith(_ADAPTED):  # and not the adapter itself
+            plain = f"{place.removeprefix(_PEFT_PREFIX)}.{part.removeprefix(_ADAPTED)}"
+            yield plain, partial(_merged, adapted[place], value) if part == f"{_ADAPTED}weight" else _whole(value)
+
+
+@torch.no_grad()
+def _merged(layer: Any, value: Any) -> Tensor:
+    for adapter in layer.active_adapters:
+        value = value + layer.get_delta_weight(adapter).to(value.dtype)
+    return _whole(value)
+
+
+def _owner(name: str, places: Mapping[str, Any]) -> str | None:
+    """Which of the modules the weight lies in."""
+    parts = name.split(".")
+    tried = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return next((place for place in tried if place in places), None)
+
+
+def _kept_buffers(model: Any) -> Generator[tuple[str, Any]]:
+    """Those that are saved: others can be computed anew, and plain models do not know them."""
+    for place, module in model.named_modules():
+        for name, value in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001  (nobody else knows)
+                yield f"{place}.{name}" if place else name, value
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _whole(value: Any) -> Tensor:
+    """All of a tensor of which each process has a part."""
+    found = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found.detach()
+
+
+@contextmanager
+def _summoned(model: Any) -> Generator[None]:
+    """With the parameters of FSDP's first form in place; the second has them as distributed tensors."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if not any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        yield
+        return
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        yield
+
+
+def _plain(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,268 @@
+"""Our rollouts as an agent loop of verl (0.9.1 and later):
+
+    actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml
+    actor_rollout_ref.rollout.agent.default_agent_loop=toolyard
+
+    - name: toolyard
+      _target_: toolyard.train.verl.ToolyardAgentLoop
+      reward: gsm8k                      # further keys: see `VerlSettings`; none of them is needed
+
+A trajectory of verl's is then one of ours, from the tool instances to the audit, sampled by verl's servers.
+
+No trajectory raises, since with verl that fails its whole batch or group: settings that are wrong do, at the first one.
+Whatever must not be trained on (see `toolyard.train.samples`) is handed to verl with a mask of zeros and at least one
+token, and its reward, which verl must have, is the mean of those of its group that have one already. So it adds nothing
+to the loss, and nothing to the mean that the others of the group are compared with; only a group that is spread over
+several workers, or whose others come later, is compared with `failure_reward` instead. If verl's reward workers score
+(`reward: none`), they score it too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+from toolyard.engines.protocol import Sampling
+from toolyard.errors import MissingDependencyError, TaskError
+from toolyard.records.trajectory import Failure, Tokens, Trajectory
+from toolyard.rollout.blame import OURS, TASK
+from toolyard.rollout.finish import FinishReason, RolloutState
+from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.speaker import TokenSpeaker
+from toolyard.rollout.request import create_request
+from toolyard.tasks.rows import ids_of, task_of_row
+from toolyard.tools.calls import trace
+from toolyard.train.samples import Refused, sample_of
+from toolyard.train.verl.engine import VerlEngine, texts_of
+from toolyard.train.verl.settings import VerlSettings, settings_of
+from toolyard.train.verl.shared import Opened, close, dump, open_here
+
+try:
+    _verl: Any = import_module("verl.experimental.agent_loop.agent_loop")  # whose annotations say little
+    _traced: Any = import_module("verl.utils.rollout_trace").rollout_trace_op
+except ImportError as error:
+    raise MissingDependencyError("verl", "verl", "an agent loop for verl") from error
+
+__all__ = ["ToolyardAgentLoop", "VerlSettings", "close"]
+
+_log = logging.getLogger(__name__)
+_OF_TASKS = ("reward_model", "data_source", "extra_info", "tools_kwargs", "interaction_kwargs")
+_VERLS = frozenset(inspect.signature(_verl.AgentLoopBase.__init__).parameters)
+"""What verl hands to every loop. Also `tools`, which verl has made for its own loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a sample is called."""
+
+    request_id: str
+    task_id: str
+    group: str
+    """The prompt, in this step."""
+    offset: int
+    """Which of the group's samples it is, as far as this process knows."""
+    step: int | None
+
+
+class ToolyardAgentLoop(_verl.AgentLoopBase):
+    """verl makes one for every sample; what is worth keeping is kept by `open_here`."""
+
+    def __init__(self, *args: Any, name: str = "toolyard", tools: Any = None, **given: Any) -> None:
+        """
+        Raises:
+            ConfigError: a key is unknown or wrong.
+        """
+        verls = {key: value for key, value in given.items() if key in _VERLS}
+        super().__init__(*args, **verls)  # pyright: ignore[reportUnknownMemberType]
+        ours = {key: value for key, value in given.items() if key not in _VERLS}
+        self._settings = settings_of(ours, self.rollout_config, self.apply_chat_template_kwargs)
+
+    @_traced
+    async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> Any:
+        """Play one sample: an `AgentLoopOutput`, whatever became of it. Cancelled, it releases its tools.
+
+        Raises:
+            ToolyardError: what the settings name is wrong or cannot be opened.
+        """
+        opened = open_here(self._settings, self.tokenizer)
+        names = _names(row, opened)
+        engine = VerlEngine(
+            self.server_manager,
+            sampling_params,
+            session=self._session(names, row),
+            decode=opened.chat.decode,
+            with_texts=texts_of(self.rollout_config),
+            answered=opened.seen.take,
+        )
+        trajectory = await self._played(opened, engine, names, row)
+        if names.step is None:
+            trajectory = replace(trajectory, step=engine.notes.newest or 0)
+        if self._settings.rollout_data_dir is not None:
+            await dump(self._settings.rollout_data_dir, trajectory)
+        return self._output(opened, engine, names, row, trajectory)
+
+    def _session(self, names: _Names, row: Mapping[str, Any]) -> str:
+        """With `full_determinism`, the name that verl's own loop has for the sample: its servers keep to it."""
+        if self.rollout_config.get("full_determinism"):
+            return f"det-{_whole(row.get('priority'), 0)}"
+        return names.request_id
+
+    async def _played(self, opened: Opened, engine: VerlEngine, names: _Names, row: Mapping[str, Any]) -> Trajectory:
+        settings = self._settings
+        try:
+            task = task_of_row(_task_row(row), names.task_id)
+            tools, schemas = opened.select(task.extra_info.get("tool_selection"))
+            request = create_request(task, names.offset, tool_schemas=schemas, step=names.step or 0, seed=None)
+            request.request_id = names.request_id
+            sampling = Sampling(max_tokens=settings.limits.response_length)  # what else there is, is in verl's params
+            speaker = TokenSpeaker(engine, opened.chat, sampling, settings.limits)
+            weights, interaction = settings.reward_weights, opened.interaction
+            setting = Setting(speaker, tools, settings.limits, opened.reward, weights, interaction)
+            return await Play(request, setting).run()
+        except TaskError as error:
+            return _lost(names, FinishReason.BAD_TASK, Failure(TASK, RolloutState.PENDING.value, str(error)))
+        except Exception as error:
+            return _lost(names, FinishReason.INTERNAL_ERROR, Failure(OURS, RolloutState.PENDING.value, trace(error)))
+
+    def _output(
+        self, opened: Opened, engine: VerlEngine, names: _Names, row: Mapping[str, Any], trajectory: Trajectory
+    ) -> Any:
+        settings, limits, notes = self._settings, self._settings.limits, engine.notes
+        # Without a reward of ours, a score that is not there is verl's to give.
+        judged = trajectory if settings.scores else replace(trajectory, score=0.0)
+        sample = sample_of(judged, max_response_length=limits.response_length)
+        refused = isinstance(sample, Refused)
+        if isinstance(sample, Refused):
+            _log.warning("request %s, task %s: not trained on: %s", names.request_id, names.task_id, sample.why)
+            prompt = trajectory.tokens.prompt_ids[-limits.prompt_length :] or [opened.filler]
+            response = trajectory.tokens.response_ids[: limits.response_length] or [opened.filler]
+            mask, logprobs = [0] * len(response), [0.0] * len(response)
+            mean = opened.groups.mean(names.group)
+            reward = settings.failure_reward if mean is None else mean
+        else:
+            prompt, response, mask = sample.prompt_ids, sample.response_ids, sample.response_mask
+            logprobs, reward = sample.logprobs, sample.reward
+            if settings.scores:
+                opened.groups.scored(names.group, reward)
+        calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+        # The same keys for every sample: verl makes arrays of them.
+        told: dict[str, Any] = {
+            "turn_scores": [],
+            "tool_rewards": [call.reward for call in calls if call.reward is not None],
+            "tool_call_counts": len(calls),
+            "min_global_steps": _version(notes.oldest, opened, names),
+            "max_global_steps": _version(notes.newest, opened, names),
+            **opened.seen.speculated,
+            **notes.speculated,
+            "toolyard_request_id": names.request_id,
+            "toolyard_finish_reason": trajectory.finish_reason,
+            "toolyard_refusal": sample.refusal.value if isinstance(sample, Refused) else "",
+            "toolyard_rewards": dict(trajectory.rewards),
+        }
+        if "request_id" not in row:
+            told["request_id"] = names.request_id  # verl's dump shows it
+        if settings.scores:
+            told["reward_extra_info"] = {"acc": reward, "toolyard_refused": float(refused)}
+        seconds: Mapping[str, float] = trajectory.metrics.get("seconds", {})
+        experts = opened.seen.experts if notes.experts is None else notes.experts
+        return _verl.AgentLoopOutput(
+            prompt_ids=prompt,
+            response_ids=response,
+            response_mask=mask,
+            response_logprobs=logprobs if engine.with_logprobs else None,
+            routed_experts=None if experts is None else experts[: len(prompt) + len(response)],
+            reward_score=reward if settings.scores else None,
+            num_turns=_turns(trajectory),
+            metrics=_verl.AgentLoopMetrics(
+                generate_sequences=seconds.get("generating", 0.0),
+                tool_calls=seconds.get("tool_calling", 0.0),
+                compute_score=seconds.get("reward", 0.0),
+                num_preempted=notes.preempted,
+            ),
+            extra_fields=told,
+        )
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def _names(row: Mapping[str, Any], opened: Opened) -> _Names:
+    uid = row.get("uid")
+    try:
+        own = next((name for name in ids_of(_task_row(row), "row") if name is not None), None)
+    except TaskError:  # which is told when it is played
+        own = None
+    request_id = uuid4().hex
+    group = request_id if uid is None else str(uid)
+    offset = opened.groups.join(group)
+    return _Names(
+        request_id=request_id,
+        task_id=own or group,
+        group=group,
+        offset=_whole(row.get("session_id"), offset),
+        step=_whole(row.get("global_steps"), None),
+    )
+
+
+def _task_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """As `task_of_row` reads it: verl has the prompt under another name, and what the loop is told besides is not the
+    task's. A ground truth that is not there is none."""
+    kept = {name: row[name] for name in _OF_TASKS if row.get(name) is not None}
+    return {"reward_model": {"ground_truth": None}, **kept, "prompt": row.get("raw_prompt")}
+
+
+def _whole(value: Any, default: Any) -> Any:
+    """Of numpy's whole numbers as well."""
+    try:
+        return default if value is None else int(value)
+    except (TypeError, ValueError):
+        return default
+
+
+# What is told ---------------------------------------------------------------------------------------------------------
+
+
+def _lost(names: _Names, reason: FinishReason, failure: Failure) -> Trajectory:
+    """Of a row that could not be played at all."""
+    return Trajectory(
+        request_id=names.request_id,
+        batch_data_id=names.task_id,
+        rollout_offset=names.offset,
+        state=reason.state.value,
+        finish_reason=reason.value,
+        input="",
+        output="",
+        ground_truth=None,
+        score=None,
+        step=names.step or 0,
+        messages=(),
+        tokens=Tokens(),
+        turns=(),
+        rewards={},
+        metrics={},
+        token_exact=False,
+        failure=failure,
+    )
+
+
+def _version(told: int | None, opened: Opened, names: _Names) -> int | None:
+    """verl's trainers compute with it. Where no server has answered: the weights that others were sampled with, or
+    those that the step began with."""
+    if told is not None:
+        return told
+    if opened.seen.newest is not None or names.step is None:
+        return opened.seen.newest
+    return max(names.step - 1, 0)
+
+
+def _turns(trajectory: Trajectory) -> int:
+    """As verl counts: the prompt, the assistant's messages, and what they were answered."""
+    answered = sum(1 for mask, _ in groupby(trajectory.tokens.response_mask) if not mask)
+    return 1 + len(trajectory.turns) + answered

@@ -1,0 +1,201 @@
+"""Taking files into an index: what is new, what was added, and anew what was replaced.
+
+All of it happens in transactions that each leave the index right about a beginning of the files. Killed in between, the
+next one continues there.
+"""
+
+# ruff: noqa: S608 - what is put together here are constants; every value is a parameter
+from __future__ import annotations
+
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from toolyard.records.dump import is_torn
+from toolyard.viewer.index.files import MAX_LINE, DumpFile, Line, Signature, Source, lines_between
+from toolyard.viewer.index.rows import Facts, Told, damaged, told_by
+from toolyard.viewer.index.search import record
+from toolyard.viewer.index.store import Located, Store, TakenIn, state_of
+
+Progress = Callable[[int, int], None]
+"""Bytes done, bytes in all."""
+BATCH_BYTES = 32 << 20
+"""Of lines, in a transaction."""
+_TELL_BYTES = 2 << 20
+_UNFINISHED = Signature(0, -1, 0)
+"""Of a file of which more is to be read: it has changed, whatever it is."""
+_INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(Facts._fields)))})"
+_INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(TakenIn._fields))})"
+
+
+class Builder:
+    """Brings a store up to date with its source, for the one who may write."""
+
+    def __init__(self, store: Store, source: Source, progress: Progress | None = None) -> None:
+        self._store = store
+        self._source = source
+        self._db = store.writer
+        self._progress = progress or _untold
+        self._done = self._total = self._told = 0
+        self._rows: list[tuple[Any, ...]] = []
+        self._verdicts: list[tuple[int, str, int]] = []
+        self._texts: list[bytes] = []
+        self._batch = 0
+        self._last_number = self._text_end = self._written_end = 0
+
+    def run(self) -> None:
+        """
+        Raises:
+            RecordError: the folder cannot be read, or the index not be written. What was taken in before stays.
+        """
+        files = self._source.files()
+        names = {file.name for file in files}
+        try:
+            known = {file.name: file for file in map(TakenIn._make, self._db.execute("SELECT * FROM files"))}
+            changed = [file for file in files if not _is_known(file, known.get(file.name))]
+            gone = [file for name, file in known.items() if name not in names]
+            self._total = sum(file.signature.size for file in files)
+            self._done = self._total - sum(_left(file, known.get(file.name)) for file in changed)
+            self._progress(self._done, self._total)
+            if changed or gone:
+                self._take_in(changed, gone, known)
+                self._progress(self._total, self._total)
+        except sqlite3.Error as error:
+            raise self._store.broken(error) from None
+
+    def _take_in(self, changed: list[DumpFile], gone: list[TakenIn], known: dict[str, TakenIn]) -> None:
+        self._begin()
+        try:
+            for file in gone:
+                self._forget(file)
+                self._db.execute("DELETE FROM files WHERE id = ?", (file.id,))
+            for file in changed:
+                self._take(file, known.get(file.name))
+            self._write()
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.rollback()
+            raise
+
+    def _take(self, file: DumpFile, known: TakenIn | None) -> None:
+        at = known or TakenIn(self._next_file(), file.name, file.run, file.place, *_UNFINISHED, 0, 0, 1)
+        try:
+            with self._source.opened(file) as fd:
+                signature = Signature.of(os.fstat(fd))
+                if not self._continues(fd, at, signature):
+                    self._forget(at)
+                    at = at._replace(done=0, lines=0, ended=1)
+                at = self._read(fd, file, at, signature.size)
+        except FileNotFoundError:
+            return  # gone since it was listed: the next time shows whether for good
+        except OSError as error:
+            self._forget(at)
+            at, signature = at._replace(done=-1, lines=0, ended=1), file.signature
+            self._add(at.id, 1, Line(0, 0, b"", True), damaged(f"cannot be read: {error.strerror}", b"", file.step))
+        self._keep(at, signature)
+
+    def _continues(self, fd: int, at: TakenIn, found: Signature) -> bool:
+        """Whether what was taken in still stands there. A file that only grew is asked for its first and last line;
+        one that was copied over or touched, for all of them."""
+        if at.done < 0 or found.size < at.done:
+            return False
+        if not at.ended and found.size > at.done and os.pread(fd, 1, at.done) != b"\n":
+            return False
+        lines = "SELECT start, size, crc FROM rows WHERE file = ? ORDER BY number"
+        if found.inode == at.inode and found.size > at.size:
+            lines = f"SELECT * FROM ({lines} LIMIT 1) UNION SELECT * FROM ({lines} DESC LIMIT 1)"
+        expected = self._db.execute(lines, (at.id,) * lines.count("?"))
+        return all(size > MAX_LINE or zlib.crc32(os.pread(fd, size, start)) == crc for start, size, crc in expected)
+
+    def _read(self, fd: int, file: DumpFile, at: TakenIn, size: int) -> TakenIn:
+        if not at.ended and size > at.done:
+            at = at._replace(done=at.done + 1, ended=1)  # the newline that was missing
+        for line in lines_between(fd, at.done, size):
+            if not line.ended and (line.text is None or is_torn(line.text)):
+                break  # the rest is still to come
+            at = at._replace(done=line.start + line.size, lines=at.lines + 1, ended=int(line.ended))
+            if line.text is None:
+                self._add(at.id, at.lines, line, damaged(f"longer than {MAX_LINE >> 20} MiB", b"", file.step))
+            elif line.text and not line.text.isspace():
+                self._add(at.id, at.lines, line, told_by(line.text, file.step))
+            self._tell(line.size)
+            if self._batch >= BATCH_BYTES:
+                self._keep(at, _UNFINISHED)
+                self._write()
+                self._db.execute("COMMIT")
+                self._begin()
+        return at
+
+    def _add(self, file: int, line_number: int, line: Line, told: Told) -> None:
+        self._last_number += 1
+        text = record(self._last_number, told.text)
+        crc = zlib.crc32(line.text or b"")
+        if line.ended:
+            crc = zlib.crc32(b"\n", crc)
+        begin, self._text_end = self._text_end, self._text_end + len(text)
+        place = Located(self._last_number, file, line_number, line.start, line.size, crc, begin, self._text_end)
+        self._rows.append((*place, *told.facts))
+        self._verdicts += [(self._last_number, verdict, calls) for verdict, calls in told.verdicts.items()]
+        self._texts.append(text)
+        self._batch += line.size
+
+    def _forget(self, file: TakenIn) -> None:
+        """All rows of a file."""
+        self._write()  # some of them may not have been
+        own = "FROM rows WHERE file = ?"
+        count, dead = self._db.execute(f"SELECT count(*), sum(text_end - text_start) {own}", (file.id,)).fetchone()
+        if count:
+            self._db.execute(f"DELETE FROM verdicts WHERE number IN (SELECT number {own})", (file.id,))
+            self._db.execute(f"DELETE {own}", (file.id,))
+            self._db.execute(
+                "UPDATE state SET generation = generation + 1, changes = changes + ?, dead_text = dead_text + ?",
+                (count, dead),
+            )
+
+    def _keep(self, at: TakenIn, signature: Signature) -> None:
+        """How far a file was taken in. With the next `_write`."""
+        self._db.execute(_INSERT_FILE, at._replace(**signature._asdict()))
+
+    def _next_file(self) -> int:
+        (last,) = self._db.execute("SELECT max(id) FROM files").fetchone()
+        return (last or 0) + 1
+
+    def _begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        state = state_of(self._db)
+        self._last_number, self._text_end, self._written_end = state.last_number, state.text_end, state.text_end
+
+    def _write(self) -> None:
+        """What was added, to the transaction. The text first: what is committed is there."""
+        if self._rows:
+            self._store.text.write(self._written_end, b"".join(self._texts))
+            self._db.executemany(_INSERT_ROW, self._rows)
+            self._db.executemany("INSERT INTO verdicts VALUES (?, ?, ?)", self._verdicts)
+            self._db.execute(
+                "UPDATE state SET changes = changes + ?, last_number = ?, text_end = ?",
+                (len(self._rows), self._last_number, self._text_end),
+            )
+        self._written_end = self._text_end
+        self._rows, self._verdicts, self._texts, self._batch = [], [], [], 0
+
+    def _tell(self, size: int) -> None:
+        self._done += size
+        if self._done - self._told >= _TELL_BYTES:
+            self._told = self._done
+            self._progress(min(self._done, self._total), self._total)
+
+
+def _untold(done: int, total: int) -> None:
+    """Nobody asked."""
+
+
+def _is_known(file: DumpFile, known: TakenIn | None) -> bool:
+    return known is not None and known.signature == file.signature
+
+
+def _left(file: DumpFile, known: TakenIn | None) -> int:
+    return file.signature.size - (max(0, known.done) if known and known.done <= file.signature.size else 0)

@@ -1,0 +1,386 @@
+"""What is listed and what is read: the viewer without its keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from rich.text import Text
+from textual import on, work
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Footer, Static
+
+from toolyard.errors import ToolyardError
+from toolyard.viewer.library import Library
+from toolyard.viewer.protocol import Row, StepSummary
+from toolyard.viewer.query import Query, SortKey, parse_query
+from toolyard.viewer.token_runs import Decode
+from toolyard.viewer.tui.conversation import Folds
+from toolyard.viewer.tui.lists import Choices, SampleList, StepList, Titles
+from toolyard.viewer.tui.page import PageView
+from toolyard.viewer.tui.pages import Pages, View, Wish, empty_page, in_step
+from toolyard.viewer.tui.palette import DARK, palette, themes
+from toolyard.viewer.tui.prompt import Asked, Prompt
+from toolyard.viewer.tui.screens import Menu
+from toolyard.viewer.tui.text import one_line, visible
+from toolyard.viewer.tui.trajectory import Looks
+
+_FOLLOW_SECONDS = 0.5
+_WAIT_SECONDS = 0.4
+"""After which a page that is still being drawn is announced."""
+
+
+class Place(Enum):
+    """Where to read on a page that was drawn."""
+
+    SAME = "where it was"
+    TOP = "its beginning"
+    NEAR = "the next match from there"
+    FIRST = "its first match"
+    LAST = "its last match"
+
+
+class _Found(NamedTuple):
+    """What the lists show."""
+
+    rows: int
+    steps: list[StepSummary]
+    row: Row | None
+    """The one that is being read, if it is still there."""
+    position: int | None
+    """Its place, if it is among those that are asked for."""
+    generation: int
+
+
+class Browser(App[None]):
+    """`library` stays open, and is followed while the viewer runs; who opened it closes it."""
+
+    def __init__(
+        self, library: Library, *, query: Query | None = None, title: str = "", decode: Decode | None = None
+    ) -> None:
+        super().__init__()
+        for theme in themes():
+            self.register_theme(theme)
+        self.theme = DARK
+        self._library = library
+        self._pages = Pages(library, decode)
+        self._label = one_line(title or str(library.folder))
+        self._query = query or Query()
+        self._step: int | None = None
+        self._row: Row | None = None
+        """What is being read."""
+        self._view = View.TRAJECTORY
+        self._other: Row | None = None
+        self._looks = Looks()
+        self._whole = False
+        self._needle = ""
+        self._place: Place | None = None
+        """Where to go when the page is there that is being drawn."""
+        self._to_first = False
+        """Whether the first of what is being looked up is to be read."""
+        self._count = 0
+        self._generation = library.generation
+        self._problem = ""
+        """Why the dump is not followed."""
+        self._refreshing = False
+        # Kept by name: asked for by type, they are not found while a menu is open.
+        self._top = Static(id="top")
+        self._body = Horizontal(id="body")
+        self._steps = StepList(self._step_chosen)
+        self._titles = Titles()
+        self._samples = SampleList(self._fetch, self._sample_chosen)
+        self._page = PageView()
+        self._prompt = Prompt()
+
+    @property
+    def asked(self) -> Query:
+        """What the list shows: the filter, in the chosen step."""
+        return in_step(self._query, self._step)
+
+    @property
+    def needles(self) -> tuple[str, ...]:
+        return (self._needle,) if self._needle else self._query.needles
+
+    # Widgets ----------------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield self._top
+        with self._body:
+            with Vertical(id="lists"):
+                yield self._steps
+                yield self._titles
+                yield self._samples
+            yield self._page
+        yield self._prompt
+        yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._samples.focus()
+        self._look(first=True)
+        self.set_interval(_FOLLOW_SECONDS, self._follow)
+
+    def _fetch(self, offset: int, limit: int) -> list[Row]:
+        try:
+            return self._library.rows(self.asked, offset=offset, limit=limit)
+        except ToolyardError as error:
+            self._say(str(error), bad=True)
+            return []
+
+    # Lists ------------------------------------------------------------------------------------------------------------
+
+    def _look(self, *, first: bool = False) -> None:
+        """What there is to list. `first`: its first row is read then; otherwise nothing that is read moves."""
+        self._to_first = self._to_first or first
+        self._look_up()
+
+    @work(exclusive=True, group="look")
+    async def _look_up(self) -> None:
+        with self._saying():
+            while True:
+                asked = (self._query, self._step, self._row)
+                found = await asyncio.to_thread(self._looked_up, *asked)
+                if self._step is not None and all(one.step != self._step for one in found.steps):
+                    self._step = None  # nothing of it is left
+                elif asked == (self._query, self._step, self._row):
+                    self._list(found)
+                    return
+
+    def _list(self, found: _Found) -> None:
+        first, self._to_first = self._to_first, False
+        if found.generation != self._generation:  # a file was replaced or deleted, and numbers name other lines
+            self._generation = found.generation
+            first = first or found.row is None
+            self._row = found.row
+        self._count = found.rows
+        sort = self._query.sort[0] if self._query.sort else None
+        samples = self._samples
+        samples.sort = sort
+        self._titles.show(sort)
+        self._steps.show(found.steps, self._step)
+        if first or self._row is None:
+            samples.update(found.rows, 0)
+            self._open(samples.row(0))
+        else:
+            samples.update(found.rows, samples.cursor if found.position is None else found.position)
+        self._tell()
+
+    def _looked_up(self, query: Query, step: int | None, row: Row | None) -> _Found:
+        library = self._library
+        asked = in_step(query, step)
+        generation = library.generation
+        if row is not None and generation != self._generation:
+            now = library.at(row.file, row.line)
+            row = now if now is not None and now.request_id == row.request_id else None
+        position = None if row is None else library.position(row.number, asked)
+        return _Found(library.count(asked), library.steps(query), row, position, generation)
+
+    def _follow(self) -> None:
+        if not self._refreshing:
+            self._refreshing = True
+            self._refresh_library()
+
+    @work(group="follow")
+    async def _refresh_library(self) -> None:
+        try:
+            came = await asyncio.to_thread(self._library.refresh)
+            problem = ""
+        except ToolyardError as error:
+            came, problem = 0, str(error)
+        finally:
+            self._refreshing = False
+        if came:
+            self._look()
+        if problem != self._problem:
+            self._problem = problem
+            self._tell()
+
+    def _step_chosen(self) -> None:
+        self._step = self._steps.step_at(self._steps.cursor)
+        self._look(first=True)
+
+    def _sample_chosen(self) -> None:
+        self._open(self._samples.row(self._samples.cursor))
+
+    @on(Choices.Entered)
+    def _read_it(self) -> None:
+        self._page.focus()
+
+    @on(Titles.Sorted)
+    def _sort_by_column(self, event: Titles.Sorted) -> None:
+        now = self._query.sort[0] if self._query.sort else None
+        descending = not now.descending if now is not None and now.field == event.field else False
+        self._sort_by(SortKey(event.field, descending))
+
+    def _sort_by(self, key: SortKey | None) -> None:
+        self._query = replace(self._query, sort=(key,) if key else ())
+        self._look(first=True)
+
+    # The page ---------------------------------------------------------------------------------------------------------
+
+    def _open(self, row: Row | None, place: Place = Place.TOP) -> None:
+        self._row = row
+        self._whole = False
+        self._looks = replace(self._looks, folds=Folds(self._looks.folds.all_open))
+        if self._view is View.COMPARISON:
+            self._set_view(View.TRAJECTORY)
+        self._draw(place)
+
+    def _set_view(self, view: View) -> None:
+        self._view = view
+        self._body.set_class(view is View.COMPARISON, "comparing")
+
+    def _draw(self, place: Place = Place.SAME) -> None:
+        if place is not Place.SAME or self._place is None:
+            self._place = place
+        self._draw_page()
+
+    @work(exclusive=True, group="draw")
+    async def _draw_page(self) -> None:
+        view, row = self._page, self._row
+        if row is None:
+            view.show(empty_page(self._query, self._step, view.room, self.theme), keep=False)
+            self._place = None
+            return
+        wish = Wish(row, self._view, self._other, self._looks, self.needles, self._whole, view.room, self.theme)
+        announce = self.set_timer(_WAIT_SECONDS, lambda: self._tell("drawing …"))
+        try:
+            page = await asyncio.to_thread(self._pages.draw, wish)
+        finally:
+            announce.stop()
+        place, self._place = self._place or Place.SAME, None
+        view.show(page, keep=place in (Place.SAME, Place.NEAR))
+        if place is Place.NEAR:
+            view.go_to_near_match()
+        elif place in (Place.FIRST, Place.LAST):
+            view.go_to_match(-1 if place is Place.LAST else 0)
+        if self._needle and not page.matches and place in (Place.NEAR, Place.FIRST, Place.LAST):
+            self._say("found in a part that is not shown: f chooses fields, r shows the plain text, a shows all")
+        self._tell()
+
+    @on(PageView.Widened)
+    def _redraw(self) -> None:
+        self._draw()
+
+    @on(PageView.Turned)
+    def _turn(self, event: PageView.Turned) -> None:
+        self._looks = replace(self._looks, folds=self._looks.folds.turn(event.key))
+        self._draw()
+
+    @on(PageView.WholeWanted)
+    def action_whole(self) -> None:
+        self._whole = not self._whole
+        self._draw()
+
+    # Searching --------------------------------------------------------------------------------------------------------
+
+    @on(Prompt.Answered)
+    def _answered(self, event: Prompt.Answered) -> None:
+        if event.asked is Asked.FILTER:
+            self._query = parse_query(event.text)
+            self._look(first=True)
+        elif event.asked is Asked.SEARCH:
+            self._needle = event.text
+            self._set_view(View.TRAJECTORY)
+            if self._needle:
+                self._seek(backwards=False, here=True)
+            else:
+                self._draw()
+        elif event.text.strip():
+            self._jump(event.text.strip())
+
+    @work(exclusive=True, group="seek")
+    async def _seek(self, *, backwards: bool, here: bool) -> None:
+        """The next trajectory in which it was said; `here`: this one, if it was said here."""
+        needle, row, library = self.needles[0], self._row, self._library
+        place = Place.LAST if backwards else Place.FIRST
+        with self._saying():
+            if here and row is not None and await asyncio.to_thread(library.contains, row.number, needle):
+                self._draw(Place.NEAR)
+                return
+            number = None if row is None else row.number
+            found = await asyncio.to_thread(library.next_match, needle, number, self.asked, backwards=backwards)
+            if found is None:
+                self._draw()
+                self._say(f"{visible(needle)!r} was said in none of the listed trajectories")
+            elif found.number == number:
+                self._draw(place)
+            else:
+                await self._go_to(found, place)
+
+    @work(exclusive=True, group="seek")
+    async def _jump(self, request_id: str) -> None:
+        with self._saying():
+            rows = await asyncio.to_thread(self._library.find, request_id)
+            if not rows:
+                self._say(f"no request id is {visible(request_id)!r}, or begins like that alone", bad=True)
+            elif (row := await self._one_of("Which one?", rows)) is not None:
+                await self._go_to(row, Place.TOP)
+
+    async def _one_of(self, title: str, rows: Sequence[Row]) -> Row | None:
+        """The only one, or the one that is chosen."""
+        if len(rows) == 1:
+            return rows[0]
+        at = await self.push_screen_wait(Menu(title, [_named(row) for row in rows]))
+        return None if at is None else rows[at]
+
+    async def _go_to(self, row: Row, place: Place) -> None:
+        """Read it; if it is not in the list, everything is listed."""
+        position = await asyncio.to_thread(self._library.position, row.number, self.asked)
+        if position is None:
+            self._step, self._query = None, replace(self._query, alternatives=())
+            self._say("everything is listed again, to show it")
+            self._open(row, place)
+            self._look()
+        else:
+            self._samples.update(self._count, position)
+            self._open(row, place)
+
+    # Telling ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _saying(self) -> Generator[None]:
+        """A library that cannot be read is no end: it may come back."""
+        try:
+            yield
+        except ToolyardError as error:
+            self._say(str(error), bad=True)
+
+    def _say(self, text: str, *, bad: bool = False) -> None:
+        self.notify(visible(text), severity="error" if bad else "information", markup=False, timeout=4)
+
+    def _tell(self, doing: str = "") -> None:
+        """The line at the top: what is shown of what."""
+        colours = palette(self.theme)
+        room = max(12, self.size.width // 3)
+        label = self._label if len(self._label) <= room else f"…{self._label[1 - room :]}"
+        parts = [Text(label, colours.strong), Text(_trajectories(self._count), colours.muted)]
+        if self._step is not None:
+            parts.append(Text(f"step {self._step}", colours.muted))
+        if self._query.alternatives:
+            parts.append(Text(f"filter {visible(str(replace(self._query, sort=())))}", colours.accent))
+        if self._needle:
+            page = self._page
+            place = f" {page.match + 1}/{page.matches}" if page.match is not None else ""
+            parts.append(Text(f"search {visible(self._needle)!r}{place}", colours.fair))
+        if self._looks.plain:
+            parts.append(Text("plain", colours.muted))
+        if self._view is not View.TRAJECTORY:
+            parts.append(Text(f"{self._view.value} (esc leaves)", colours.muted))
+        if doing or self._problem:
+            parts.append(Text(doing or f"not followed: {one_line(self._problem)}", colours.fair))
+        self._top.update(Text("  ·  ", colours.faint).join(parts), layout=False)
+
+
+def _trajectories(count: int) -> str:
+    return f"{count:,} {'trajectory' if count == 1 else 'trajectories'}"
+
+
+def _named(row: Row) -> str:
+    score = "no score" if row.score is None else f"score {row.score:g}"
+    sample = f"sample {row.sample}  " if row.task else ""
+    return f"{sample}{score}  step {row.step}  {row.finish}  {row.request_id or f'{row.file}:{row.line}'}"

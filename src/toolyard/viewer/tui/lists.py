@@ -1,0 +1,295 @@
+"""Lists that are drawn line by line, so that their length does not matter: steps, and samples read page by page."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click, Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from toolyard.viewer.protocol import Row, StepSummary
+from toolyard.viewer.query import SortKey
+from toolyard.viewer.tui.drawing import Line, clipped, length
+from toolyard.viewer.tui.palette import Palette, palette_of
+from toolyard.viewer.tui.text import fitted, one_line, told_number
+
+_FETCHED = 100
+"""Rows that are read at once."""
+_KEPT = 20
+
+Fetch = Callable[[int, int], Sequence[Row]]
+"""The rows from an offset on, at most so many."""
+
+
+class Choices(ScrollView, can_focus=True):
+    """One line each, one of them chosen."""
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "leaf(-1)", show=False),
+        Binding("pagedown", "leaf(1)", show=False),
+        Binding("home", "edge(False)", show=False),
+        Binding("end", "edge(True)", show=False),
+        Binding("enter", "enter", show=False),
+    ]
+
+    class Entered(Message):
+        """The chosen one is to be read."""
+
+    def __init__(self, name: str, chosen: Callable[[], None]) -> None:
+        """`chosen` is called, not told by a message: before that came, `update` could have taken the choice back."""
+        super().__init__(id=name)
+        self.count = 0
+        self.cursor = 0
+        self._chosen = chosen
+
+    @abstractmethod
+    def draw(self, at: int, width: int, colours: Palette) -> Line: ...
+
+    def update(self, count: int, cursor: int) -> None:
+        """Other contents, or more of them. The chosen one stays where it is on the screen."""
+        on_screen = self.cursor - round(self.scroll_y)
+        self.count, self.cursor = count, max(0, min(cursor, count - 1))
+        self._measure()
+        height = max(1, self.size.height)
+        self.scroll_to(0, self.cursor - max(0, min(on_screen, height - 1)), animate=False, force=True)
+        self.refresh()
+
+    def choose(self, at: int) -> None:
+        at = max(0, min(at, self.count - 1))
+        if at == self.cursor or not self.count:
+            return
+        self.cursor = at
+        top, height = round(self.scroll_y), max(1, self.size.height)
+        if at < top:
+            self.scroll_to(0, at, animate=False)
+        elif at >= top + height:
+            self.scroll_to(0, at - height + 1, animate=False)
+        self.refresh()
+        self._chosen()
+
+    def action_move(self, by: int) -> None:
+        self.choose(self.cursor + by)
+
+    def action_leaf(self, direction: int) -> None:
+        self.choose(self.cursor + direction * max(1, self.size.height - 1))
+
+    def action_edge(self, end: bool) -> None:
+        self.choose(self.count - 1 if end else 0)
+
+    def action_enter(self) -> None:
+        self.post_message(self.Entered())
+
+    def on_click(self, event: Click) -> None:
+        at = round(self.scroll_y) + event.y
+        if at < self.count:
+            self.choose(at)
+
+    def on_resize(self, event: Resize) -> None:
+        self._measure()
+
+    def _measure(self) -> None:
+        self.virtual_size = Size(self.scrollable_content_region.width, self.count)
+
+    def render_line(self, y: int) -> Strip:
+        at = round(self.scroll_y) + y
+        width = self.scrollable_content_region.width
+        ground = self.rich_style
+        if at >= self.count:
+            return Strip.blank(width, ground)
+        colours = palette_of(self)
+        chosen = at == self.cursor
+        mark = Segment("▌" if chosen else " ", colours.accent if self.has_focus else colours.muted)
+        line = [mark, *clipped(self.draw(at, width - 1, colours), width - 1)]
+        style = ground + (colours.cursor if chosen else Style())
+        return Strip(line).apply_style(style).crop_extend(0, width, style)
+
+
+# Steps ----------------------------------------------------------------------------------------------------------------
+
+
+class StepList(Choices):
+    """All of them together first, then each."""
+
+    def __init__(self, chosen: Callable[[], None]) -> None:
+        super().__init__("steps", chosen)
+        self._steps: Sequence[StepSummary] = ()
+
+    def step_at(self, at: int) -> int | None:
+        """None: all."""
+        return self._steps[at - 1].step if 0 < at <= len(self._steps) else None
+
+    def show(self, steps: Sequence[StepSummary], step: int | None) -> None:
+        self._steps = steps
+        places = {one.step: at for at, one in enumerate(steps, 1)}
+        self.update(len(steps) + 1, places.get(step, 0) if step is not None else 0)
+
+    def draw(self, at: int, width: int, colours: Palette) -> Line:
+        if at == 0:
+            count = sum(one.count for one in self._steps)
+            scored = sum(one.scored for one in self._steps)
+            total = sum((one.mean_score or 0.0) * one.scored for one in self._steps)
+            damaged = sum(one.damaged for one in self._steps)
+            return self._line("all steps", count, total / scored if scored else None, damaged, width, colours)
+        one = self._steps[at - 1]
+        return self._line(f"step {one.step}", one.count, one.mean_score, one.damaged, width, colours)
+
+    def _line(self, name: str, count: int, score: float | None, damaged: int, width: int, colours: Palette) -> Line:
+        right: Line = [Segment(f"{count:>7,}", colours.muted)]
+        if any(one.damaged for one in self._steps):
+            right = [Segment(f"{f'✗{damaged}' if damaged else '':>5}", colours.bad), *right]
+        meter = 12 if width > 44 else 6
+        middle: Line = [Segment(f"{'' if score is None else _short(score):>7} ", colours.score(score))]
+        reached = 0 if score is None else round(max(0.0, min(1.0, score)) * meter)
+        middle += [Segment("━" * reached, colours.score(score)), Segment("─" * (meter - reached), colours.faint)]
+        room = width - length(right) - length(middle)
+        return [Segment(fitted(name, room), colours.text), *middle, *right]
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    field: str
+    """As queries call it; empty for what rows cannot be sorted by."""
+    title: str
+    width: int
+
+
+_COLUMNS = (
+    Column("score", "score", 6),
+    Column("turns", "turns", 6),
+    Column("tools", "tools", 6),
+    Column("length", "tokens", 8),
+    Column("time", "time", 8),
+)
+_FIRST = ("score", "time", "turns", "length", "tools")
+"""Which columns there are if there is no room for all."""
+_PREVIEW = 18
+"""What is left for the question."""
+
+
+def columns(width: int, sort: SortKey | None) -> list[Column]:
+    """Those that fit, the one that rows are sorted by among them."""
+    wanted = sorted(_COLUMNS, key=lambda one: (sort is None or one.field != sort.field, _FIRST.index(one.field)))
+    room = width - 2 - _PREVIEW
+    kept: set[str] = set()
+    for column in wanted:
+        if column.width <= room:
+            kept.add(column.field)
+            room -= column.width
+    return [column for column in _COLUMNS if column.field in kept]
+
+
+class SampleList(Choices):
+    def __init__(self, fetch: Fetch, chosen: Callable[[], None]) -> None:
+        super().__init__("samples", chosen)
+        self.sort: SortKey | None = None
+        self._fetch = fetch
+        self._leaves: OrderedDict[int, Sequence[Row]] = OrderedDict()
+
+    def update(self, count: int, cursor: int) -> None:
+        self._leaves.clear()
+        super().update(count, cursor)
+
+    def row(self, at: int) -> Row | None:
+        if not 0 <= at < self.count:
+            return None
+        leaf, place = divmod(at, _FETCHED)
+        if leaf not in self._leaves:
+            self._leaves[leaf] = self._fetch(leaf * _FETCHED, _FETCHED)
+            if len(self._leaves) > _KEPT:
+                self._leaves.popitem(last=False)
+        rows = self._leaves[leaf]
+        return rows[place] if place < len(rows) else None
+
+    def draw(self, at: int, width: int, colours: Palette) -> Line:
+        row = self.row(at)
+        if row is None:
+            return []
+        if row.damaged:
+            said = f"{one_line(row.file)}:{row.line} {one_line(row.damaged)}"
+            return [Segment("✗ ", colours.bad), Segment(f"damaged {said}", colours.bad)]
+        line: Line = []
+        for column in columns(width, self.sort):
+            told = _told(row, column.field)
+            told = told if len(told) < column.width else "…"
+            line.append(Segment(f"{told:>{column.width - 1}} ", _ink(row, column.field, colours)))
+        if row.state == "FAILED":
+            line.append(Segment("✗ ", colours.bad))
+        elif row.finish not in ("stop", "unknown"):
+            line.append(Segment("! ", colours.fair))
+        elif row.failed_tools:
+            line.append(Segment("× ", colours.fair))
+        else:
+            line.append(Segment("  "))
+        return [*line, Segment(one_line(row.preview), colours.text)]
+
+
+def _told(row: Row, field: str) -> str:
+    if field == "score":
+        return "–" if row.score is None else _short(row.score)
+    if field == "time":
+        return f"{row.seconds:.1f}s" if row.seconds else ""
+    value = {"turns": row.turns, "tools": row.tools, "length": row.response_tokens}[field]
+    return f"{value:,}" if value else ""
+
+
+def _short(score: float) -> str:
+    told = told_number(score)
+    return told if len(told) < 6 else f"{score:.2g}"
+
+
+def _ink(row: Row, field: str, colours: Palette) -> Style:
+    if field == "score":
+        return colours.score(row.score)
+    return colours.bad if field == "tools" and row.failed_tools else colours.muted
+
+
+class Titles(Widget):
+    """Of the samples' columns; a click sorts by one."""
+
+    ALLOW_SELECT = False
+
+    class Sorted(Message):
+        def __init__(self, field: str) -> None:
+            super().__init__()
+            self.field = field
+
+    def __init__(self) -> None:
+        super().__init__(id="titles")
+        self.sort: SortKey | None = None
+
+    def show(self, sort: SortKey | None) -> None:
+        self.sort = sort
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        colours = palette_of(self)
+        line: Line = [Segment(" ")]
+        # As wide as the list below: that keeps a column for its scrollbar.
+        width = self.size.width - 1
+        for column in columns(width - 1, self.sort):
+            chosen = self.sort is not None and self.sort.field == column.field
+            arrow = ("▾" if self.sort and self.sort.descending else "▴") if chosen else ""
+            style = (colours.accent if chosen else colours.faint) + Style.from_meta({"sort": column.field})
+            line.append(Segment(f"{column.title + arrow:>{column.width - 1}} ", style))
+        line.append(Segment("  question", colours.faint))
+        ground = self.rich_style
+        return Strip(clipped(line, width)).apply_style(ground).crop_extend(0, self.size.width, ground)
+
+    def on_click(self, event: Click) -> None:
+        if isinstance(field := event.style.meta.get("sort"), str):
+            self.post_message(self.Sorted(field))

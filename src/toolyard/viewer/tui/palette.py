@@ -1,0 +1,239 @@
+"""Colours, in dark and in light: one table for the widgets and for what is drawn line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from rich.style import Style
+from textual.theme import Theme
+from textual.widget import Widget
+
+from toolyard.viewer.protocol import Origin, Role, Stage
+
+DARK, LIGHT = "toolyard-dark", "toolyard-light"
+
+_COLOURS = {
+    DARK: {
+        "background": "#15171c",
+        "surface": "#1b1d22",
+        "panel": "#262930",
+        "text": "#d3d7de",
+        "strong": "#f2f4f8",
+        "muted": "#8a93a2",
+        "faint": "#4d5563",
+        "blue": "#7fa7f0",
+        "cyan": "#6cc4cf",
+        "green": "#93c47d",
+        "amber": "#dcae6b",
+        "orange": "#e39a66",
+        "red": "#e6788a",
+        "violet": "#b49ae0",
+        "match": "#5c4a1f",
+        "current": "#dcae6b",
+        "added": "#1f3328",
+        "removed": "#3a2329",
+    },
+    LIGHT: {
+        "background": "#fbfaf7",
+        "surface": "#f5f3ee",
+        "panel": "#ebe8e1",
+        "text": "#2c3038",
+        "strong": "#0e1116",
+        "muted": "#6b727d",
+        "faint": "#b9b6ad",
+        "blue": "#2b5fb8",
+        "cyan": "#0b7482",
+        "green": "#37752b",
+        "amber": "#8f6200",
+        "orange": "#b0561b",
+        "red": "#b3263a",
+        "violet": "#6b45a5",
+        "match": "#f6e3a8",
+        "current": "#e8b33c",
+        "added": "#dff0dc",
+        "removed": "#f8dfe0",
+    },
+}
+_CODE_THEMES = {DARK: "one-dark", LIGHT: "friendly"}
+
+
+def themes() -> list[Theme]:
+    return [
+        Theme(
+            name=name,
+            primary=colours["blue"],
+            secondary=colours["cyan"],
+            accent=colours["amber"],
+            warning=colours["amber"],
+            error=colours["red"],
+            success=colours["green"],
+            foreground=colours["text"],
+            background=colours["background"],
+            surface=colours["surface"],
+            panel=colours["panel"],
+            dark=name == DARK,
+            variables={
+                "muted": colours["muted"],
+                "faint": colours["faint"],
+                "footer-key-foreground": colours["blue"],
+                "footer-background": colours["surface"],
+                "input-selection-background": f"{colours['blue']} 35%",
+                "block-cursor-background": colours["blue"],
+                "block-cursor-foreground": colours["background"],
+                "border-blurred": colours["panel"],
+            },
+        )
+        for name, colours in _COLOURS.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Styles of what is drawn. Only those of blocks and matches have a background."""
+
+    text: Style
+    strong: Style
+    muted: Style
+    faint: Style
+    accent: Style
+    good: Style
+    fair: Style
+    bad: Style
+    block: Style
+    """The ground that programs stand on."""
+    cursor: Style
+    """The ground of the chosen row."""
+    match: Style
+    current: Style
+    added: Style
+    removed: Style
+    roles: dict[Role, Style]
+    stages: dict[Stage, Style]
+    origins: dict[Origin, Style]
+    code_theme: str
+
+    def score(self, score: float | None) -> Style:
+        if score is None:
+            return self.muted
+        return self.good if score >= 0.75 else self.bad if score <= 0.25 else self.fair
+
+
+def palette_of(widget: Widget) -> Palette:
+    """Of the theme that is chosen now."""
+    return palette(widget.app.theme)  # pyright: ignore[reportUnknownMemberType] - whatever the app returns
+
+
+@cache
+def palette(name: str) -> Palette:
+    """Of one of our themes."""
+    colours = _COLOURS.get(name, _COLOURS[DARK])
+
+    def ink(colour: str, *, bold: bool | None = None) -> Style:
+        return Style(color=colours[colour], bold=bold)
+
+    return Palette(
+        text=ink("text"),
+        strong=ink("strong", bold=True),
+        muted=ink("muted"),
+        faint=ink("faint"),
+        accent=ink("blue"),
+        good=ink("green"),
+        fair=ink("amber"),
+        bad=ink("red"),
+        block=Style(bgcolor=colours["surface"]),
+        cursor=Style(bgcolor=colours["panel"]),
+        match=Style(bgcolor=colours["match"], color=colours["strong"]),
+        current=Style(
+            bgcolor=colours["current"], color=colours["background" if name != LIGHT else "strong"], bold=True
+        ),
+        added=Style(color=colours["green"], bgcolor=colours["added"]),
+        removed=Style(color=colours["red"], bgcolor=colours["removed"]),
+        roles={
+            Role.SYSTEM: ink("violet"),
+            Role.USER: ink("cyan"),
+            Role.ASSISTANT: ink("blue"),
+            Role.TOOL: ink("amber"),
+            Role.OTHER: ink("muted"),
+        },
+        stages={
+            Stage.QUEUE: ink("faint"),
+            Stage.ENGINE: ink("blue"),
+            Stage.LIMITER: ink("red"),
+            Stage.TOOL: ink("amber"),
+            Stage.INTERACTION: ink("cyan"),
+            Stage.REWARD: ink("green"),
+            Stage.OTHER: ink("muted"),
+        },
+        origins={Origin.PROMPT: ink("muted"), Origin.SAMPLED: ink("blue"), Origin.TOOL: ink("amber")},
+        code_theme=_CODE_THEMES.get(name, _CODE_THEMES[DARK]),
+    )
+
+
+# How the viewer's widgets are laid out.
+
+
+CSS = """
+Screen { background: $background; }
+
+#top { height: 1; background: $surface; color: $muted; padding: 0 1; }
+#body { height: 1fr; }
+#lists { width: 38%; min-width: 34; max-width: 72; background: $surface; }
+.zoomed #lists, .comparing #lists { display: none; }
+
+.heading { height: 1; padding: 0 1; color: $muted; text-style: bold; }
+#titles { height: 1; background: $surface; }
+
+Choices {
+    background: $surface;
+    scrollbar-size: 1 1;
+    scrollbar-gutter: stable;
+    overflow-x: hidden;
+    scrollbar-color: $faint;
+    scrollbar-background: $surface;
+    scrollbar-background-hover: $surface;
+    scrollbar-background-active: $surface;
+}
+#steps { height: auto; max-height: 35%; }
+#samples { height: 1fr; }
+
+#page {
+    width: 1fr;
+    background: $background;
+    scrollbar-size: 1 1;
+    scrollbar-gutter: stable;
+    overflow-x: hidden;
+    scrollbar-color: $faint;
+    scrollbar-background: $background;
+    scrollbar-background-hover: $background;
+    scrollbar-background-active: $background;
+}
+
+#prompt { height: auto; display: none; background: $panel; }
+#prompt Horizontal { height: 1; }
+#prompt-label { color: $background; background: $primary; text-style: bold; margin-right: 1; }
+#prompt-input { width: 1fr; background: $panel; border: none; padding: 0; }
+#prompt-hint { height: auto; max-height: 4; padding: 0 1; color: $muted; background: $panel; }
+#prompt-hint.problem { color: $error; }
+
+ModalScreen { align: center middle; background: $background 60%; }
+.dialog {
+    width: auto; min-width: 40; max-width: 90%; height: auto; max-height: 90%;
+    background: $panel; border: round $faint; padding: 0 1;
+}
+.dialog, .dialog OptionList, .dialog SelectionList {
+    scrollbar-size: 1 1;
+    scrollbar-color: $faint;
+    scrollbar-background: $panel;
+    scrollbar-background-hover: $panel;
+    scrollbar-background-active: $panel;
+}
+.dialog.wide { width: 78; }
+.dialog-title { color: $primary; text-style: bold; margin: 1 0 0 0; }
+.dialog OptionList, .dialog SelectionList {
+    width: auto; max-width: 100%; height: auto; max-height: 18;
+    background: $panel; border: none; padding: 0; margin: 1 0;
+}
+.dialog OptionList:focus, .dialog SelectionList:focus { background-tint: $panel; }
+Footer { background: $surface; }
+"""

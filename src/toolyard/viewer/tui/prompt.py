@@ -1,0 +1,120 @@
+"""The line at the bottom in which one types: a filter, a search, an id."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Input, Label, Static
+
+from toolyard.viewer.query import QueryError, parse_query
+from toolyard.viewer.tui.text import visible
+
+
+class Asked(Enum):
+    """What is typed; the value stands before it."""
+
+    FILTER = "filter"
+    SEARCH = "search"
+    ID = "id"
+
+
+_HINTS = {
+    Asked.FILTER: 'score<0.5 tools>2 finish:length text:"220000" sort:-time · empty: everything · esc: as it was',
+    Asked.SEARCH: "in everything that was said; then ] and [ for the next and the previous match",
+    Asked.ID: "the id of a request, or the beginning of it",
+}
+
+
+class Field(Input):
+    """Whose keys take effect in the order in which they come.
+
+    A letter is put in as soon as the field hears of it. What a key is bound to would be done when all around the field
+    have been asked: after letters that came later.
+    """
+
+    _ACTIONS: ClassVar[dict[str, str]] = {
+        key: binding.action
+        for binding in Input.BINDINGS
+        if isinstance(binding, Binding)
+        for key in binding.key.split(",")
+    }
+
+    async def on_key(self, event: events.Key) -> None:
+        if action := self._ACTIONS.get(event.key):
+            event.stop()
+            event.prevent_default()
+            await self.run_action(action)
+
+
+class Prompt(Vertical):
+    """Hidden unless something is asked for."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+
+    class Answered(Message):
+        def __init__(self, asked: Asked, text: str) -> None:
+            super().__init__()
+            self.asked = asked
+            self.text = text
+
+    def __init__(self) -> None:
+        super().__init__(id="prompt")
+        self._asked = Asked.FILTER
+        self._focused: Widget | None = None
+        """What is to have the focus again."""
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Label("", id="prompt-label")
+            yield Field(compact=True, id="prompt-input", select_on_focus=False)
+        yield Static("", id="prompt-hint")
+
+    def ask(self, asked: Asked, value: str) -> None:
+        self._asked = asked
+        self._focused = self.screen.focused
+        self.query_one("#prompt-label", Label).update(Text(f" {asked.value} "))
+        field = self.query_one(Input)
+        field.value = visible(value)
+        field.cursor_position = len(field.value)
+        self._tell(None)
+        self.display = True
+        # At once, unlike `focus`: whoever types fast means this field.
+        self.screen.set_focus(field)
+
+    def action_leave(self) -> None:
+        self.display = False
+        self.screen.set_focus(self._focused)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._tell(self._problem(event.value))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if problem := self._problem(event.value):
+            self._tell(problem)
+            return
+        self.action_leave()
+        self.post_message(self.Answered(self._asked, event.value))
+
+    def _problem(self, text: str) -> str | None:
+        if self._asked is not Asked.FILTER:
+            return None
+        try:
+            parse_query(text)
+        except QueryError as error:
+            return str(error)
+        return None
+
+    def _tell(self, problem: str | None) -> None:
+        hint = self.query_one("#prompt-hint", Static)
+        hint.update(Text(visible(problem or _HINTS[self._asked])))
+        hint.set_class(problem is not None, "problem")

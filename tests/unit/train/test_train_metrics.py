@@ -1,0 +1,132 @@
+"""Metrics of a run: what a line says, and a file that survives kills and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from toolyard.errors import RecordError
+from toolyard.rollout.summary import Spread, Summary
+from toolyard.train.metrics import Measure, MetricsFile, evaluation_line, read_metrics, step_line
+from toolyard.train.plot_matplotlib import draw
+from toolyard.train.samples import Refusal, Refused
+from toolyard.train.trl.rollout import StepReport
+
+
+def report(*, scores: list[float], seconds: dict[str, float] | None = None) -> StepReport:
+    score = Spread()
+    for value in scores:
+        score.add(value)
+    summary = Summary(
+        trajectories=4,
+        completed=3,
+        turns=8,
+        sampled_tokens=100,
+        response_tokens=120,
+        with_calls=2,
+        score=score,
+        outcomes=Counter({("python", "ok"): 3, ("python", "failed"): 1, ("python", "bad_arguments"): 1}),
+        seconds=Counter({"generating": 6.0, "tool_calling": 2.0}),
+    )
+    refused = (Refused("r", Refusal.FAILED_REQUEST, "it failed"),)
+    return StepReport(3, False, summary, refused, seconds or {"sync": 1.0, "rollout": 4.0})
+
+
+def line(step: int, **more: float) -> dict:
+    return step_line(step, Measure.of(report(scores=[1.0])), 9.0, {"loss": 0.5, **more})
+
+
+def test_a_line_says_what_was_earned_how_tools_were_used_and_where_the_time_went():
+    found = step_line(4, Measure.of(report(scores=[1.0, 0.0, 0.5])), 10.0, {"loss": 0.25, "kl": 0.1, "epoch": 3})
+    assert found == {
+        "step": 4,
+        "reward": 0.5,
+        "tool_calls": 1.25,
+        "calls_ok": 0.6,
+        "with_calls": 0.5,
+        "turns": 2.0,
+        "sampled_tokens": 25.0,
+        "response_tokens": 30.0,
+        "trajectories": 4,
+        "completed": 3,
+        "refused": {"failed_request": 1},
+        "seconds": {"sync": 1.0, "rollout": 4.0, "update": 5.0, "step": 10.0},
+        "request_seconds": {"generating": 6.0, "tool_calling": 2.0},
+        "loss": 0.25,
+        "kl": 0.1,
+    }
+
+
+def test_means_of_nothing_are_null_and_not_zero():
+    found = step_line(4, Measure(), 10.0, {})
+    assert (found["reward"], found["tool_calls"], found["calls_ok"]) == (None, None, None)
+    assert found["seconds"] == {"update": 10.0, "step": 10.0}
+
+
+def test_processes_add_up_and_the_slowest_counts():
+    one = Measure.of(report(scores=[1.0], seconds={"sync": 1.0, "rollout": 4.0}))
+    other = Measure.of(report(scores=[0.0, 0.5], seconds={"sync": 2.0, "rollout": 3.0}))
+    both = Measure.of_all([one, other])
+    assert both.as_json()["reward"] == 0.5
+    assert (both.trajectories, both.calls, both.calls_ok, both.refused) == (8, 10, 6, {"failed_request": 2})
+    assert both.wall_seconds == {"sync": 2.0, "rollout": 4.0}
+    assert (one + other).wall_seconds == {"sync": 3.0, "rollout": 7.0}, "one after the other"
+
+
+def test_steps_after_the_checkpoint_are_dropped_on_resume_and_written_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, steps=0) as file:
+        for step in range(1, 6):
+            file.write(line(step))
+    with MetricsFile(path, steps=3) as file:
+        assert [found["step"] for found in read_metrics(path)] == [1, 2, 3]
+        file.write(line(4, kl=7.0))
+    assert [(found["step"], found.get("kl")) for found in read_metrics(path)] == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, 7),
+    ]
+
+
+def test_a_torn_line_is_passed_over_and_removed_by_the_next_writer(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(json.dumps(line(1)).encode() + b'\n{"step": 2, "rew')
+    assert [found["step"] for found in read_metrics(path)] == [1]
+    with MetricsFile(path, steps=1) as file:
+        file.write(line(2))
+    assert [found["step"] for found in read_metrics(path)] == [1, 2]
+
+
+def test_a_file_can_be_read_while_it_is_written(tmp_path):
+    with MetricsFile(tmp_path / "m.jsonl", steps=0) as file:
+        for step in range(1, 4):
+            file.write(line(step))
+            assert len(read_metrics(tmp_path / "m.jsonl")) == step
+
+
+@pytest.mark.parametrize("said", ["{}", "[1]", "nonsense"])
+def test_what_is_no_line_of_metrics_is_refused_by_its_number(tmp_path, said):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{said}\n')
+    with pytest.raises(RecordError, match=r"metrics\.jsonl:2: "):
+        read_metrics(path)
+
+
+def test_numbers_that_are_none_are_null(tmp_path):
+    with MetricsFile(tmp_path / "m.jsonl", steps=0) as file:
+        file.write(line(1, kl=float("nan")))
+    assert read_metrics(tmp_path / "m.jsonl")[0]["kl"] is None
+
+
+def test_the_plot_takes_one_step_and_many_with_gaps_and_evaluations(tmp_path):
+    path = tmp_path / "metrics.png"
+    draw([], [], path)
+    assert not path.exists()
+    for steps in (1, 60):
+        lines = [line(step) for step in range(1, steps)] + [step_line(steps, Measure(), 3.0, {})]
+        draw(lines, [evaluation_line(0, Measure.of(report(scores=[0.5])))], path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert [left.name for left in tmp_path.iterdir()] == ["metrics.png"]
