@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from toolyard import __version__
-from toolyard.testing.engine_servers import OPENAI, EngineServer
+from toolyard.testing.engine.servers import OPENAI, EngineServer
 
 ROOT = Path(__file__).parents[2]
 GUEST_LIBRARY = "toolyard/sandbox/guest/native/guest.so"
