@@ -137,7 +137,7 @@ def test_the_wheel_holds_the_package_its_c_library_and_nothing_else(
     }
     assert {
         "toolyard/py.typed",
-        "toolyard/viewer/static/index.html",
+        "toolyard/viewer/web/static/index.html",
         "toolyard/sandbox/guest/native/guest.c",
     } <= package
     assert names_in(wheels["with a compiler"]) == package | about | {GUEST_LIBRARY}
