@@ -9,6 +9,9 @@ VENV_VLLM ?= .venv-vllm
 ARGS ?=
 BENCH ?= sandbox
 
+# Variables given on make's command line are exported by default; programs that tests start may read a PYTHON of their own.
+unexport PYTHON VENV VENV_VERL VENV_VLLM ARGS BENCH
+
 GUEST := src/toolyard/sandbox/guest/native
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt

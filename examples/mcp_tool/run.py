@@ -20,7 +20,7 @@ CALLS = [
 
 
 async def main() -> None:
-    os.environ.setdefault("PYTHON", sys.executable)  # mcp.json starts the server with it
+    os.environ.setdefault("MCP_TOOL_PYTHON", sys.executable)  # mcp.json starts the server with it
     tools = {tool.name: tool for tool in initialize_tools_from_config(Path(__file__).parent / "tools.yaml")}
     for tool in tools.values():
         function = tool.get_openai_tool_schema().model_dump()["function"]

@@ -82,10 +82,14 @@ class ConfigError(ToolyardError):
 
 
 class MissingDependencyError(ConfigError):
-    """An optional dependency is not installed. The message holds the pip command that installs it."""
+    """An optional dependency is not installed. The message holds the pip command that installs it.
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package!r}, which is not installed: pip install 'toolyard[{extra}]'")
+    `otherwise`: what to do instead of installing it, as in "use a server: --engine openai".
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str, *, otherwise: str = "") -> None:
+        remedy = f"pip install 'toolyard[{extra}]'" + (f", or {otherwise}" if otherwise else "")
+        super().__init__(f"{purpose} needs {package!r}, which is not installed: {remedy}")
 
 
 class ProgramError(ToolyardError):

@@ -214,7 +214,9 @@ def decode_arguments(text: str) -> tuple[JSON, str | None]:
     except json.JSONDecodeError as error:
         near = text[max(0, error.pos - 20) : error.pos + 20]
         return {}, f"the arguments are not valid JSON: {error.msg} (character {error.pos}, near {near!r})"
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+    except RecursionError:  # how deep that is, and its message, depends on the version of Python
+        return {}, "the arguments are not valid JSON: nested too deeply"
+    except ValueError as error:  # a number of thousands of digits
         return {}, f"the arguments are not valid JSON: {error}"
     if not isinstance(found, dict):
         return {}, f"the arguments are not a JSON object, but {_kind(found)}"

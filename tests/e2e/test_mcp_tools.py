@@ -732,8 +732,14 @@ def test_no_server_outlives_its_owner(tmp_path: Path, urls: dict[str, str]) -> N
         asyncio.run(until(lambda: not alive(servers[1])))
 
 
-def test_the_example_prints_what_its_readme_shows() -> None:
+def test_the_example_prints_what_its_readme_shows_whatever_the_variable_python_holds() -> None:
     example = Path(__file__).parents[2] / "examples" / "mcp_tool"
-    done = subprocess.run([sys.executable, str(example / "run.py")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(example / "run.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHON": "/nowhere/python"},  # as set by `make PYTHON=…` and many a shell profile
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert f"```\n{done.stdout}```\n" in (example / "README.md").read_text()

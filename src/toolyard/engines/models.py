@@ -74,15 +74,17 @@ EMBEDDED = {
 }
 
 
-def need_packages(packages: Iterable[str] = ("torch", "transformers")) -> None:
+def need_packages(packages: Iterable[str] = ("torch", "transformers"), *, otherwise: str = "") -> None:
     """Check for what the embedded engine needs, before anything is fetched for it.
+
+    `otherwise`: what the caller can do without it, for the message.
 
     Raises:
         MissingDependencyError: one of `packages` is not installed.
     """
     for package in packages:
         if find_spec(package) is None:
-            raise MissingDependencyError(package, "hf", "the embedded engine")
+            raise MissingDependencyError(package, "hf", "the embedded engine", otherwise=otherwise)
 
 
 def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> Path | str:

@@ -198,7 +198,7 @@ async def _open_speaker(
         ready = await stack.enter_async_context(opened)
         return MessageSpeaker(ready, config.sampling, config.limits, hides_images=hides)
     if engine.kind == "transformers" and tape is None:
-        need_packages()
+        need_packages(otherwise="sample from a server: --engine openai --url URL --model NAME")
     model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
     tokenizer = load_tokenizer(model)
     chat = open_format(

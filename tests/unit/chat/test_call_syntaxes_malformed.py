@@ -37,7 +37,7 @@ BROKEN = {
         ("<tool_call></tool_call>", "expected a JSON object"),
         ("<tool_call>", "expected a JSON object, but the text ends"),
         ('<tool_call>{"name": "f", "argu', "not closed|not complete"),
-        ('<tool_call>{"name": "f", "arguments": ' + '{"a":' * 9999 + "1" + "}" * 10_000 + "</tool_call>", "recursion"),
+        ('<tool_call>{"name": "f", "arguments": ' + '{"a":' * 99_999 + "1" + "}" * 100_000 + "</tool_call>", "nested"),
         ('<tool_call>{"name": "f", "arguments": {"a": ' + "1" * 5000 + "}}</tool_call>", "digits"),
     ],
     "qwen3_coder": [

@@ -341,9 +341,9 @@ def test_without_torch_nothing_is_fetched_and_the_pip_command_is_named(tmp_path,
     ran = [sys.executable, "-c", WITHOUT_TORCH, *command]
     done = subprocess.run(ran, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "toolyard: the embedded engine needs 'torch', which is not installed: pip install 'toolyard[hf]'"
-    )
+    wanted = "toolyard: the embedded engine needs 'torch', which is not installed: pip install 'toolyard[hf]'"
+    server = ", or sample from a server: --engine openai --url URL --model NAME" if command[0] == "rollout" else ""
+    assert done.stderr.splitlines()[-1] == wanted + server
     assert "fetching" not in done.stderr
     assert "Traceback" not in done.stderr
 

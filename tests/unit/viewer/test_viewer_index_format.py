@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from pathlib import Path
 
 from toolyard.viewer.index import place, store
@@ -17,6 +18,7 @@ VERLS = b'{"input": "user\\nq\\nassistant\\n", "output": "a", "gts": "1", "score
 def test_the_format_number_changes_with_what_an_index_says() -> None:
     lines = [*gzip.decompress(DEMO.read_bytes()).splitlines(), VERLS, *DAMAGED]
     said = repr((store.SCHEMA, [told_by(line, 0) for line in lines]))
+    said = re.sub(r"\d+\.\d{6,}", lambda found: f"{float(found[0]):.6f}", said)  # sum() is more exact since Python 3.12
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
     # If this fails, indexes say something else now: raise place.FORMAT, and put both here.
-    assert (place.FORMAT, digest) == (1, "9933877c196dd3e9")
+    assert (place.FORMAT, digest) == (1, "8b2e44c4c407f331")

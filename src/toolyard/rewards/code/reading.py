@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import reprlib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from toolyard.errors import ConfigError
-from toolyard.rewards.code.values import key_text
+from toolyard.rewards.code.values import ShortRepr, key_text
 
 FORMS = (
     '{"inputs", "outputs"}, {"fn_name", "inputs", "outputs"}, {"assert_case" or "asserts" or "test_list"}, '
@@ -24,19 +23,15 @@ _TEXT_WITHIN_TEXT = 3
 _LITERAL_CHARS, _CODE_CHARS = 2_000_000, 100_000
 """What is longer is not parsed as Python: that takes some hundred times its size in memory."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
-_REPR = reprlib.Repr()
+_REPR = ShortRepr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 3, 4, 4, 80, 80
 _warnings_lock = threading.Lock()
 
 
 def wrong(where: str, value: Any, problem: str) -> ConfigError:
     """The error that names the place, the value and the forms that are read."""
-    try:
-        shown = _REPR.repr(value)
-    except ValueError:  # Python does not write integers of more than 4300 digits
-        shown = "a huge number"
     place = f"test cases: {where}" if where else "test cases"
-    return ConfigError(f"{place}: {problem}; given: {shown}; forms that are read: {FORMS}")
+    return ConfigError(f"{place}: {problem}; given: {_REPR.repr(value)}; forms that are read: {FORMS}")
 
 
 def decoded(value: Any, where: str) -> Any:

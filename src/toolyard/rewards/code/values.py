@@ -161,12 +161,19 @@ def _path(steps: Sequence[Any]) -> str:
     return "".join("…" if step is None else f"[{_short(step)}]" for step in shown)
 
 
-_REPR = reprlib.Repr()
+class ShortRepr(reprlib.Repr):
+    """Says the same about integers that Python does not write, of more than 4300 digits, in every version of it."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            repr(x)  # raises also where reprlib describes such a number by its address
+            return super().repr_int(x, level)
+        except ValueError:
+            return "a huge number"
+
+
+_REPR = ShortRepr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 3, 6, 6, 4, 60, 60
 
 
-def _short(value: Any) -> str:
-    try:
-        return _REPR.repr(value)
-    except ValueError:  # Python does not write integers of more than 4300 digits
-        return "a huge number"
+_short = _REPR.repr

@@ -55,7 +55,7 @@ class PythonSemantics(PythonRuntime):
             @dataclasses.dataclass
             class Point:
                 x: int
-            print(pickle.loads(pickle.dumps(Point(1))) == Point(1), Point.__module__, __annotations__)
+            print(pickle.loads(pickle.dumps(Point(1))) == Point(1), Point.__module__, vars().get("__annotations__", {}))
             """,
         )
         assert execution.stdout == "True __main__ {}\n"
