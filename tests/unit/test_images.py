@@ -110,8 +110,8 @@ def test_messages_have_images_in_openais_parts_and_come_back() -> None:
     said = Message("tool", "two dots", tool_call_id="c1", name="draw", images=(image_of(PNG), image_of(gif(1, 1))))
     written = said.as_openai()
     assert [part["type"] for part in written["content"]] == ["text", "image_url", "image_url"]
-    assert Message.from_openai(written, most_image_bytes=1000) == said
+    assert Message.from_openai(written, max_image_bytes=1000) == said
     with pytest.raises(ValueError, match="not text"):
         Message.from_openai(written)
     with pytest.raises(ValueError, match="at most 50"):
-        Message.from_openai(written, most_image_bytes=50)
+        Message.from_openai(written, max_image_bytes=50)
