@@ -196,20 +196,20 @@ def sglang_with(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[st
 
 BAD_SGLANG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "fewer logprobs": (lambda a: a["meta_info"]["output_token_logprobs"].pop(), "8 tokens, but 7"),
-    "other tokens": (lambda a: a["output_ids"].__setitem__(0, 5), "of other tokens"),
+    "other tokens": (lambda a: a["output_ids"].__setitem__(0, 5), "have different tokens"),
     "text for ids": (lambda a: a.update(output_ids=["a"] * 8), "not a list of token ids"),
     "booleans for ids": (lambda a: a.update(output_ids=[True] * 8), "not a list of token ids"),
     "negative ids": (lambda a: a.update(output_ids=[-1] * 8), "not a list of token ids"),
     "null logprob": (lambda a: a["meta_info"]["output_token_logprobs"][2].__setitem__(0, None), "token 2 has"),
     "positive logprob": (lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, 0.7), "0.7"),
-    "no logprobs": (lambda a: a["meta_info"].pop("output_token_logprobs"), "no list of"),
-    "logprobs of another shape": (lambda a: a["meta_info"].update(output_token_logprobs=[[], 1]), "no list of"),
+    "no logprobs": (lambda a: a["meta_info"].pop("output_token_logprobs"), "not a list of"),
+    "logprobs of another shape": (lambda a: a["meta_info"].update(output_token_logprobs=[[], 1]), "not a list of"),
     "no finish": (lambda a: a["meta_info"].pop("finish_reason"), "no meta_info.finish_reason"),
     "another finish": (lambda a: a["meta_info"].update(finish_reason={"type": "bored"}), "'bored'"),
     "no meta_info": (lambda a: a.pop("meta_info"), "no meta_info"),
     "nothing": (
         lambda a: (a.update(output_ids=[]), a["meta_info"].update(output_token_logprobs=[])),
-        "no token at all",
+        "no tokens, but",
     ),
 }
 

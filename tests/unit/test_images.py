@@ -77,7 +77,7 @@ SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
         ({}, "no image in an object with nothing"),
         ("https://example.com/cat.png", "not fetched"),
         ("/etc/passwd", "not fetched"),
-        ("data:image/png,abc", "not in base64"),
+        ("data:image/png,abc", "not base64"),
         ("data:", "not fetched"),
         (7, "int is not an image"),
         (png(100_000, 100_000), "100000x100000 pixels"),

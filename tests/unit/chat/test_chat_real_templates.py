@@ -30,7 +30,7 @@ REFUSED = {
     "GigaChat3-10B-A1.8B": "in no known syntax",
     "meetkai-functionary-medium-v3.2": "in no known syntax",
     "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
-    "upstage-Solar-Open-100B": "also stands within turns",
+    "upstage-Solar-Open-100B": "also occurs within turns",
 }
 LOSSY = {"LFM2.5-8B-A1B"}
 """They write texts in quotes without escaping what is in them."""

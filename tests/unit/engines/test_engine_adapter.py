@@ -202,7 +202,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         ({"lora_alpha": None}, lambda found: None, "lora_alpha"),
         ({}, lambda found: found.pop(f"{Q}B.weight"), "q_proj' has not both"),
         ({}, lambda found: found.pop(f"{Q}A.weight"), r"q_proj\.lora_B\.weight': not understood"),
-        ({}, lambda found: found.update({"lm_head.bias": torch.zeros(1)}), r"'lm_head\.bias': not understood"),
+        ({}, lambda found: found.update({"lm_head.bias": torch.zeros(1)}), r"'lm_head\.bias': not supported"),
         ({}, lambda found: found.clear(), "is empty"),
     ],
 )

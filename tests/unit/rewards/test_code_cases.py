@@ -215,7 +215,7 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
     [
         ("", "is no JSON"),
         ("assert f(1) == 2", "is no JSON"),
-        (b"\xff", "is no UTF-8"),
+        (b"\xff", "is not UTF-8"),
         ("5", "expected a mapping or a list of them, not int"),
         (None, "not NoneType"),
         ({}, "inputs: missing"),

@@ -543,11 +543,11 @@ class TestRefusals:
         def search(instance_id: int): ...
 
         told = self.refusal(search)
-        assert "search: parameter 'instance_id' receives the trajectory's id; annotate it str" in told
+        assert "search: parameter 'instance_id' receives the trajectory's id; annotate it as str" in told
 
     @pytest.mark.parametrize("thing", [functools.partial(print), 3, dict])
     def test_what_is_no_function(self, thing: Any) -> None:
-        assert "@tool is for functions" in self.refusal(thing)
+        assert "@tool expects a function" in self.refusal(thing)
 
     def test_a_generator(self) -> None:
         def search(text: str):
