@@ -1,7 +1,8 @@
-"""Tokenizers out of GGUF files, with the parts that `transformers` does not read.
+"""Complete tokenizers from GGUF files with the parts that `transformers` does not read.
 
-A GGUF file has tokens and merges, and one word, `tokenizer.ggml.pre`, for how text is normalised and split before
-them. transformers knows that word for some vocabularies, takes GPT-2's way for all others, and normalises nothing.
+A GGUF file has tokens and merges, and a keyword, `tokenizer.ggml.pre`, for how text is normalized and split before
+tokenizing. transformers supports that keyword for some vocabularies, splits like GPT-2 for all others, and never
+normalizes.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -17,31 +18,31 @@ from tokenizers import normalizers, pre_tokenizers
 from toolyard.errors import ConfigError
 
 _NFC = frozenset({"qwen2", "qwen35", "command-r"})
-_DIGITS_APART = frozenset({"smollm", "command-r", "starcoder", "refact", "codeshell"})
-"""Every digit is a word of its own, otherwise words are GPT-2's."""
+_SPLIT_DIGITS = frozenset({"smollm", "command-r", "starcoder", "refact", "codeshell"})
+"""Vocabularies where every digit is its own word; otherwise words are split like GPT-2's."""
 _TEXT, _LIST = 8, 9
 _SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)
-"""Types of values in GGUF, and the bytes that they take."""
+"""Size in bytes of each GGUF value type."""
 _LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "roberta-bpe", "jina-es", "jina-de"})
 
 
-def mend_tokenizer(tokenizer: Any, file: Path) -> None:
-    """Make `tokenizer`, which transformers made of `file`, the one that the model was trained with.
+def fix_tokenizer(tokenizer: Any, file: Path) -> None:
+    """Make `tokenizer`, which transformers built from `file`, the one that the model was trained with.
 
     Raises:
-        ConfigError: the file does not say how text is split, or says it with a word that is not known.
+        ConfigError: the file does not say how text is split, or uses an unknown keyword.
     """
-    told = _texts(file)
-    if told.get("tokenizer.ggml.model") != "gpt2":
+    fields = _texts(file)
+    if fields.get("tokenizer.ggml.model") != "gpt2":
         return
-    pre = told.get("tokenizer.ggml.pre")
-    if pre in _DIGITS_APART:
+    pre = fields.get("tokenizer.ggml.pre")
+    if pre in _SPLIT_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     elif pre not in _LIKE_GPT2 and pre not in _known_to_transformers():
         raise ConfigError(
-            f"{file}: it is not known how text is split before these tokens (tokenizer.ggml.pre is {pre!r}); give a "
+            f"{file}: unknown pre-tokenizer (tokenizer.ggml.pre is {pre!r}); give a "
             "folder with the tokenizer.json of the original model"
         )
     if pre in _NFC:
@@ -51,13 +52,13 @@ def mend_tokenizer(tokenizer: Any, file: Path) -> None:
 def _known_to_transformers() -> frozenset[str]:
     try:
         from transformers.integrations.gguf import gguf_tokenizer_mapping
-    except ImportError:  # before 5.20 or so: it knew none
+    except ImportError:  # before about 5.20: none
         return frozenset()
     return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """The fields of its header that are texts. The `gguf` package takes 15 seconds to read one with its tokens."""
+    """Read the text fields of the header. The `gguf` package takes 15 seconds for a file with its tokens."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         count, at = struct.unpack_from("<Q", data, 16)[0], 24
         found: dict[str, str] = {}
@@ -71,7 +72,7 @@ def _texts(file: Path) -> dict[str, str]:
 
 
 def _value(data: mmap.mmap, at: int, kind: int) -> tuple[int, bytes]:
-    """Where it ends, and what it is."""
+    """Return where the value ends, and the value."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _LIST:

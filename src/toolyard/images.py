@@ -1,6 +1,6 @@
-"""Images: what a tool returned as one, recognised by its bytes, and bounded before anything is decoded.
+"""Images: recognize them by their bytes, and check their size before anything is decoded.
 
-Only the header is read: type, width and height. Whether the rest can be drawn is known by those who draw it.
+Only the header is read: type, width and height. Whether the rest is valid shows when it is decoded.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-MOST_BYTES = 4 << 20
-"""Of one image, if nobody says otherwise."""
-MOST_PIXELS = 50_000_000
-"""A file of some kilobytes may claim to be 100,000 pixels wide: whoever draws it would run out of memory."""
+MAX_IMAGE_BYTES = 4 << 20
+"""Default maximum size of one image."""
+MAX_PIXELS = 50_000_000
+"""A file of a few kilobytes may claim to be 100,000 pixels wide; decoding it would exhaust memory."""
 _SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A PNG, JPEG, GIF or WebP file. Made by `image_of`, which looks inside."""
+    """A PNG, JPEG, GIF or WebP file. Created by `image_of`, which checks it."""
 
     mime_type: str
     data: bytes
@@ -33,7 +33,7 @@ class Image:
 
     @property
     def url(self) -> str:
-        """`data:image/png;base64,…`, as servers and browsers take it."""
+        """`data:image/png;base64,…`, as servers and browsers expect it."""
         return f"data:{self.mime_type};base64,{base64.b64encode(self.data).decode()}"
 
     def as_json(self) -> dict[str, str]:
@@ -41,76 +41,76 @@ class Image:
         return {"mime_type": self.mime_type, "data": base64.b64encode(self.data).decode()}
 
 
-def image_of(given: Any, most_bytes: int = MOST_BYTES) -> Image:
-    """The image that a tool, a message or a tape has: bytes, a data URL, `{"mime_type": …, "data": base64}`, OpenAI's
-    part `{"type": "image_url", …}`, `{"bytes": …}`, or an image of Pillow. Its type is what its bytes say.
+def image_of(given: Any, max_bytes: int = MAX_IMAGE_BYTES) -> Image:
+    """Convert to an image: bytes, a data URL, `{"mime_type": …, "data": base64}`, OpenAI's part `{"type": "image_url",
+    …}`, `{"bytes": …}`, or a Pillow image. Its type is determined from its bytes.
 
     Raises:
-        ValueError: it is none, or too large; the message says why in words for a model.
+        ValueError: it is not an image, or too large; the message is fit for a model.
     """
     if isinstance(given, Image):
         data = given.data
     elif isinstance(given, bytes | bytearray | memoryview):
         data = bytes(cast("bytes", given))
     elif isinstance(given, str):
-        data = _of_url(given, most_bytes)
+        data = _of_url(given, max_bytes)
     elif isinstance(given, Mapping):
-        return _of_fields(cast("Mapping[str, Any]", given), most_bytes)
+        return _of_fields(cast("Mapping[str, Any]", given), max_bytes)
     elif callable(getattr(given, "save", None)):
         data = _of_pillow(given)
     else:
         raise ValueError(f"{type(given).__name__} is not an image")
-    if len(data) > most_bytes:
-        raise ValueError(f"{len(data):,} bytes, and at most {most_bytes:,} are allowed")
-    kind, width, height = _recognised(data)
-    if width * height > MOST_PIXELS:
-        raise ValueError(f"{width}x{height} pixels, and at most {MOST_PIXELS:,} are allowed")
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data):,} bytes; at most {max_bytes:,} are allowed")
+    kind, width, height = _recognize(data)
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width}x{height} pixels; at most {MAX_PIXELS:,} are allowed")
     return Image(kind, data, width, height)
 
 
-def _of_fields(given: Mapping[str, Any], most_bytes: int) -> Image:
+def _of_fields(given: Mapping[str, Any], max_bytes: int) -> Image:
     inner = given.get("image_url")
     url: Any = cast("Mapping[str, Any]", inner).get("url") if isinstance(inner, Mapping) else inner
     for found in (url, given.get("bytes"), given.get("data")):
         if isinstance(found, str) and not found.startswith("data:") and found is not url:
-            return image_of(_decoded(found, most_bytes), most_bytes)
+            return image_of(_decoded(found, max_bytes), max_bytes)
         if isinstance(found, str | bytes):
-            return image_of(found, most_bytes)
+            return image_of(found, max_bytes)
     raise ValueError(f"no image in an object with {', '.join(map(str, given))[:_SHOWN] or 'nothing'}")
 
 
-def _of_url(text: str, most_bytes: int) -> bytes:
+def _of_url(text: str, max_bytes: int) -> bytes:
     head, comma, _ = text[:100].partition(",")
     if not comma or not head.startswith("data:"):
-        raise ValueError(f"{text[:_SHOWN]!r} is not fetched: an image is its bytes, or a data URL of them")
+        raise ValueError(f"{text[:_SHOWN]!r} is not fetched; an image must be bytes or a data URL")
     if not head.endswith(";base64"):
-        raise ValueError("its data URL is not in base64")
-    return _decoded(text, most_bytes, len(head) + 1)
+        raise ValueError("its data URL is not base64")
+    return _decoded(text, max_bytes, len(head) + 1)
 
 
-def _decoded(text: str, most_bytes: int, start: int = 0) -> bytes:
+def _decoded(text: str, max_bytes: int, start: int = 0) -> bytes:
     size = (len(text) - start) * 3 // 4
-    if size > most_bytes + (most_bytes >> 4) + 4:  # line breaks aside; checked before a copy is made
-        raise ValueError(f"about {size:,} bytes, and at most {most_bytes:,} are allowed")
+    if size > max_bytes + (max_bytes >> 4) + 4:  # allows for line breaks; checked before a copy is made
+        raise ValueError(f"about {size:,} bytes; at most {max_bytes:,} are allowed")
     try:
         return base64.b64decode("".join(text[start:].split()), validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("its base64 is broken") from None
+        raise ValueError("its base64 is invalid") from None
 
 
 def _of_pillow(given: Any) -> bytes:
     size = cast("Sequence[int]", getattr(given, "size", (0, 0)))
-    if size[0] * size[1] > MOST_PIXELS:
-        raise ValueError(f"{size[0]}x{size[1]} pixels, and at most {MOST_PIXELS:,} are allowed")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise ValueError(f"{size[0]}x{size[1]} pixels; at most {MAX_PIXELS:,} are allowed")
     file = io.BytesIO()
     try:
         given.save(file, format="PNG", compress_level=1)
-    except Exception as error:  # anything may be called `save`
+    except Exception as error:  # any object may have a `save` method
         raise ValueError(f"{type(given).__name__} could not be saved as PNG: {error}"[:200]) from None
     return file.getvalue()
 
 
-def _recognised(data: bytes) -> tuple[str, int, int]:
+def _recognize(data: bytes) -> tuple[str, int, int]:
     for read in (_png, _jpeg, _gif, _webp):
         if (found := read(data)) is not None:
             kind, width, height = found
@@ -120,11 +120,11 @@ def _recognised(data: bytes) -> tuple[str, int, int]:
     raise ValueError("not a PNG, JPEG, GIF or WebP image" if data else "an empty image")
 
 
-Found = tuple[str, int, int] | None
-"""Type, width and height; both 0 if the file is broken or cut off. None if it is of another type."""
+ImageHeader = tuple[str, int, int] | None
+"""Type, width and height; both 0 if the file is broken or truncated. None if it is of another type."""
 
 
-def _png(data: bytes) -> Found:
+def _png(data: bytes) -> ImageHeader:
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
         return None
     if data[12:16] != b"IHDR" or data.rfind(b"IEND") < 0:
@@ -132,13 +132,13 @@ def _png(data: bytes) -> Found:
     return "image/png", int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
 
 
-def _jpeg(data: bytes) -> Found:
+def _jpeg(data: bytes) -> ImageHeader:
     if not data.startswith(b"\xff\xd8\xff"):
         return None
     at = 2
     while at + 9 < len(data) and data[at] == 0xFF:
         kind = data[at + 1]
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # begins a frame
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # start of a frame
             if data.rfind(b"\xff\xd9") < at:
                 break
             return "image/jpeg", int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
@@ -151,7 +151,7 @@ def _jpeg(data: bytes) -> Found:
     return "image/jpeg", 0, 0
 
 
-def _gif(data: bytes) -> Found:
+def _gif(data: bytes) -> ImageHeader:
     if data[:6] not in (b"GIF87a", b"GIF89a"):
         return None
     if data.rfind(b"\x3b") < 13:
@@ -159,7 +159,7 @@ def _gif(data: bytes) -> Found:
     return "image/gif", int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
 
 
-def _webp(data: bytes) -> Found:
+def _webp(data: bytes) -> ImageHeader:
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
         return None
     if len(data) < max(30, int.from_bytes(data[4:8], "little") + 8):

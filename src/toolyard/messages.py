@@ -1,7 +1,7 @@
-"""What models and tools say to each other, in OpenAI's shapes and the seeds' names.
+"""Messages, tool schemas and tool calls, in OpenAI's shapes and with verl's names.
 
-Schemas keep the whole of JSON Schema: what a field here does not know by name stays where it was, so nested objects,
-`anyOf`, `$ref` and the rest reach the model and the validator as their author wrote them.
+Schemas keep all of JSON Schema: keys without a field here are kept, so nested objects, `anyOf`, `$ref` and the rest
+reach the model and the validator as written.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ JSON = dict[str, Any]
 
 
 class _Schema(BaseModel):
-    """Keeps unknown keys, and says nothing that was not said: a field that was left out is not written as null."""
+    """Keeps unknown keys, and does not write omitted fields as null."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_serializer(mode="wrap")
-    def _as_given(self, serialise: SerializerFunctionWrapHandler) -> JSON:
-        written: JSON = serialise(self)
+    def _as_given(self, serialize: SerializerFunctionWrapHandler) -> JSON:
+        written: JSON = serialize(self)
         return {key: value for key, value in written.items() if value is not None or key in self.model_fields_set}
 
 
@@ -50,11 +50,11 @@ class OpenAIFunctionSchema(_Schema):
     description: str = ""
     parameters: OpenAIFunctionParametersSchema = Field(default_factory=OpenAIFunctionParametersSchema)
     strict: bool | None = None
-    """Not shown to a model unless it was said."""
+    """Shown to a model only if set."""
 
 
 class OpenAIFunctionToolSchema(_Schema):
-    """A tool, as it is shown to a model."""
+    """A tool, as shown to a model."""
 
     type: str = "function"
     function: OpenAIFunctionSchema
@@ -77,7 +77,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """The call, and whether its arguments could not be decoded: then they are empty."""
+        """Return the call, and whether its arguments could not be decoded; they are empty then."""
         arguments, problem = decode_arguments(parsed_schema.arguments)
         return OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments), problem is not None
 
@@ -92,7 +92,7 @@ class OpenAIFunctionToolCall(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in a conversation. The arguments are text, as the model wrote them: they may be no JSON."""
+    """A call in a conversation. The arguments are the model's text and may not be valid JSON."""
 
     id: str
     name: str
@@ -110,77 +110,82 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
-    """Of a tool's message: which tool it was."""
+    """For a tool's message: the name of the tool."""
     images: tuple[Image, ...] = ()
-    """They follow the content."""
+    """Shown after the content."""
 
     def as_openai(self, *, decoded: bool = False) -> JSON:
-        """OpenAI's JSON. `decoded`: arguments as objects where they are objects, as most chat templates want them."""
-        said: JSON = {"role": self.role, "content": self.content}
+        """Convert to OpenAI's JSON. `decoded`: arguments become objects if they are valid, as most templates expect."""
+        fields: JSON = {"role": self.role, "content": self.content}
         if self.images:
             pictures = [{"type": "image_url", "image_url": {"url": image.url}} for image in self.images]
-            said["content"] = [*([{"type": "text", "text": self.content}] if self.content else ()), *pictures]
+            fields["content"] = [*([{"type": "text", "text": self.content}] if self.content else ()), *pictures]
         if self.reasoning_content is not None:
-            said["reasoning_content"] = self.reasoning_content
+            fields["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
-            said["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _told(call, decoded)}}
+            fields["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _arguments(call, decoded)},
+                }
                 for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
-            said["tool_call_id"] = self.tool_call_id
+            fields["tool_call_id"] = self.tool_call_id
         if self.name is not None:
-            said["name"] = self.name
-        return said
+            fields["name"] = self.name
+        return fields
 
     @classmethod
-    def from_openai(cls, said: Mapping[str, Any], *, most_image_bytes: int = 0) -> Message:
-        """Of OpenAI's JSON; content in parts is joined. `most_image_bytes`: of an image in it; 0 takes none.
+    def from_openai(cls, given: Mapping[str, Any], *, max_image_bytes: int = 0) -> Message:
+        """Convert from OpenAI's JSON; parts of the content are joined. `max_image_bytes`: limit per image; 0 refuses
+        images.
 
         Raises:
-            ValueError: it is no message, or has parts that are not text, nor images that are wanted.
+            ValueError: it is not a message, or has parts that are neither text nor acceptable images.
         """
-        role, content = said.get("role"), said.get("content")
+        role, content = given.get("role"), given.get("content")
         images: tuple[Image, ...] = ()
         if not isinstance(role, str) or not role:
-            raise ValueError(f"a message needs a role: {str(said)[:80]}")
+            raise ValueError(f"a message needs a role: {str(given)[:80]}")
         if isinstance(content, list):
             parts = cast("list[Any]", content)
-            if most_image_bytes:
-                images = tuple(image_of(part, most_image_bytes) for part in parts if _is_image(part))
+            if max_image_bytes:
+                images = tuple(image_of(part, max_image_bytes) for part in parts if _is_image(part))
                 parts = [part for part in parts if not _is_image(part)]
             content = "".join(map(_text_of_part, parts))
         if content is not None and not isinstance(content, str):
-            raise ValueError(f"the content of a message is text, or a list of parts, not {_kind(content)}")
+            raise ValueError(f"the content of a message must be text or a list of parts, not {_kind(content)}")
         return cls(
             role=role,
             content=content or "",
-            reasoning_content=said.get("reasoning_content"),
-            tool_calls=tuple(_call_of(index, call) for index, call in enumerate(said.get("tool_calls") or ())),
-            tool_call_id=said.get("tool_call_id"),
-            name=said.get("name"),
+            reasoning_content=given.get("reasoning_content"),
+            tool_calls=tuple(_call_of(index, call) for index, call in enumerate(given.get("tool_calls") or ())),
+            tool_call_id=given.get("tool_call_id"),
+            name=given.get("name"),
             images=images,
         )
 
 
 def developer_as_system(messages: Sequence[Message]) -> list[Message]:
-    """For who does not know that role: what the developer says is said by the system, in one message with what it
-    said just before."""
-    said: list[Message] = []
+    """Convert developer messages to system messages, for models without that role; one that follows a system message
+    is merged into it."""
+    converted: list[Message] = []
     for message in messages:
-        if message.role == "developer" and said and said[-1].role == "system":
-            said[-1] = replace(said[-1], content=f"{said[-1].content}\n\n{message.content}")
+        if message.role == "developer" and converted and converted[-1].role == "system":
+            converted[-1] = replace(converted[-1], content=f"{converted[-1].content}\n\n{message.content}")
         else:
-            said.append(replace(message, role="system") if message.role == "developer" else message)
-    return said
+            converted.append(replace(message, role="system") if message.role == "developer" else message)
+    return converted
 
 
-def _call_of(index: int, said: Any) -> ToolCall:
-    call = _object(said)
-    function = _object(call.get("function", said))
+def _call_of(index: int, raw: Any) -> ToolCall:
+    call = _object(raw)
+    function = _object(call.get("function", raw))
     name, given = function.get("name"), function.get("arguments", "{}")
     if not isinstance(name, str):
-        raise ValueError(f"tool_calls[{index}] is no call of a function: {str(said)[:80]}")
+        raise ValueError(f"tool_calls[{index}] is not a function call: {str(raw)[:80]}")
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return ToolCall(str(call.get("id") or f"call_{index}"), name, arguments)
 
@@ -189,7 +194,7 @@ def _object(value: Any) -> JSON:
     return cast("JSON", value) if isinstance(value, dict) else {}
 
 
-def _told(call: ToolCall, decoded: bool) -> Any:
+def _arguments(call: ToolCall, decoded: bool) -> Any:
     if not decoded:
         return call.arguments
     arguments, problem = decode_arguments(call.arguments)
@@ -203,12 +208,12 @@ def _is_image(part: Any) -> bool:
 def _text_of_part(part: Any) -> str:
     text = part if isinstance(part, str) else _object(part).get("text")
     if not isinstance(text, str):
-        raise ValueError(f"a part of a message that is not text: {str(part)[:80]}")
+        raise ValueError(f"unsupported part of a message (not text): {str(part)[:80]}")
     return text
 
 
 def decode_arguments(text: str) -> tuple[JSON, str | None]:
-    """A call's arguments, and what is wrong with them if they are not a JSON object, in words a model can act on."""
+    """Decode a call's arguments. The second value says why they are not a JSON object, in words a model can act on."""
     try:
         found: Any = _STRICT.decode(text)
     except json.JSONDecodeError as error:
@@ -224,7 +229,7 @@ def decode_arguments(text: str) -> tuple[JSON, str | None]:
 
 
 def _not_json(word: str) -> float:
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a valid JSON number")
 
 
 _STRICT = json.JSONDecoder(parse_constant=_not_json)

@@ -1,4 +1,4 @@
-"""What is said of token ids where they are too many to say them all: a checksum."""
+"""Checksums of token ids, for records that do not list them all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 
 def ids_crc(ids: Sequence[int], crc: int = 0) -> int:
-    """CRC-32 of `ids`, going on from `crc`: `ids_crc(b, ids_crc(a)) == ids_crc([*a, *b])`.
+    """Return the CRC-32 of `ids`, continuing from `crc`: `ids_crc(b, ids_crc(a)) == ids_crc([*a, *b])`.
 
-    So a conversation's checksum is kept turn by turn, at the cost of what the turn added. It is the same on every
-    machine: each id counts as eight bytes, the lowest first.
+    A conversation's checksum can thus be updated each turn at the cost of the new ids. It is the same on every
+    platform: each id counts as eight bytes, little-endian.
 
     Raises:
-        TypeError: an id is no integer.
+        TypeError: an id is not an integer.
         OverflowError: an id does not fit into eight bytes.
     """
     words = array("q", ids)

@@ -184,7 +184,7 @@ async def test_a_context_ends_where_the_rope_factors_would_change(tmp_path, fami
 
 async def test_a_context_beyond_a_rope_switch_is_refused_by_name(tmp_path):
     folder = make_model(tmp_path, "Phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32)
-    with pytest.raises(ConfigError, match=r"longrope .* beyond 32 tokens, and max_model_len is 33: .* sglang or vllm"):
+    with pytest.raises(ConfigError, match=r"longrope .* beyond 32 tokens, but max_model_len is 33: .* sglang or vllm"):
         await TransformersEngine(folder, device="cpu", max_model_len=33).__aenter__()
 
 

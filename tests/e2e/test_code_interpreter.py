@@ -198,11 +198,11 @@ async def test_a_time_left_empty_is_the_default_and_one_too_long_is_shortened() 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"timeout": "soon"}, "timeout: 'soon' is not a number of seconds above 0, and at most 300"),
-        ({"timeout": -1}, "timeout: '-1' is not a number of seconds above 0, and at most 300"),
-        ({"timeout": "nan"}, "timeout: 'nan' is not a number of seconds above 0, and at most 300"),
-        ({"timeout": True}, "timeout: 'True' is not a number of seconds above 0, and at most 300"),
-        ({"timeout": {"s": 1}}, "timeout: \"{'s': 1}\" is not a number of seconds above 0, and at most 300"),
+        ({"timeout": "soon"}, "timeout: 'soon' is not a number of seconds above 0 and at most 300"),
+        ({"timeout": -1}, "timeout: '-1' is not a number of seconds above 0 and at most 300"),
+        ({"timeout": "nan"}, "timeout: 'nan' is not a number of seconds above 0 and at most 300"),
+        ({"timeout": True}, "timeout: 'True' is not a number of seconds above 0 and at most 300"),
+        ({"timeout": {"s": 1}}, "timeout: \"{'s': 1}\" is not a number of seconds above 0 and at most 300"),
         ({"language": "pyhton"}, "unknown language 'pyhton'; did you mean 'python' or 'python_gpu'? (there is: "),
         ({"language": "cobol"}, "unknown language 'cobol' (there is: python, "),
     ],

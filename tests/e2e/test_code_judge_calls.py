@@ -166,8 +166,8 @@ SPLIT = Suite(SuiteKind.STDIO, tuple(Case(stdin=f"{n}\n", expected=f"0 {n}") for
     ("code", "verdict", "why"),
     [
         ("print(2, int(input()) - 2)", "passed", ""),
-        ("print(2, int(input()))", "wrong_answer", "the checker refuses it: 2 and 5 do not make 5"),
-        ("print('two')", "wrong_answer", "the checker refuses it: it cannot make sense of the output: ValueError: "),
+        ("print(2, int(input()))", "wrong_answer", "the checker rejects it: 2 and 5 do not make 5"),
+        ("print('two')", "wrong_answer", "the checker rejects it: it cannot parse the output: ValueError: "),
         ("print(1 / 0)", "runtime_error", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -183,10 +183,10 @@ async def test_a_checker_decides_about_programs_that_ran_well(
 @pytest.mark.parametrize(
     ("checker", "why"),
     [
-        ("import sys; sys.exit(2)", r"the checker failed \(exit code 2\): it says nothing"),
+        ("import sys; sys.exit(2)", r"the checker failed \(exit code 2\): no message"),
         ("import nosuch", r"the checker failed \(exit code 1\): ModuleNotFoundError: No module named 'nosuch'"),
         ("x = = 1", r"the checker failed \(exit code 1\): SyntaxError: invalid syntax"),
-        ("while True: pass", r"the checker failed \(timed_out\): it says nothing"),
+        ("while True: pass", r"the checker failed \(timed_out\): no message"),
         ("import os; os.abort()", r"the checker failed \(exit code -6\)"),
     ],
 )
@@ -210,7 +210,7 @@ async def test_an_output_that_breaks_the_checker_is_wrong(sandbox: LocalSandbox,
     assert (await judged(sandbox, "print(1)", tests, **settings)).score == 1.0
     result = await judged(sandbox, "print('bomb')", tests, **settings)
     assert (result.score, verdicts(result)) == (0.0, ["wrong_answer"] * 2)
-    assert result.cases[0].why.startswith("the checker refuses it: it cannot make sense of the output: ")
+    assert result.cases[0].why.startswith("the checker rejects it: it cannot parse the output: ")
 
 
 async def test_a_checker_waits_for_no_worker_that_its_own_answer_holds() -> None:

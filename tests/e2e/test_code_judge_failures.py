@@ -165,7 +165,7 @@ async def test_a_program_whose_harness_never_began_is_our_failure() -> None:
     async with judge_of(ScriptedSandbox(act), retries=1) as judge:
         result = await judge.judge(ECHO, Suite(SuiteKind.FUNCTION, (Case(),), function="f"))
     assert (result.score, result.cases[0].tries) == (None, 2)
-    assert "the harness did not begin (timed_out)" in result.why
+    assert "the harness did not start (timed_out)" in result.why
 
 
 async def test_what_was_compiled_before_and_is_not_now_is_our_failure() -> None:
@@ -261,7 +261,7 @@ async def test_an_output_that_a_foreign_service_may_have_cut_is_not_called_wrong
     async with peer(http(200, body)) as foreign, CodeJudge(sandbox_fusion_url=foreign.url) as judge:
         result = await judge.judge(ECHO, whole)
     assert result.score == score
-    assert (score is None) == ("the service has kept 1200000 bytes of the output" in result.why)
+    assert (score is None) == ("the service kept only 1200000 bytes of the output" in result.why)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ async def test_a_function_whose_result_a_foreign_service_did_not_keep_printed_to
 async def test_an_expected_output_beyond_what_is_kept_is_a_mistake_of_the_settings(sandbox: LocalSandbox) -> None:
     tests = Suite(SuiteKind.STDIO, (Case(expected="1"), Case(expected="x" * 2001)))
     async with judge_of(sandbox, max_output_bytes=2000) as judge:
-        with pytest.raises(ConfigError, match="case 1: 2001 characters are expected, and max_output_bytes is 2000"):
+        with pytest.raises(ConfigError, match="case 1: 2001 characters are expected, but max_output_bytes is 2000"):
             await judge.judge(ECHO, tests)
     async with judge_of(sandbox, max_output_bytes=2001) as judge:
         assert (await judge.judge(ECHO, tests)).score == 0.0
@@ -341,7 +341,7 @@ async def test_a_batchs_deadline_leaves_every_answer_a_result(sandbox: LocalSand
     assert time.monotonic() - began < patient(5)
     assert [result.score for result in results] == [1.0] * 4 + [None] * 196
     assert all(len(result.cases) == 2 for result in results)
-    assert results[-1].why == "case 0: infrastructure: the deadline had passed before it began"
+    assert results[-1].why == "case 0: infrastructure: the deadline had passed before it started"
 
 
 # Cancelling and closing -----------------------------------------------------------------------------------------------

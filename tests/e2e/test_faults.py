@@ -263,7 +263,7 @@ LIES = {
         lambda said: said | {"meta_info": _meta(said, said["output_ids"][:1])},
     ),
     "logprobs that are no numbers": (
-        "which is none",
+        "invalid log-probability",
         lambda said: said | {"meta_info": _meta(said, said["output_ids"], "high")},
     ),
     "stop without a stop token": ("no stop token", lambda said: said | _said(said, [65], "stop")),

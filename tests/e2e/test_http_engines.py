@@ -197,20 +197,20 @@ def sglang_with(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[st
 
 BAD_SGLANG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "fewer logprobs": (lambda a: a["meta_info"]["output_token_logprobs"].pop(), "8 tokens, but 7"),
-    "other tokens": (lambda a: a["output_ids"].__setitem__(0, 5), "of other tokens"),
-    "text for ids": (lambda a: a.update(output_ids=["a"] * 8), "no list of token ids"),
-    "booleans for ids": (lambda a: a.update(output_ids=[True] * 8), "no list of token ids"),
-    "negative ids": (lambda a: a.update(output_ids=[-1] * 8), "no list of token ids"),
+    "other tokens": (lambda a: a["output_ids"].__setitem__(0, 5), "have different tokens"),
+    "text for ids": (lambda a: a.update(output_ids=["a"] * 8), "not a list of token ids"),
+    "booleans for ids": (lambda a: a.update(output_ids=[True] * 8), "not a list of token ids"),
+    "negative ids": (lambda a: a.update(output_ids=[-1] * 8), "not a list of token ids"),
     "null logprob": (lambda a: a["meta_info"]["output_token_logprobs"][2].__setitem__(0, None), "token 2 has"),
     "positive logprob": (lambda a: a["meta_info"]["output_token_logprobs"][0].__setitem__(0, 0.7), "0.7"),
-    "no logprobs": (lambda a: a["meta_info"].pop("output_token_logprobs"), "no list of"),
-    "logprobs of another shape": (lambda a: a["meta_info"].update(output_token_logprobs=[[], 1]), "no list of"),
+    "no logprobs": (lambda a: a["meta_info"].pop("output_token_logprobs"), "not a list of"),
+    "logprobs of another shape": (lambda a: a["meta_info"].update(output_token_logprobs=[[], 1]), "not a list of"),
     "no finish": (lambda a: a["meta_info"].pop("finish_reason"), "no meta_info.finish_reason"),
     "another finish": (lambda a: a["meta_info"].update(finish_reason={"type": "bored"}), "'bored'"),
     "no meta_info": (lambda a: a.pop("meta_info"), "no meta_info"),
     "nothing": (
         lambda a: (a.update(output_ids=[]), a["meta_info"].update(output_token_logprobs=[])),
-        "no token at all",
+        "no tokens, but",
     ),
 }
 
@@ -232,7 +232,7 @@ async def test_more_tokens_than_were_asked_for_are_not_believed() -> None:
         server.rewrite = sglang_with(
             lambda a: (a["output_ids"].append(7), a["meta_info"]["output_token_logprobs"].append([-1.0, 7, None]))
         )
-        with pytest.raises(EngineError, match="9 tokens, though max_tokens was 8"):
+        with pytest.raises(EngineError, match="9 tokens, but max_tokens was 8"):
             await ask(engine)
 
 
@@ -252,7 +252,7 @@ async def test_a_logprob_a_rounding_error_above_zero_is_zero() -> None:
 async def test_vllms_mark_for_no_logprob_is_not_taken_for_one() -> None:
     async with EngineServer((VLLM,)) as server, VllmEngine(server.url, retries=0) as engine:
         server.rewrite = sglang_with(lambda a: a["choices"][0]["logprobs"]["token_logprobs"].__setitem__(3, -9999.0))
-        with pytest.raises(EngineError, match="token 3 has the log-probability -9999"):
+        with pytest.raises(EngineError, match="token 3 has an invalid log-probability: -9999"):
             await ask(engine)
 
 

@@ -402,14 +402,14 @@ async def test_a_call_in_flight_at_a_server_that_hangs_is_made_again_at_its_repl
         result = await call
         assert (result.outcome, result.response.text, result.attempts) == (ToolOutcome.OK, "done", 2)
         assert not alive(hung), "there are never two processes of one server"
-        assert "one hangs: it said nothing for 1 s after a ping; the connection is replaced" in caplog.messages
+        assert "one hangs: it sent nothing for 1 s after a ping; the connection is replaced" in caplog.messages
 
         # Nobody retries for a caller of the tool itself, who reads what happened.
         await stop(int(await said(tools["pid"])))
         with pytest.raises(ToolError) as failure:
             await said(tools["add"], a=1, b=2)
         assert failure.value.retryable
-        assert str(failure.value).startswith("MCP server 'one', tool 'add': it hangs: it said nothing for 1 s after a ")
+        assert str(failure.value).startswith("MCP server 'one', tool 'add': it hangs: it sent nothing for 1 s after a ")
         assert await said(tools["add"], a=1, b=2) == "3"
 
 
@@ -629,14 +629,18 @@ async def test_lines_that_are_not_mcp_are_passed_over(tmp_path: Path, caplog: py
     wrapper = f"printf 'Welcome!\\n\\377\\376 {{\\n[]\\n\\n'; exec {sys.executable} {SERVER} stdio"
     async with loaded(tmp_path, {"chatty": {"command": "sh", "args": ["-c", wrapper]}}) as tools:
         assert await said(tools["add"], a=1, b=2) == "3"
-    assert any("chatty sends what is not MCP" in message for message in caplog.messages)
+    assert any("chatty sends data that is not MCP" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(
     ("program", "seconds", "reason"),
     [
         ("cat > /dev/null", 0.5, "could not connect within 0.5 s"),
-        ("yes garbage | head -n 1000; cat > /dev/null", 1, "could not connect within 1 s; it sends what is not MCP"),
+        (
+            "yes garbage | head -n 1000; cat > /dev/null",
+            1,
+            "could not connect within 1 s; it sends data that is not MCP",
+        ),
         ("echo 'no license' >&2; exit 3", 20, "connection closed; its stderr ends with: no license"),
     ],
     ids=["silent", "garbage", "dies"],
@@ -702,7 +706,7 @@ async def test_closing_the_last_tool_ends_even_a_stubborn_server(tmp_path: Path,
 def test_a_selected_tool_that_no_server_has_is_an_error_and_ends_the_servers(
     tmp_path: Path, urls: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"tool_selected_list: no server has 'subtract'; there are: add, order, "):
+    with pytest.raises(ConfigError, match=r"tool_selected_list: no server has 'subtract'; available: add, order, "):
         load(tmp_path, {"one": {"url": urls["http"]}}, selected=["add", "subtract"])
 
 

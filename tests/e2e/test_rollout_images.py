@@ -127,7 +127,7 @@ def test_a_template_that_leaves_out_images_of_tools_has_no_place_for_them() -> N
 
 
 def test_a_format_without_a_place_for_images_refuses_them() -> None:
-    with pytest.raises(ChatError, match="no place for images"):
+    with pytest.raises(ChatError, match="does not support images"):
         CHAT.render([Message("user", "Look.", images=(image_of(png()),))])
 
 

@@ -284,8 +284,8 @@ async def test_a_server_that_always_hangs_up_is_given_up() -> None:
         (http(401, "who?"), "token"),
         (http(404, "nothing here"), "HTTP 404"),
         (http(200, "<html>"), "JSONDecodeError"),
-        (http(200, [1]), "no JSON object"),
-        (http(200, "null"), "no JSON object"),
+        (http(200, [1]), "not a JSON object"),
+        (http(200, "null"), "not a JSON object"),
     ],
 )
 async def test_any_other_answer_is_an_error_at_once(reply: bytes, said: str) -> None:

@@ -141,8 +141,8 @@ def posted(url: str, config: dict[str, Any], **other: Any) -> requests.Response:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({}, "this server has no data sets of its own"),
-        ({"provided_data": []}, "this server has no data sets of its own"),
+        ({}, "this server has no datasets"),
+        ({"provided_data": []}, "this server has no datasets"),
         ({"provided_data": [ROW, ROW]}, "2 of 2 rows have the id 7"),
         ({"provided_data": {"id": 7}}, "inputs"),
         ({"provided_data": {**ROW, "test": "[1"}}, "not valid JSON"),
@@ -155,7 +155,7 @@ def posted(url: str, config: dict[str, Any], **other: Any) -> requests.Response:
         ({"provided_data": ROW, "run_timeout": 1e6}, "at most 3600 s"),
         ({"provided_data": ROW, "run_timeout": 0}, "greater than 0"),
         ({"provided_data": {"test": "[" * 100_000}}, "test: too deeply nested"),
-        ({"provided_data": {**ROW, "labels": {"programming_language": [1]}}}, "labels: the language is no text"),
+        ({"provided_data": {**ROW, "labels": {"programming_language": [1]}}}, "labels: the language is not text"),
     ],
 )
 def test_what_cannot_be_judged_is_422_and_says_why(url: str, config: dict[str, Any], said: str) -> None:

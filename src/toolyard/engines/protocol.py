@@ -1,8 +1,8 @@
-"""What an engine is.
+"""The interfaces of engines.
 
-Two kinds. An `Engine` samples tokens after tokens: what it returns can be trained on exactly. A `ChatEngine` stands
-before a server that only speaks of messages: it serves evaluation and distillation, and is marked as not token-exact
-unless its server also returns ids.
+There are two kinds. An `Engine` samples tokens after a prompt of tokens: its results can be trained on exactly. A
+`ChatEngine` uses a server that only handles messages: it is for evaluation and distillation, and is marked as not
+token-exact unless its server also returns ids.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ class Sampling(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: PositiveInt = 512
-    """Of one turn; never more than what the request has left."""
+    """Maximum tokens per turn; further limited by what the request has left."""
     temperature: NonNegativeFloat = 1.0
-    """0 takes the most likely token. Log-probabilities are always those of the model's own distribution (temperature 1,
-    nothing cut off) with the embedded engine; servers have their own rules."""
+    """0 takes the most likely token. With the embedded engine, log-probabilities are always those of the model's own
+    distribution (temperature 1, nothing cut off); servers have their own rules."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     """-1 and 0 consider all tokens."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: PositiveFloat = 1.0
     seed: int | None = None
-    """None: the engine's own chance. A run gives every turn one of its own."""
+    """None: the engine's own randomness. A run gives every turn its own seed."""
     stop_token_ids: tuple[int, ...] = ()
-    """Sampling ends with one of these, which is kept."""
+    """Sampling ends with one of these tokens, which is kept."""
     stop: tuple[str, ...] = ()
-    """Sampling ends with the token that completes one of these texts, which is kept."""
+    """Sampling ends with the token that completes one of these strings, which is kept."""
 
 
 class Finish(StrEnum):
     """Why an engine stopped sampling."""
 
     STOP = "stop"
-    """A stop token or a stop text was sampled; it is the end of `token_ids`."""
+    """A stop token or a stop string was sampled; `token_ids` ends with it."""
     LENGTH = "length"
     """`max_tokens` were sampled, or the model's context is full."""
     ABORT = "abort"
-    """Somebody aborted it, `abort` or the engine (for new weights, say). What was sampled until then is valid: the
-    request may go on from `prompt_ids + token_ids`."""
+    """Aborted by `abort` or by the engine (for example to load new weights). What was sampled so far is valid: the
+    request may continue from `prompt_ids + token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,34 @@ class Generation:
     """One answer of an engine."""
 
     token_ids: list[int]
-    """With the stop token, or the tokens of the stop text, if there was one."""
+    """Including the stop token, or the tokens of the stop string, if there was one."""
     logprobs: list[float] | None
-    """One for each of `token_ids`; None if the engine has none."""
+    """One per id in `token_ids`; None if the engine has none."""
     finish: Finish
     weight_version: str | None = None
-    """Which weights sampled it, where the engine knows."""
+    """The version of the weights that sampled it, if known."""
     cached_tokens: int | None = None
-    """Of the prompt, how many did not have to be computed again."""
+    """How many prompt tokens came from the cache."""
     stop_text: str | None = None
-    """The stop text that ended it, if one did."""
+    """The stop string that ended it, if any."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Samples tokens. Used with `async with`: leaving it aborts what still runs and frees what it holds."""
+    """Samples tokens. Use it with `async with`: leaving it aborts running requests and frees its resources."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
-        """Sample after `prompt_ids`. Cancelled, it stops the work for it, also on a server.
+        """Sample after `prompt_ids`. If cancelled, it stops the work for it, even on a server.
 
         Raises:
-            EngineRequestError: the engine refuses this request, now and again.
-            EngineError: anything else that is not the request's fault; `retryable`.
+            EngineRequestError: the engine refuses this request; a retry does not help.
+            EngineError: any failure that is not the request's fault; `retryable`.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End what is sampled for `request_id`: its `generate` returns what there is, with `Finish.ABORT`. Of nothing,
-        nothing happens."""
+        """Stop sampling for `request_id`: its `generate` returns what it has, with `Finish.ABORT`. Does nothing if
+        nothing is running."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -97,34 +97,34 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ImageEngine(Engine, Protocol):
-    """An engine that takes images. Not a part of `Engine`: most take none."""
+    """An engine that accepts images. Not part of `Engine`: most do not."""
 
     async def generate_with_images(
         self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
     ) -> Generation:
-        """As `generate`. `prompt_ids` has one `ChatFormat.image_token_id` for each image, in their order; the server
-        puts as many in its place as the image needs."""
+        """Like `generate`. `prompt_ids` has one `ChatFormat.image_token_id` per image, in order; the server expands it
+        to as many tokens as the image needs."""
         ...
 
 
 @runtime_checkable
-class Telling(Protocol):
-    """An engine that can say what it does for a request just now. Not a part of `Engine`: engines need not know."""
+class ReportsActivity(Protocol):
+    """An engine that can describe what it is doing for a request. Not part of `Engine`: it is optional."""
 
-    def doing(self, request_id: str) -> str:
-        """Which server has it, which try it is, and what went wrong with the last; empty if there is nothing to say."""
+    def activity(self, request_id: str) -> str:
+        """Return which server has it, which attempt it is, and the last error; empty if there is nothing to say."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatGeneration:
-    """One answer of a server that speaks of messages."""
+    """One answer of a server that handles messages."""
 
     message: Message
-    """With its tool calls, as the server parsed them; those it could not parse are still in its content."""
+    """Includes tool calls as parsed by the server; those it could not parse remain in the content."""
     finish: Finish
     prompt_ids: list[int] | None = None
-    """What the server made of the messages, if it says; with `token_ids`, the answer is token-exact."""
+    """The server's prompt ids, if it returns them; with `token_ids`, the answer is token-exact."""
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     prompt_tokens: int | None = None
@@ -144,7 +144,7 @@ class ChatEngine(Protocol):
         *,
         request_id: str,
     ) -> ChatGeneration:
-        """The next message of the assistant. Raises what `Engine.generate` raises."""
+        """Return the assistant's next message. Raises what `Engine.generate` raises."""
         ...
 
     async def abort(self, request_id: str) -> None: ...

@@ -1,4 +1,4 @@
-"""An engine that answers as another one did: what was sampled once comes again, with no model."""
+"""An engine that replays a recording: it returns what was sampled once, without a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toolyard.tokens import ids_crc
 
 @dataclass(frozen=True, slots=True)
 class RecordedGeneration:
-    """One answer, and what it answered."""
+    """One answer, and its prompt."""
 
     prompt_crc: int
-    """`toolyard.tokens.ids_crc` of the prompt: enough to tell that another one is asked now."""
+    """`toolyard.tokens.ids_crc` of the prompt: enough to detect a different prompt."""
     prompt_tokens: int
     generation: Generation
 
@@ -27,7 +27,7 @@ class RecordedGeneration:
 
 
 class ReplayEngine:
-    """Returns the recorded answers of each request, in order. Sampling is not looked at: it had its effect already."""
+    """Returns the recorded answers of each request, in order. Ignores sampling settings, which were applied before."""
 
     def __init__(self, recorded: Mapping[str, Sequence[RecordedGeneration]]) -> None:
         self._recorded = recorded
@@ -42,9 +42,11 @@ class ReplayEngine:
         self._is_open = False
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
-        """Raises:
-        DivergenceError: the recording has no such request, no such turn, or another prompt there.
-        EngineError: the engine is not open.
+        """Return the next recorded answer.
+
+        Raises:
+            DivergenceError: the recording has no such request or turn, or a different prompt there.
+            EngineError: the engine is not open.
         """
         if not self._is_open:
             error = EngineError("the engine is not open: use `async with ReplayEngine(…)`")
@@ -56,12 +58,12 @@ class ReplayEngine:
         turn = self._turns.get(request_id, 0)
         if turn >= len(turns):
             raise DivergenceError(
-                f"request {request_id!r}, turn {turn}: the recording ends after {len(turns)} turns, and a prompt of "
-                f"{len(prompt_ids)} tokens was asked"
+                f"request {request_id!r}, turn {turn}: the recording ends after {len(turns)} turns, but a prompt of "
+                f"{len(prompt_ids)} tokens was sent"
             )
         then = turns[turn]
         if len(prompt_ids) != then.prompt_tokens or ids_crc(prompt_ids) != then.prompt_crc:
-            then_it = "as many, but others" if len(prompt_ids) == then.prompt_tokens else f"{then.prompt_tokens}"
+            then_it = "as many, but different" if len(prompt_ids) == then.prompt_tokens else f"{then.prompt_tokens}"
             now = f"request {request_id!r}, turn {turn}: the prompt has {len(prompt_ids)} tokens"
             raise DivergenceError(f"{now}; in the recording it had {then_it}")
         self._turns[request_id] = turn + 1
@@ -70,8 +72,8 @@ class ReplayEngine:
     async def generate_with_images(
         self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
     ) -> Generation:
-        """The same: what is said does not depend on them."""
+        """Like `generate`: the recorded answers do not depend on images."""
         return await self.generate(prompt_ids, sampling, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
-        """Answers come at once: there is nothing to abort."""
+        """Do nothing: answers are returned immediately."""

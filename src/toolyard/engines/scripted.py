@@ -1,4 +1,4 @@
-"""An engine that says what its script says: for tests, and to measure what is around an engine."""
+"""An engine that follows a script: for tests, and to measure everything around an engine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from toolyard.errors import EngineError, EngineRequestError
 from toolyard.images import Image
 
 Line: TypeAlias = "str | Sequence[int] | Generation | Exception"
-"""What one turn is: a text, its tokens, the whole answer, or what `generate` raises."""
+"""One turn: its text, its tokens, the whole answer, or the exception that `generate` raises."""
 Script: TypeAlias = "Callable[[str, int, Ids], Line] | Mapping[str, Sequence[Line]] | Sequence[Line]"
-"""A function of the request, the number of its turn (from 0) and the prompt; or the turns of each request, by its name;
+"""A function of the request, the turn's number (from 0) and the prompt; or the turns of each request, by request id;
 or the turns of every request."""
 
 
 class ScriptedEngine:
-    """Says `script`, turn by turn; every call of `generate` for a request is a turn of it, whatever became of it.
+    """Follows `script`, turn by turn; every call of `generate` for a request is a turn, whatever its outcome.
 
-    What is said is cut like a sampled answer: at `max_tokens` (then the finish is LENGTH), after a stop token or, if it
-    can `decode`, a stop text (STOP), at the end of the context (LENGTH). A script that ends without any of these is
-    taken to have said all: STOP. A `Generation` is returned as it stands.
+    Turns are cut like sampled answers: at `max_tokens` (finish LENGTH), after a stop token or, if it can `decode`, a
+    stop string (STOP), at the end of the context (LENGTH). A turn that ends without any of these is complete: STOP. A
+    `Generation` is returned unchanged.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ScriptedEngine:
         context: int | None = None,
         weight_version: str | None = None,
     ) -> None:
-        """`encode` is needed for texts, `decode` for stop texts. `logprob` is every token's; None: the engine has none.
-        An answer takes `seconds` and, for each token, `token_seconds`: aborted on the way, it is what was said by then.
+        """`encode` is needed for text, `decode` for stop strings. `logprob` is used for every token; None: no logprobs.
+        An answer takes `seconds` plus `token_seconds` per token; if aborted, it has the tokens up to then.
         """
         self._script = script
         self._encode = encode
@@ -52,7 +52,7 @@ class ScriptedEngine:
         self.weight_version = weight_version
         self._turns: dict[str, int] = {}
         self._waiting: dict[str, set[asyncio.Future[bool]]] = {}
-        """Of each answer that takes time: whether it was aborted."""
+        """For each answer that takes time: whether it was aborted."""
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -73,22 +73,22 @@ class ScriptedEngine:
         line = self._line(request_id, turn, prompt_ids)
         if isinstance(line, Exception):
             raise line
-        said = line if isinstance(line, Generation) else self._cut(self._ids(line), most, sampling)
+        generation = line if isinstance(line, Generation) else self._cut(self._ids(line), most, sampling)
         if self._seconds or self._token_seconds:
-            done = await self._wait(request_id, len(said.token_ids))
+            done = await self._wait(request_id, len(generation.token_ids))
             if done is not None:
                 return Generation(
-                    said.token_ids[:done],
-                    said.logprobs[:done] if said.logprobs is not None else None,
+                    generation.token_ids[:done],
+                    generation.logprobs[:done] if generation.logprobs is not None else None,
                     Finish.ABORT,
-                    said.weight_version,
+                    generation.weight_version,
                 )
-        return said
+        return generation
 
     async def generate_with_images(
         self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
     ) -> Generation:
-        """The same: what is said does not depend on them."""
+        """Like `generate`: the script does not depend on images."""
         return await self.generate(prompt_ids, sampling, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
@@ -100,7 +100,7 @@ class ScriptedEngine:
             raise EngineRequestError("the prompt is empty")
         known = self._vocabulary
         if known is not None and not (min(prompt_ids) >= 0 and max(prompt_ids) < known):
-            raise EngineRequestError(f"the prompt has an id that is none of the {known} tokens")
+            raise EngineRequestError(f"the prompt has an id that is not one of the {known} tokens")
         if self._context is None:
             return sampling.max_tokens
         left = self._context - len(prompt_ids)
@@ -114,7 +114,7 @@ class ScriptedEngine:
             return script(request_id, turn, prompt_ids)
         lines = script.get(request_id) if isinstance(script, Mapping) else script
         if lines is None:
-            raise EngineRequestError(f"the script knows no request {request_id!r}")
+            raise EngineRequestError(f"the script has no request {request_id!r}")
         if turn >= len(lines):
             raise EngineRequestError(f"the script of {request_id!r} has {len(lines)} turns; this is another one")
         return lines[turn]
@@ -127,7 +127,7 @@ class ScriptedEngine:
         return list(self._encode(line))
 
     def _cut(self, ids: list[int], most: int, sampling: Sampling) -> Generation:
-        # A line without a stop token was cut short, as far as an engine can tell.
+        # To an engine, a turn without a stop token looks truncated.
         finish = Finish.LENGTH if len(ids) > most or sampling.stop_token_ids else Finish.STOP
         ids, stop_text = ids[:most], None
         if sampling.stop_token_ids:
@@ -153,7 +153,7 @@ class ScriptedEngine:
         return ids, None
 
     async def _wait(self, request_id: str, tokens: int) -> int | None:
-        """As long as the answer takes. How many tokens were said if it was aborted on the way, None if not."""
+        """Wait as long as the answer takes. Return the number of tokens if it was aborted, otherwise None."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         aborted: asyncio.Future[bool] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Finding stop texts while tokens arrive, in time that does not grow with the answer."""
+"""Find stop strings while tokens arrive, in time that does not grow with the answer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 8
-"""Tokens after which a character that will not end is taken for broken. UTF-8 has four bytes at most."""
+"""Number of tokens after which an incomplete character is taken as broken. UTF-8 has at most four bytes."""
 
 
 class StopTexts:
-    """The stop texts of one answer.
+    """The stop strings of one answer.
 
-    The text of tokens is not the sum of their texts: characters span tokens, and some tokenizers treat the first token
-    of a text specially. So each token is decoded together with some before it, and what it adds is the difference.
+    The text of tokens is not the concatenation of their texts: characters span tokens, and some tokenizers treat the
+    first token of a text specially. So each token is decoded together with some before it, and adds the difference.
     """
 
     def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
@@ -21,13 +21,13 @@ class StopTexts:
         self._decode = decode
         self._longest = max(map(len, self._stops), default=0)
         self._context: list[int] = []
-        """Tokens whose text has been read, and which the next ones are decoded after."""
+        """Tokens already read, as context for decoding the next ones."""
         self._pending: list[int] = []
         self._tail = ""
-        """The end of what has been read, one character shorter than the longest stop text: no stop fits into it."""
+        """The end of what was read, one character shorter than the longest stop string, so no stop string fits."""
 
     def add(self, token: int) -> str | None:
-        """The stop text that `token` completes, if it completes one."""
+        """Return the stop string that `token` completes, if any."""
         if not self._stops:
             return None
         self._pending.append(token)

@@ -183,7 +183,7 @@ def _of_ours(fields: _Fields) -> Trajectory:
 
 def _message(fields: _Fields) -> Message:
     try:
-        return Message.from_openai(fields.said, most_image_bytes=_MOST_IMAGE_BYTES)
+        return Message.from_openai(fields.said, max_image_bytes=_MOST_IMAGE_BYTES)
     except (TypeError, ValueError) as error:
         raise RecordError(f"{fields.where.removesuffix('.')}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""What an answer is worth. Knows of texts and numbers, not of rollouts or tools."""
+"""Scoring of answers. Independent of rollouts and tools."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Async code for callers that cannot await: one daemon thread with an event loop in each process, and what lives there.
+"""Run async code from callers that cannot await: one daemon thread with an event loop per process.
 
     async def score(text):
         judge = await blocking.kept("judge", CodeJudge)
         return await judge.judge(text, suite)
 
-    result = blocking.run(score(text))          # from any thread, also from one whose own event loop is running
+    result = blocking.run(score(text))          # from any thread, even one with a running event loop
 
-A fork starts without it, since threads do not survive one, and makes its own on first use. It ends with the process:
-what is kept is closed, so that no sandbox is left behind.
+A forked process starts without the thread, since threads do not survive a fork, and creates its own on first use. It
+ends with the process: everything kept is closed, so that no sandbox is left behind.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from toolyard.errors import OURS, RewardError
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 20.0
-"""More than a sandbox takes at worst. Then the process ends all the same."""
+"""Longer than a sandbox takes at worst. Then the process ends anyway."""
 
 _lock = threading.Lock()
 _current: _Thread | None = None
 _inherited: list[_Thread] = []
-"""Of the processes this one was forked from. Never touched, and never collected: closing them is not for us to do."""
+"""Threads of the processes this one was forked from. Never used, never collected: only their owner may close them."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, or raises. Blocks this thread, and no other. Interrupted, it cancels `work`.
+    """Return what `work` returns, or raise what it raises. Blocks only this thread. If interrupted, it cancels `work`.
 
     Raises:
-        RewardError: it was called in the loop that it would wait for, or the process is ending.
+        RewardError: it was called in the loop that it would block, or the process is ending.
     """
     try:
         thread = _thread()
@@ -67,30 +67,30 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run_coroutine_threadsafe(noted(), thread.loop).result()
     except BaseException:
-        # Not by the future that is waited for: the interrupt may have come before it was there.
+        # Not through the awaited future: the interrupt may have come before it existed.
         interrupted = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing runs in it
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs in it
             thread.loop.call_soon_threadsafe(cancel)
         raise
 
 
 async def kept(key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-    """In work that `run` runs: what `make()` opens, the first time; later the same for the same `key`.
+    """In work run by `run`: return what `make()` opens the first time; later the same object for the same `key`.
 
-    It is closed at the end of the process, in the task that opened it. If it cannot be opened, whoever asked learns
-    why, and the next one tries again.
+    It is closed at the end of the process, in the task that opened it. If opening fails, the caller gets the error, and
+    the next call tries again.
     """
-    # Cancelled, a caller goes and the others still wait for it.
+    # If one caller is cancelled, the others keep waiting.
     return await asyncio.shield(_thread(inside=True).residents.of(key, make))
 
 
-async def let_go(key: Hashable) -> None:
-    """In work that `run` runs: close what is kept for `key`, if there is something, and wait for that."""
-    await _thread(inside=True).residents.let_go(key)
+async def discard(key: Hashable) -> None:
+    """In work run by `run`: close what is kept for `key`, if anything, and wait for it."""
+    await _thread(inside=True).residents.discard(key)
 
 
 def close() -> None:
-    """Close what is kept, and end the thread. The next one who needs it starts another."""
+    """Close everything kept, and end the thread. The next use starts another."""
     global _current
     with _lock:
         thread, _current = _current, None
@@ -99,27 +99,27 @@ def close() -> None:
 
 
 class _Thread:
-    """The thread, from the outside."""
+    """The thread, seen from outside."""
 
     def __init__(self) -> None:
-        started: Future[tuple[asyncio.AbstractEventLoop, _Residents]] = Future()
+        started: Future[tuple[asyncio.AbstractEventLoop, _KeptObjects]] = Future()
         self._thread = threading.Thread(target=self._main, args=[started], name="toolyard-rewards", daemon=True)
         self._thread.start()
         self.loop, self.residents = started.result()
         self.closed = False
-        # At the end of the interpreter, and also of multiprocessing's children, which do not get that far.
+        # At the end of the interpreter, and of multiprocessing's children, which do not run atexit hooks.
         self.close = Finalize(None, self._close, exitpriority=0)
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _main(self, started: Future[tuple[asyncio.AbstractEventLoop, _Residents]]) -> None:
+    def _main(self, started: Future[tuple[asyncio.AbstractEventLoop, _KeptObjects]]) -> None:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             runner.run(self._serve(started))
 
-    async def _serve(self, started: Future[tuple[asyncio.AbstractEventLoop, _Residents]]) -> None:
+    async def _serve(self, started: Future[tuple[asyncio.AbstractEventLoop, _KeptObjects]]) -> None:
         async with asyncio.TaskGroup() as group:
-            residents = _Residents(group)
+            residents = _KeptObjects(group)
             started.set_result((asyncio.get_running_loop(), residents))
             await residents.leaving.wait()
 
@@ -129,21 +129,21 @@ class _Thread:
         self._thread.join(_CLOSING_SECONDS)
 
 
-class _Residents:
-    """What is open in the loop, each in a task of its own."""
+class _KeptObjects:
+    """What is open in the loop, each in its own task."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self.leaving = asyncio.Event()
         self._group = group
         self._open: dict[Hashable, asyncio.Future[Any]] = {}
         self._held: dict[Hashable, tuple[asyncio.Task[None], asyncio.Event]] = {}
-        """The task that opened it, and what it waits for before it closes it."""
+        """The task that opened each, and the event that makes it close."""
 
     def of(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> asyncio.Future[T]:
         found = self._open.get(key)
         if found is None:
             found = self._open[key] = asyncio.get_running_loop().create_future()
-            found.add_done_callback(_seen)
+            found.add_done_callback(_mark_retrieved)
             leave = asyncio.Event()
             if self.leaving.is_set():
                 leave.set()
@@ -157,7 +157,7 @@ class _Residents:
         for _, leave in self._held.values():
             leave.set()
 
-    async def let_go(self, key: Hashable) -> None:
+    async def discard(self, key: Hashable) -> None:
         if key in self._held:
             task, leave = self._held[key]
             leave.set()
@@ -174,16 +174,16 @@ class _Residents:
             async with make() as resident:
                 opened.set_result(resident)
                 await leave.wait()
-                del self._open[key], self._held[key]  # first: who asks for it while it closes gets another
+                del self._open[key], self._held[key]  # first: a request while it closes gets another
         except Exception as error:
-            # Of opening it, for those who wait. One of closing it has nobody to go to: nobody uses it any more.
+            # Errors of opening go to the waiters. An error of closing has no recipient: it is no longer in use.
             if not opened.done():
                 del self._open[key], self._held[key]
                 opened.set_exception(error)
 
 
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Or asyncio complains of an error that nobody asked for, where all who waited were cancelled."""
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """Otherwise asyncio logs an error that was never retrieved, if all waiters were cancelled."""
     if not future.cancelled():
         future.exception()
 
@@ -195,12 +195,12 @@ def _thread(*, inside: bool = False) -> _Thread:
             _current = _Thread()
         thread = _current
     if thread.closed:
-        raise RewardError("no reward is computed any more: the process is ending", whose=OURS)
+        raise RewardError("no reward can be computed: the process is ending", whose=OURS)
     if thread.is_current() is not inside:
         raise RewardError(
-            "only work that `blocking.run` runs can keep something there"
+            "`blocking.kept` can only be called in work run by `blocking.run`"
             if inside
-            else "a blocking reward was asked for in the event loop that it would wait for; call it in a thread "
+            else "a blocking reward was called in the event loop that it would block; call it in a thread "
             "(asyncio.to_thread)"
         )
     return thread

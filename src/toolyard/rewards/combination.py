@@ -1,7 +1,7 @@
-"""One score of several rewards, by stated weights, with what each of them was.
+"""Combine several rewards into one score, by configured weights, with a breakdown.
 
-A part that applies and could not be computed makes the score absent, not smaller: a trajectory that lost its final
-reward to a failure of ours must not be trained on as if it were worth nothing.
+If a part that applies could not be computed, the score is absent, not smaller: a trajectory that lost its final reward
+to our failure must not be trained on as if it had scored 0.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class Missing(Enum):
 
 
 MISSING = Missing.MISSING
-"""In place of a reward that does not apply: none is configured. None means that there should be one, and it failed."""
+"""Marks a reward that does not apply: none is configured. None means that it applies but failed."""
 
 
 class Weights(BaseModel):
-    """What each reward counts in the score. A weight of 0 keeps it in the breakdown only."""
+    """The weight of each reward in the score. A reward with weight 0 is only listed in the breakdown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     final: FiniteFloat = 1.0
-    """Of the final reward: what the answer is worth."""
+    """Weight of the final reward, which scores the answer."""
     step: FiniteFloat = 1.0
-    """Of the sum of all step rewards. They are small by design (the GSM8K tool's penalty is -0.05), so they count in
-    full: they tell apart trajectories with the same answer."""
+    """Weight of the sum of all step rewards. They are small by design (the GSM8K tool's penalty is -0.05), so they
+    count fully: they distinguish trajectories with the same answer."""
     tool: FiniteFloat | dict[str, FiniteFloat] = 0.0
-    """Of each tool's `calc_reward`: one weight for all, or by tool, where tools that are not named have 0. By default
-    none counts: GSM8K's tool scores the same answer that the final reward does, and it would count twice."""
+    """Weight of each tool's `calc_reward`: one for all, or by tool; tools not listed have 0. The default is 0, because
+    GSM8K's tool scores the same answer as the final reward, which would count twice."""
     interaction: FiniteFloat = 1.0
-    """Of the user simulator's score."""
+    """Weight of the user simulator's score."""
 
     def of_tool(self, name: str) -> float:
         return self.tool.get(name, 0.0) if isinstance(self.tool, dict) else self.tool
@@ -46,16 +46,16 @@ class Weights(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """A score and what it was made of."""
+    """A score and its parts."""
 
     score: float | None
-    """None where a part of it is missing: never 0 for a failure."""
+    """None if a part of it is missing: a failure is never 0."""
     parts: dict[str, float | None]
-    """`final`, `step`, `tool/<name>`, `interaction`, as far as they apply, before weighting. None: it failed."""
+    """`final`, `step`, `tool/<name>` and `interaction`, if they apply, before weighting. None: it failed."""
     why_missing: str | None = None
     """Why there is no score."""
     failed: tuple[str, ...] = ()
-    """Parts that count and could not be computed. None of them, and still no score: nobody gives rewards here."""
+    """Parts that count but could not be computed. If empty and there is no score: no reward applies."""
 
 
 def combine(
@@ -67,18 +67,18 @@ def combine(
     interaction: float | Missing | None = MISSING,
     reasons: Mapping[str, str] | None = None,
 ) -> Combined:
-    """The weighted sum of what applies.
+    """Return the weighted sum of what applies.
 
     Args:
-        weights: What counts how much.
+        weights: The weight of each part.
         final: MISSING if no final reward is configured; then the rest makes the score.
-        steps: By tool, the step rewards that it gave. Empty if the trajectory has no tools.
-        tools: By tool, its `calc_reward`; a tool that gives none is left out.
+        steps: Step rewards by tool. Empty if the trajectory has no tools.
+        tools: `calc_reward` by tool; a tool that gives none is omitted.
         interaction: MISSING if there is no user simulator.
-        reasons: By part, why it failed, for `why_missing`.
+        reasons: Why a part failed, for `why_missing`.
 
-    A trajectory in which nobody gave any reward (no final one, no step rewards, nothing else that counts) has no score:
-    0.0 would claim that it was judged.
+    A trajectory without any reward (no final reward, no step rewards, nothing else that counts) has no score: 0.0 would
+    claim that it was judged.
     """
     given = [reward for rewards in steps.values() for reward in rewards]
     parts: dict[str, float | None] = {}
@@ -110,7 +110,7 @@ def _why(name: str, reasons: Mapping[str, str]) -> str:
 
 
 def _sum(values: Sequence[float]) -> float | None:
-    """Exact, so that it does not depend on the order in which calls ended. None if it is not finite."""
+    """Sum exactly, so that the order in which calls ended does not matter. None if it is not finite."""
     try:
         total = math.fsum(values)
     except (OverflowError, ValueError):

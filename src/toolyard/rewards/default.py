@@ -1,14 +1,14 @@
-"""verl's `default_compute_score`: an answer scored by the reward that its data source needs.
+"""verl's `default_compute_score`: scores an answer with the reward for its data source.
 
     score = default_compute_score("openai/gsm8k", "… #### 18", "18")
 
 verl (`reward.custom_reward_function`): `path=pkg://toolyard.rewards name=default_compute_score`, and settings as
-`+reward_kwargs.rate_limit=64`. A rollout of ours: `--reward default`, or `toolyard.rewards:default_compute_score`. TRL:
-see `rewards.trl`.
+`+reward_kwargs.rate_limit=64`. In a Toolyard rollout: `--reward default`, or `toolyard.rewards:default_compute_score`.
+TRL: see `rewards.trl`.
 
 Names and aggregations are those of verl's own function: GSM8K is strict, contest problems count the first ten cases,
-and without a service they are read and compared as by `prime_code`. What differs is that mathematics is 1 or 0
-everywhere, also where verl gives -1.
+and without a service they are parsed and compared as by `prime_code`. The difference: mathematics is always 1 or 0,
+even where verl gives -1.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from toolyard.rewards.protocol import FinalReward
 from toolyard.rewards.registry import load_reward
 
 DEADLINE_SECONDS = 3600.0
-"""Against hanging for ever, no more."""
+"""Only a safeguard against hanging forever."""
 _OPTIONS = {
     "code": frozenset(CodeSettings.model_fields) - {"aggregation"},
-    "math": frozenset({"check_seconds", "children"}),  # its memory is not what verl calls memory_limit_mb
+    "math": frozenset({"check_seconds", "children"}),  # verl's memory_limit_mb does not mean its memory
 }
-"""By the name of the reward, without what comes after a colon."""
+"""By name of the reward, without the part after a colon."""
 _VERLS_OWN = frozenset({"reward_router_address", "reward_model_tokenizer"})
-"""What verl hands to every reward function while a reward model is up."""
+"""Arguments that verl passes to every reward function while a reward model is running."""
 
 
 def default_compute_score(
@@ -49,27 +49,27 @@ def default_compute_score(
     deadline_seconds: float = DEADLINE_SECONDS,
     **kwargs: Any,
 ) -> float | dict[str, Any]:
-    """What `solution_str` is worth, by the reward that `data_source` needs. Blocks; for any thread, and many at once.
+    """Score `solution_str` with the reward for `data_source`. Blocks; may be called from many threads at once.
 
     Args:
-        data_source: One that is registered.
-        solution_str: All that the model said.
+        data_source: A registered data source.
+        solution_str: Everything the model said.
         ground_truth: The answer; for code, the test cases.
-        extra_info: For functions of yours.
+        extra_info: For your own functions.
         sandbox_fusion_url: URL of a service that runs code, or several. None or empty: the embedded sandbox.
         concurrent_semaphore: Held while an answer's code is judged. Executions are limited by `rate_limit`.
         memory_limit_mb: For code.
-        deadline_seconds: After which there is no reward, once its turn has come.
+        deadline_seconds: Time limit for the reward, not counting the wait for a slot.
         kwargs: Settings of `CodeSettings`, for code; `check_seconds` and `children` of `MathSettings`, for mathematics;
-            arguments of functions of yours, for those that take them.
+            arguments of your own functions, if they take them.
 
     Returns:
-        A plain number, since verl wants the same keys of all answers in a batch. Where a function of yours returns a
-        dict, that dict.
+        A plain number, since verl needs the same keys for all answers in a batch. If your own function returns a dict,
+        that dict.
 
     Raises:
-        RewardError: it could not be computed. There is no reward then, and never 0 for that.
-        ConfigError: the data source, an option or the ground truth is not usable.
+        RewardError: it could not be computed. Then there is no reward, rather than 0.
+        ConfigError: the data source, an option or the ground truth is invalid.
     """
     scorer = scorer_for(data_source)
     options = {
@@ -103,7 +103,7 @@ async def _score(
 
 
 async def kept_reward(name: str, settings: Mapping[str, Any]) -> FinalReward:
-    """In work that `blocking.run` runs: the reward of that name with these settings, loaded once and kept open."""
+    """In work run by `blocking.run`: return the reward with that name and settings, loaded once and kept open."""
 
     def load() -> FinalReward:
         reward = load_reward(name, settings)
@@ -129,7 +129,7 @@ def _call(
 
 
 def _check_options(given: Mapping[str, Any]) -> None:
-    """A misspelt setting must not be silently without effect; one for other data sources than this must be."""
+    """Reject misspelled settings, but ignore settings for other data sources."""
     known = _VERLS_OWN.union(*_OPTIONS.values())
     if given.keys() <= known:
         return
@@ -139,14 +139,14 @@ def _check_options(given: Mapping[str, Any]) -> None:
             return
         known |= takes
     if unknown := sorted(given.keys() - known):
-        raise ConfigError(f"option {unknown[0]!r}: no reward takes it; known are {', '.join(sorted(known))}")
+        raise ConfigError(f"option {unknown[0]!r}: no reward takes it; known: {', '.join(sorted(known))}")
 
 
 def _options_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Keyword arguments that it takes besides the task's. None: any."""
+    """Return the keyword arguments it takes besides the task's. None: any."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of some builtins nobody knows it
+    except (TypeError, ValueError):  # some builtins have no signature
         return frozenset()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

@@ -1,4 +1,4 @@
-"""A function of the user's as the final reward."""
+"""A user's function as the final reward."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ _VALUE_CHARS = 80
 
 
 def check_call(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """
+    """Check that the function can be called.
+
     Raises:
-        ConfigError: the function does not take verl's arguments, or not the options.
+        ConfigError: the function does not take verl's arguments or the options.
     """
     if clashing := [key for key in options if key in ARGUMENTS]:
-        raise ConfigError(f"option {clashing[0]!r}: that argument is the task's or the model's, and cannot be set")
+        raise ConfigError(f"option {clashing[0]!r}: this argument comes from the task or the model and cannot be set")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some builtins nobody knows it
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(**dict.fromkeys((*ARGUMENTS, *options)))
     except TypeError as error:
         called = ", ".join((*ARGUMENTS, *options))
         raise ConfigError(
-            f"the function takes {signature}, and would be called with the keywords {called}: {error}"
+            f"the function takes {signature}, but would be called with the keywords {called}: {error}"
         ) from None
 
 
 class FunctionReward(FinalReward):
-    """A function of the user's; `options` are keyword arguments of every call.
+    """A user's function; `options` are keyword arguments of every call.
 
-    An async one runs in the event loop, which it must not block; when it is late it is cancelled, and has to end then.
-    Another one runs in a thread, at most `max_running` at the same time; waiting for a thread does not count towards
-    the deadline. A thread cannot be stopped: one that is late is abandoned and goes on until the function returns. With
-    `max_hung` such threads, further calls are refused until one of them ends.
+    An async function runs in the event loop, which it must not block; at the deadline it is cancelled and must end.
+    A plain function runs in a thread, at most `max_running` at the same time; waiting for a thread does not count
+    toward the deadline. A thread cannot be stopped: at the deadline it is abandoned and runs until the function
+    returns. With `max_hung` such threads, further calls are refused until one of them ends.
     """
 
     reads_the_task: ClassVar[bool] = True
@@ -92,7 +93,7 @@ class FunctionReward(FinalReward):
             raise self._failed(error) from error
 
     async def _call(self, seconds: float, *values: Any) -> Any:
-        # Copies: what one call does to them must not be seen by the next, or by the trajectory.
+        # Copies: a call's changes must not be visible to the next one or to the trajectory.
         arguments = copy.deepcopy(dict(zip(ARGUMENTS, values, strict=True)) | self._options)
         if self._is_async:
             return await self._supervised(self._function(**arguments), seconds)
@@ -104,16 +105,16 @@ class FunctionReward(FinalReward):
             except TimeoutError:
                 if late.expired():
                     raise self._late(seconds) from None
-                raise  # the function's own
+                raise  # the function's own error
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                raise self._failed(error) from error  # the function's own doing
+                raise self._failed(error) from error  # the function's own error
             return await self._supervised(_value_of(returned), seconds) if inspect.isawaitable(returned) else returned
 
     async def _supervised(self, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
-        """What it returns. It runs in a task of its own, and so cannot cancel the trajectory's."""
+        """Await `work` in its own task, so that it cannot cancel the trajectory's."""
         call = Call(work, f"reward {self.name!r}", seconds=seconds)
         await call.ended()
         if call.expired:
@@ -129,7 +130,7 @@ class FunctionReward(FinalReward):
 
     def _failed(self, error: BaseException) -> RewardError:
         trace = "".join(traceback.format_exception(error))
-        if len(trace) > _TRACE_CHARS:  # its end says what happened
+        if len(trace) > _TRACE_CHARS:  # the end has the cause
             trace = "…" + trace[-_TRACE_CHARS:]
         return RewardError(f"reward {self.name!r}: raised {type(error).__name__}\n{trace}")
 
@@ -138,8 +139,8 @@ class FunctionReward(FinalReward):
         score, others = read_returned(returned, who)
         try:
             extras: Any = to_jsonable_python(others, fallback=_nearest, inf_nan_mode="null", bytes_mode="base64")
-        except ValueError as error:  # it contains itself, say
-            raise RewardError(f"{who}: what it returned with the score is no JSON: {error}") from None
+        except ValueError as error:  # for example a circular reference
+            raise RewardError(f"{who}: what it returned besides the score is not JSON: {error}") from None
         return FinalScore(score, extras)
 
 
@@ -148,10 +149,10 @@ async def _value_of(work: Awaitable[Any]) -> Any:
 
 
 def read_returned(returned: Any, who: str) -> tuple[float, dict[Any, Any]]:
-    """The score in what a function returned, and what else is in it, if that is a dict.
+    """Return the score in what a function returned, and its other entries if it is a dict.
 
     Raises:
-        RewardError: it holds no finite number. The message names `who`.
+        RewardError: it has no finite score. The message names `who`.
     """
     if not isinstance(returned, Mapping):
         return _number(returned, who), {}
@@ -163,7 +164,7 @@ def read_returned(returned: Any, who: str) -> tuple[float, dict[Any, Any]]:
 
 
 def _number(given: Any, who: str) -> float:
-    item: Any = getattr(given, "item", None)  # of numpy's and torch's numbers, also in an array of one
+    item: Any = getattr(given, "item", None)  # for numpy's and torch's numbers, including arrays of one
     try:
         plain: Any = item() if callable(item) else given
         value = math.nan if isinstance(plain, str | bytes | bytearray) else float(plain)
@@ -175,7 +176,7 @@ def _number(given: Any, who: str) -> float:
 
 
 def _nearest(value: Any) -> Any:
-    """What JSON has no word for: numpy's as lists and numbers, others as text."""
+    """Convert what JSON cannot express: numpy's to lists and numbers, others to text."""
     as_list = getattr(value, "tolist", None)
     return as_list() if callable(as_list) else str(value)
 
@@ -184,7 +185,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
 
 
-# Threads for functions that may hang, which no one can stop.
+# Threads for functions that may hang and cannot be stopped.
 
 
 T = TypeVar("T")
@@ -192,8 +193,8 @@ _CARRIED = (Exception, asyncio.CancelledError)
 
 
 class Threads:
-    """Daemon threads, one a call: those of the event loop are few and everybody's, and the interpreter waits for them
-    at its end, so that a function that hangs would keep a finished run alive. `what` is whose they are, for messages.
+    """Daemon threads, one per call. The event loop's threads are few and shared, and the interpreter waits for them at
+    exit, so a hung function would keep a finished run alive. `what` names the owner in messages.
     """
 
     def __init__(self, what: str, max_running: int, max_hung: int) -> None:
@@ -201,34 +202,34 @@ class Threads:
         self.max_running = max_running
         self.max_hung = max_hung
         self.hung = 0
-        """Calls that were given up and have not returned yet."""
+        """Abandoned calls that have not returned yet."""
         self._lock = threading.Lock()
-        # A semaphore belongs to the loop it was first waited for in; a reward may outlive one.
+        # A semaphore belongs to the loop that first used it; a reward may outlive that loop.
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     @asynccontextmanager
     async def slot(self) -> AsyncGenerator[None]:
-        """The right to run one call. A call that is given up gives it back: the others are not made to wait for it.
+        """Hold the right to run one call. An abandoned call gives it back: others do not wait for it.
 
         Raises:
-            RewardError: `max_hung` calls have been given up and still run.
+            RewardError: `max_hung` abandoned calls are still running.
         """
         async with self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_running)):
             if self.hung >= self.max_hung:
                 raise RewardError(
-                    f"{self.what}: {self.hung} earlier calls did not finish in time and still run; "
-                    "no more are begun until one ends"
+                    f"{self.what}: {self.hung} earlier calls did not finish in time and are still running; "
+                    "no more are started until one ends"
                 )
             yield
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Of `call`, in a thread. Cancelled, it leaves the thread behind and counts it as hung."""
+        """Run `call` in a thread. If cancelled, it abandons the thread and counts it as hung."""
         finished: Future[Callable[[], T]] = Future()
         finished.set_running_or_notify_cancel()
 
         def work() -> None:
-            # An error travels as a value: as the future's own, asyncio loses the traceback of a TimeoutError, and never
-            # wakes up for a StopIteration.
+            # An error is passed as a value: as the future's exception, asyncio loses the traceback of a TimeoutError,
+            # and never wakes up for a StopIteration.
             try:
                 returned = call()
             except BaseException as error:
@@ -258,7 +259,7 @@ class Threads:
 
 
 def _carrier(error: BaseException) -> RuntimeError:
-    """SystemExit and the like mean something to whoever awaits; here they are only what a function did."""
+    """Wrap SystemExit and the like, which would affect the awaiting code; here they are only a function's result."""
     carrier = RuntimeError(f"the function raised {type(error).__name__}")
     carrier.__cause__ = error
     return carrier

@@ -1,7 +1,7 @@
-"""Scores answers to GSM8K, whose solutions end in `#### 18`.
+"""Score answers to GSM8K, whose solutions end in `#### 18`.
 
 Numbers are read in English notation: `1,234.50`, `$18`, `-$5`, `25%`, `1.5e3`, with ASCII digits. A fraction is not
-evaluated, and the parts of `1/2` are no answers. All of the text is searched, in time linear in its length.
+evaluated, and the parts of `1/2` are not answers. The whole text is searched, in time linear in its length.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Literal
 from toolyard.errors import ConfigError
 
 Method = Literal["strict", "flexible"]
-"""How an answer is found and compared: see `extract_solution` and `compute_score`."""
+"""How an answer is extracted and compared: see `extract_solution` and `compute_score`."""
 
 _MARK = "#### "
 _METHODS: tuple[str, ...] = ("strict", "flexible")
 
-# Every repetition is possessive: a number is read to its end or not at all, so "12/3" never passes for 1, and no input
-# makes the matcher try again.
+# Every repetition is possessive: a number is matched to its end or not at all, so "12/3" never matches as 1, and no
+# input causes backtracking.
 _NUMBER = r"""
     (?= [-−+\\$€£¥₹.0-9] )  # for speed: what a number can begin with
     # 9-4, x-4 and $9$-$4$ subtract, and -- is a dash: there the number has no sign.
@@ -35,11 +35,11 @@ _DIGIT = re.compile(r"[0-9]")
 
 
 def extract_solution(solution_str: str, method: Method = "strict") -> str | None:
-    """The answer as a plain number: a minus if it is negative, no separators, no currency. None if there is none.
+    """Return the answer as a plain number: a minus if negative, no separators, no currency. None if there is none.
 
-    `strict` takes the number right after the last `#### ` that has one, and removes its commas wherever they are, as
-    GSM8K does. `flexible` takes that if there is one, and the last number of the text otherwise; there commas belong
-    to a number only where they part thousands, so that `1,2,3` ends in 3.
+    `strict` takes the number right after the last `#### ` that has one, and removes all its commas, as GSM8K does.
+    `flexible` takes the same number if there is one, otherwise the last number of the text; there commas belong to a
+    number only if they separate thousands, so that `1,2,3` ends in 3.
 
     Raises:
         ConfigError: there is no such method.
@@ -57,13 +57,13 @@ def compute_score(
     format_score: float = 0.0,
     score: float = 1.0,
 ) -> float:
-    """0.0 without an answer, `format_score` for a wrong one, `score` for the right one.
+    """Return 0.0 without an answer, `format_score` for a wrong one, `score` for the right one.
 
     `strict` compares the text of the two numbers, as GSM8K does: `18.0` is not `18`. `flexible` compares their values,
     exactly: `18`, `18.`, `18.0` and `$18.00` are the same. What is right under `strict` is right under `flexible`.
 
     Raises:
-        ConfigError: the ground truth is no number, or there is no such method.
+        ConfigError: the ground truth is not a number, or there is no such method.
     """
     truth = final_answer(ground_truth)
     answer = extract_solution(solution_str, method)
@@ -74,12 +74,12 @@ def compute_score(
 
 
 def final_answer(ground_truth: str | float) -> str:
-    """The ground truth as a plain number: of a number, its text (also `1,234` or `$18`) or a solution with `#### 18`.
+    """Return the ground truth as a plain number. It is a number, its text (also `1,234` or `$18`) or a full solution.
 
     Raises:
         ConfigError: it is none of these. A mistake in the task must not look like a wrong answer.
     """
-    # A data frame makes 18 a float: that is not the task's way of writing it.
+    # A data frame turns 18 into a float, which is not how the task writes it.
     text = ground_truth if isinstance(ground_truth, str) else str(ground_truth).removesuffix(".0")
     number = text[text.rfind(_MARK) + len(_MARK) :] if _MARK in text else text.strip()
     match = _MARKED.match(number)

@@ -1,13 +1,13 @@
-"""verl's scorer for answers without a sandbox service (`prime_code`), by its names: an import line is all that changes.
+"""verl's scorer for answers without a sandbox service (`prime_code`), with its names: only the import line changes.
 
     score, metadata = compute_score(completion, test_cases, continuous=True)
     results, metadata = apps_check_correctness({"inputs": […], "outputs": […]}, program, timeout=5)
 
 verl runs answers in a fork of the trainer's own process. Here they run in the embedded sandbox, judged by `CodeJudge`.
-Outputs are compared as verl does: white space around lines and empty lines do not count, and numbers may differ by
-1e-5 of their size. Answers find the names of common modules (`Counter`, `sqrt`, `List`) without importing them.
+Outputs are compared as in verl: white space around lines and empty lines are ignored, and numbers may differ by a
+relative 1e-5. Answers can use names of common modules (`Counter`, `sqrt`, `List`) without importing them.
 
-Where the values differ from verl's is listed in docs/guides/verl-rewards.md.
+docs/guides/verl-rewards.md lists where the values differ from verl's.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ _BACKTICKS = re.compile(r"`+")
 def compute_score(
     completion: str, test_cases: str | Mapping[str, Any], continuous: bool = False
 ) -> tuple[bool | float, list[Metadata]]:
-    """Whether the Python program in `completion` passes all test cases; `continuous`: the share of the first ten.
+    """Return whether the Python program in `completion` passes all test cases; `continuous`: the share of the first 10.
 
-    The program is the last block fenced as python, or else the first fenced one. Without any, all of `completion` is
-    the program. Test cases have `inputs`, `outputs` and maybe `fn_name`, or any other form that `read_suite` reads.
+    The program is the last block fenced as python, or else the first fenced block. Without any, all of `completion` is
+    the program. Test cases have `inputs`, `outputs` and optionally `fn_name`, or any other form `read_suite` reads.
 
     Raises:
         GroundTruthError: `test_cases` cannot be read.
-        RewardError: our failure. There is no score then: 0 would blame the model for it.
+        RewardError: our failure. Then there is no score: 0 would blame the model for it.
     """
     program = program_in(completion)
     result = _judge(
         completion if program is None else program, test_cases, _TIMEOUT, "continuous" if continuous else "all"
     )
     assert result.score is not None
-    told = [_told(result, index) for index in range(len(result.cases))][: _FIRST_N if continuous else None]
+    details = [_case_metadata(result, index) for index in range(len(result.cases))][: _FIRST_N if continuous else None]
     if continuous:
-        return result.score, told
-    return result.score == 1.0, told
+        return result.score, details
+    return result.score == 1.0, details
 
 
 def apps_check_correctness(
     in_outs: str | Mapping[str, Any], generation: str, timeout: float = 10, debug: bool = True
 ) -> tuple[list[Result], list[Metadata]]:
-    """What the program `generation` does on each case, until one is not right; and one dict that says why it is not.
+    """Return the results of the program `generation` until a case fails, and one dict that explains the failure.
 
-    A result is True, False (a wrong answer), -1 (it crashed, ran out of `timeout` seconds or out of memory) or -2 (it
-    does not compile; then it is the only one). `debug` has no effect: nothing is printed here.
+    A result is True, False (a wrong answer), -1 (it crashed, or exceeded `timeout` seconds or its memory) or -2 (it
+    does not compile; then it is the only result). `debug` has no effect: nothing is printed.
 
     Raises:
         GroundTruthError, RewardError: as `compute_score`.
@@ -87,15 +87,15 @@ def apps_check_correctness(
                 results = [NOT_COMPILED]
             case _:
                 results.append(FAILED)
-        return results, [_told(result, case.index)]
+        return results, [_case_metadata(result, case.index)]
     return results, [{}]
 
 
 check_correctness = apps_check_correctness
-"""verl's own name for it, in `prime_code.utils`."""
+"""verl's name for it in `prime_code.utils`."""
 
 
-def _told(result: CodeResult, index: int) -> Metadata:
+def _case_metadata(result: CodeResult, index: int) -> Metadata:
     case = result.cases[index]
     if case.verdict in (CaseVerdict.PASSED, CaseVerdict.NOT_RUN):
         return {}
@@ -126,8 +126,8 @@ async def _judged(answer: str, suite: Suite, seconds: float, aggregation: str) -
 
 
 def _answer(program: str, suite: Suite) -> str:
-    """The program as the one block of an answer, whatever fences are in it."""
-    if suite.kind is SuiteKind.STDIO and "__future__" not in program:  # which has to come first
+    """Wrap the program as the only block of an answer, whatever fences it contains."""
+    if suite.kind is SuiteKind.STDIO and "__future__" not in program:  # such imports must come first
         program = _AROUND + program
     fence = "`" * max(3, 1 + max(map(len, _BACKTICKS.findall(program)), default=0))
     return f"{fence}python\n{program}\n{fence}"

@@ -1,4 +1,4 @@
-"""What a final reward is, whoever computes it. `final.load_reward` makes them by name."""
+"""The interface of final rewards. `registry.load_reward` creates them by name."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from toolyard.errors import ConfigError, RewardError
 
 
 class GroundTruthError(RewardError, ConfigError):
-    """The task has no ground truth that the reward could use: the task's fault, and the same again next time."""
+    """The task's ground truth is missing or unusable for the reward: the task's fault, so a retry does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalScore:
-    """What a final reward said."""
+    """The result of a final reward."""
 
     value: float
     """Finite."""
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What came with the score, in JSON's terms. `why`, where there is one, says in a line why it is not better."""
+    """What came with the score, as JSON. `why`, if present, says in one line why it is not higher."""
 
 
 class FinalReward(ABC):
-    """Scores whole responses, many at once. Whoever loaded it closes it, or uses it by `async with`."""
+    """Scores whole responses, many concurrently. Close it after loading it, or use it with `async with`."""
 
     name: str
     reads_the_task: ClassVar[bool] = False
-    """Whether `data_source` and `extra_info` can make a difference."""
+    """Whether `data_source` and `extra_info` can affect the score."""
 
     @abstractmethod
     async def score(
@@ -43,17 +43,17 @@ class FinalReward(ABC):
         *,
         deadline_seconds: float,
     ) -> FinalScore:
-        """What `solution_str` is worth. The same for the same arguments, as far as that lies with us.
+        """Score `solution_str`. Deterministic as far as we control it.
 
         Raises:
-            RewardError: it could not be computed within `deadline_seconds` of its turn, or not at all; the message
-                holds the traceback, if there is one. Time that the answer itself takes, within limits of the reward's
-                own, does not count.
-            GroundTruthError: the ground truth is missing or is not of the kind that this reward needs.
+            RewardError: it could not be computed within `deadline_seconds`, not counting the wait for a slot, or not at
+                all; the message has the traceback, if any. Time that the answer itself takes, within the reward's own
+                limits, does not count.
+            GroundTruthError: the ground truth is missing or has the wrong form for this reward.
         """
 
-    async def close(self) -> None:  # noqa: B027  (most rewards have nothing to give back)
-        """Give back what scoring opened: a sandbox, processes. After the last `score`; closing twice is allowed."""
+    async def close(self) -> None:  # noqa: B027  (most rewards have nothing to release)
+        """Release what scoring opened: a sandbox, processes. Call it after the last `score`; calling it twice is ok."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,7 +62,7 @@ class FinalReward(ABC):
         await self.close()
 
 
-# Options of a final reward, checked by the model that documents them.
+# Options of a final reward, validated by the model that documents them.
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -71,7 +71,7 @@ _VALUE_CHARS = 80
 
 
 def read_options(model: type[T], options: Mapping[str, Any], **fixed: Any) -> T:
-    """The settings that `options` are; `fixed` ones are no options.
+    """Build the settings from `options`; `fixed` ones cannot be set as options.
 
     Raises:
         ConfigError: an option is unknown or wrong; the message names it, and the known ones.

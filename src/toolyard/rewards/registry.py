@@ -1,19 +1,19 @@
-"""The final reward of a trajectory: by a name of ours, or by a function of the user's with verl's signature.
+"""Load the final reward of a trajectory: a built-in one by name, or your own function with verl's signature.
 
     gsm8k, gsm8k:flexible, gsm8k:strict     the last number, compared with the ground truth: see `rewards.gsm8k`
     math                                    the last formula, compared with the ground truth: see `rewards.math`
     code                                    the program, run on the test cases: 1.0 if it passes all. See `rewards.code`
-    code:fraction                           the share of them that it passes
-    code:continuous                         the share of the first `first_n`
-    default                                 whichever the task's data source needs: see `rewards.data_sources`
-    none                                    there is none
-    package.module:function                 found where Python looks, and in the current folder
+    code:fraction                           the share of test cases that it passes
+    code:continuous                         the share of the first `first_n` test cases
+    default                                 the reward for the task's data source: see `rewards.data_sources`
+    none                                    no final reward
+    package.module:function                 imported from Python's path or the current folder
     path/to/file.py:function
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, …}
 
-The function may be async. What it returns besides `score` is kept as metrics. A reward that could not be computed is a
-`RewardError`: never 0.
+The function may be async. What it returns besides `score` becomes metrics. A reward that could not be computed is a
+`RewardError`, never 0.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _NONE = "none"
 
 
 def load_reward(spec: str, options: Options | None = None) -> FinalReward | None:
-    """The final reward of that name; None for `none`. Nothing is opened before the first score.
+    """Load the final reward with that name; None for `none`. Nothing is opened before the first score.
 
     Args:
-        spec: One of the names above, or where a function is.
+        spec: One of the names above, or the location of a function.
         options: The reward's own settings. `code` takes those of `CodeSettings`, a function its keyword arguments.
 
-    The current folder and that of the file are appended to `sys.path`, as `--tools` does it.
+    The current folder and the file's folder are appended to `sys.path`, as with `--tools`.
 
     Raises:
-        ConfigError: there is no such name, module, file or function, it does not take verl's arguments, or not those
+        ConfigError: there is no such name, module, file or function, or it does not take verl's arguments or these
             options.
         MissingDependencyError: it needs a package that is not installed.
     """
     given = dict(options or {})
     try:
         if spec == _NONE:
-            _take_none(given)
+            _refuse_options(given)
             return None
         if spec in _NAMED:
             return _NAMED[spec](spec, given)
-        # Python has modules `code` and `math` too, which nobody means here.
+        # Python also has modules `code` and `math`, which are never meant here.
         if ":" not in spec or spec.partition(":")[0] in _OURS:
             raise ConfigError(f"expected one of {_FORMS}")
         function = load_function(spec)
@@ -76,16 +76,16 @@ def load_reward(spec: str, options: Options | None = None) -> FinalReward | None
     return FunctionReward(spec, function, given)
 
 
-def _take_none(options: Options) -> None:
+def _refuse_options(options: Options) -> None:
     if options:
         raise ConfigError(f"takes no options, but was given {', '.join(options)}")
 
 
-# Those with a name ----------------------------------------------------------------------------------------------------
+# Built-in rewards -----------------------------------------------------------------------------------------------------
 
 
 def _gsm8k(name: str, options: Options) -> FinalReward:
-    _take_none(options)
+    _refuse_options(options)
     return Gsm8kReward(name, "strict" if name.endswith(":strict") else "flexible")
 
 
@@ -115,13 +115,13 @@ _NAMED: Mapping[str, Callable[[str, Options], FinalReward]] = {
     "code:continuous": _code,
     "default": _default,
 }
-"""What they need is imported when they are asked for."""
+"""Their dependencies are imported on demand."""
 _OURS = {name.partition(":")[0] for name in _NAMED} | {_NONE}
 _FORMS = f"{', '.join((*_NAMED, _NONE))}, module:function or path/to/file.py:function"
 
 
 class Gsm8kReward(FinalReward):
-    """Runs where it is called: it takes microseconds, and never hangs."""
+    """Runs directly in the event loop: it takes microseconds and never hangs."""
 
     def __init__(self, name: str, method: gsm8k.Method) -> None:
         self.name = name
@@ -144,11 +144,11 @@ class Gsm8kReward(FinalReward):
             raise GroundTruthError(f"reward {self.name!r}: {error}") from None
 
 
-# The final reward that each task's data source needs, by the table of `rewards.data_sources`.
+# The final reward for each task's data source, from the table in `rewards.data_sources`.
 
 
 class DefaultReward(FinalReward):
-    """Others behind one name, each loaded when the first task needs it. Its options are those of `code`."""
+    """Several rewards under one name, each loaded when the first task needs it. Its options are those of `code`."""
 
     reads_the_task: ClassVar[bool] = True
 
@@ -180,14 +180,14 @@ class DefaultReward(FinalReward):
         )
 
     async def close(self) -> None:
-        async with AsyncExitStack() as stack:  # all of them, also if one cannot be closed
+        async with AsyncExitStack() as stack:  # all of them, even if closing one fails
             while self._loaded:
                 stack.push_async_callback(self._loaded.popitem()[1].close)
 
     def _for(self, data_source: str) -> FinalReward:
         scorer = scorer_for(data_source)
         options = code_settings(data_source, self._options)
-        # A function's id stays its own: the reward holds it.
+        # The id stays unique: the reward keeps the function alive.
         key = scorer if isinstance(scorer, str) else id(scorer), options != self._options
         found = self._loaded.get(key)
         if found is None:
@@ -198,7 +198,7 @@ class DefaultReward(FinalReward):
         if not isinstance(scorer, str):
             return FunctionReward(getattr(scorer, "__qualname__", str(scorer)), scorer)
         loaded = load_reward(scorer, options if scorer.partition(":")[0] == "code" else None)
-        assert loaded is not None  # the table does not take `none`
+        assert loaded is not None  # the table never contains `none`
         return loaded
 
 
@@ -206,10 +206,10 @@ class DefaultReward(FinalReward):
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function. A file is run anew each time; a module is imported once, as modules are.
+    """Load the function. A file is run again each time; a module is imported once, as usual.
 
     Raises:
-        ConfigError: there is no such module, file or name, or it is no function; importing it failed.
+        ConfigError: there is no such module, file or name, it is not a function, or importing it failed.
     """
     place, _, name = spec.rpartition(":")
     if not place or not name:
@@ -223,19 +223,19 @@ def load_function(spec: str) -> Callable[..., Any]:
             raise ConfigError(f"{place} has no {name!r}; functions in it: {there}")
         found = getattr(found, step)
     if not callable(found):
-        raise ConfigError(f"{name} is a {type(found).__name__}, and cannot be called")
+        raise ConfigError(f"{name} is a {type(found).__name__} and cannot be called")
     return found
 
 
 def _module(name: str) -> ModuleType:
-    _search(os.getcwd())
+    _add_to_path(os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"there is no module {error.name!r} where Python looks for them, nor in the current folder; install "
-                "it, name its folder in PYTHONPATH, or write path/to/file.py:function"
+                f"no module named {error.name!r} on Python's path or in the current folder; install it, add its "
+                "folder to PYTHONPATH, or write path/to/file.py:function"
             ) from None
         raise ConfigError(f"importing {name} failed: {error}") from error
     except (Exception, SystemExit) as error:
@@ -244,11 +244,11 @@ def _module(name: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not os.path.isfile(path):
-        raise ConfigError(f"there is no file {str(path)!r} (current folder: {os.getcwd()})")
+        raise ConfigError(f"no such file: {str(path)!r} (current folder: {os.getcwd()})")
     path = path.absolute()
-    _search(os.getcwd())
-    _search(str(path.parent))
-    # A name that no module has, so that a file called json.py is nobody's json.
+    _add_to_path(os.getcwd())
+    _add_to_path(str(path.parent))
+    # A unique name, so that a file called json.py does not shadow the json module.
     name = f"toolyard_reward_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -265,6 +265,6 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _search(folder: str) -> None:
+def _add_to_path(folder: str) -> None:
     if folder not in sys.path:
-        sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+        sys.path.append(folder)  # last, so that a json.py there does not shadow the json module

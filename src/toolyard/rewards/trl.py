@@ -1,12 +1,12 @@
-"""Our rewards as TRL's `reward_funcs`. TRL itself is not needed here.
+"""Our rewards as TRL's `reward_funcs`. TRL itself is not required.
 
-    GRPOTrainer(reward_funcs=[trl_reward()], …)                    # by the data set's column `data_source`
-    GRPOTrainer(reward_funcs=[trl_reward("gsm8k"), my_own], …)     # by one of ours, whatever the data source
+    GRPOTrainer(reward_funcs=[trl_reward()], …)                    # by the dataset's column `data_source`
+    GRPOTrainer(reward_funcs=[trl_reward("gsm8k"), my_own], …)     # a built-in reward, for any data source
     GRPOTrainer(reward_funcs=[trl_reward("code:fraction", rate_limit=64)], …)
 
-Columns of the data set: `ground_truth`, or verl's `reward_model` with a `ground_truth` in it; `data_source`, where the
-reward depends on it; `extra_info`, if there is one. All answers of a batch are scored at once. One whose reward could
-not be computed is None, which TRL (1.16) leaves out of its group's mean and does not train on.
+Dataset columns: `ground_truth`, or verl's `reward_model` with a `ground_truth` in it; `data_source`, if the reward
+depends on it; `extra_info`, if there is one. All answers of a batch are scored concurrently. If a reward could not be
+computed it is None, which TRL (1.16) leaves out of its group's mean and does not train on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolyard.rewards.registry import FinalReward, FunctionReward, load_reward
 
 _log = logging.getLogger(__name__)
 
-_REASONS_TOLD = 3
+_REASONS_SHOWN = 3
 
 
 def trl_reward(
@@ -36,13 +36,13 @@ def trl_reward(
     deadline_seconds: float = DEADLINE_SECONDS,
     **options: Any,
 ) -> TrlReward:
-    """A function for `reward_funcs`.
+    """Create a function for `reward_funcs`.
 
     Args:
-        reward: A name that `load_reward` knows, or a function with verl's arguments, which may be async.
-        name: As TRL reports it (`rewards/<name>/mean`). None: by the reward's own name.
-        data_source: Of all rows, where the data set has no such column.
-        deadline_seconds: For each answer, once its turn has come.
+        reward: A name that `load_reward` accepts, or a function with verl's arguments, which may be async.
+        name: The name TRL reports (`rewards/<name>/mean`). None: the reward's own name.
+        data_source: For all rows, if the dataset has no such column.
+        deadline_seconds: Time limit per answer, not counting the wait for a slot.
         options: The reward's own settings, as for `load_reward`.
 
     Raises:
@@ -57,7 +57,7 @@ def trl_reward(
 
 
 class TrlReward:
-    """Made by `trl_reward`. It can be pickled if the function can: what it opens stays in the process."""
+    """Created by `trl_reward`. It can be pickled if the function can: what it opens stays in the process."""
 
     def __init__(
         self,
@@ -77,19 +77,20 @@ class TrlReward:
     def __call__(
         self, prompts: Sequence[Any] | None = None, completions: Sequence[Any] = (), **columns: Any
     ) -> list[float | None]:
-        """
+        """Score a batch.
+
         Args:
-            prompts: Not looked at.
-            completions: Texts, or lists of messages, of which the assistant's count.
-            columns: Of the data set, one value for each completion.
+            prompts: Ignored.
+            completions: Texts, or lists of messages, of which the assistant's are scored.
+            columns: Dataset columns, with one value per completion.
 
         Raises:
-            ConfigError: there is no ground truth among the columns, or a data source has no reward.
+            ConfigError: no column has the ground truth, or a data source has no reward.
         """
         sources = columns.get("data_source") or [self._data_source or ""] * len(completions)
         if self._reward == "default":
             for source in set(sources):
-                scorer_for(source)  # a mistake in the set-up, and not in some of its answers
+                scorer_for(source)  # a configuration error, not an answer's
         extras = columns.get("extra_info") or [None] * len(completions)
         rows = zip(sources, map(_text, completions), _ground_truths(columns), extras, strict=True)
         return blocking.run(self._score_all(list(rows)))
@@ -115,8 +116,8 @@ class TrlReward:
         if mistakes:
             raise mistakes[0]
         if why:
-            told = "\n".join(sorted(set(why))[:_REASONS_TOLD])
-            _log.warning("%s: %d of %d answers have no reward:\n%s", self.__name__, len(why), len(rows), told)
+            shown = "\n".join(sorted(set(why))[:_REASONS_SHOWN])
+            _log.warning("%s: %d of %d answers have no reward:\n%s", self.__name__, len(why), len(rows), shown)
         return [score.result() for score in scores]
 
     async def _loaded(self) -> FinalReward:
@@ -133,12 +134,12 @@ def _ground_truths(columns: Mapping[str, Any]) -> Sequence[Any]:
     if "reward_model" in columns:
         return [model.get("ground_truth") for model in columns["reward_model"]]
     raise ConfigError(
-        f"the data set has neither a column 'ground_truth' nor verl's 'reward_model'; it has {', '.join(columns)}"
+        f"the dataset has neither a column 'ground_truth' nor verl's 'reward_model'; it has {', '.join(columns)}"
     )
 
 
 def _text(completion: Any) -> str:
-    """What the model said: of messages, the assistant's, and of their parts, those that are text."""
+    """Return the model's text: the assistant's messages, and of their parts those that are text."""
     if isinstance(completion, str):
         return completion
     messages = cast("Sequence[Mapping[str, Any]]", completion)

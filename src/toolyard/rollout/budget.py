@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
-from toolyard.tools.policy import Keep, KeepOrOldWord
+from toolyard.tools.policy import Keep, KeepOrVerlName
 
 
 class RolloutLimits(BaseModel):
@@ -21,7 +21,7 @@ class RolloutLimits(BaseModel):
     """Messages in which no call could be read."""
     max_tool_response_length: PositiveInt = 1024
     """Of one result. Longer ones are cut, and the cut is marked."""
-    tool_response_truncate_side: KeepOrOldWord = Keep.BOTH
+    tool_response_truncate_side: KeepOrVerlName = Keep.BOTH
     """What is kept: head, tail or both. verl's left, right and middle are understood as verl ≥ 0.8 does."""
     max_image_bytes: NonNegativeInt = 16 << 20
     """Of all images of a request together, in bytes. Those for which there is no room are hidden: the model is told of

@@ -1,4 +1,4 @@
-"""Tasks: rows of data sets, read from files or bundled."""
+"""Tasks: rows of datasets, read from files or bundled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tasks that come with Toolyard, by name.
+"""Tasks that ship with Toolyard, by name.
 
-`word-problems`: sixty grade-school problems written for this project, the easiest first, in GSM8K's shape. Their
-`expression` computes the answer, so that a test can hold each to it.
+`word-problems`: sixty grade-school problems written for this project, the easiest first, in GSM8K's format. Their
+`expression` computes the answer, so that a test can verify each one.
 """
 
 from __future__ import annotations

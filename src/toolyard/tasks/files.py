@@ -1,7 +1,7 @@
-"""Tasks from files: JSON lines, one JSON array, or parquet.
+"""Read tasks from files: JSON lines, one JSON array, or parquet.
 
-JSON lines are read one by one, so that a file may be larger than memory; of the rows before, only their ids are kept.
-An array (`.json`) is read at once, parquet in batches.
+JSON lines are read one by one, so a file may be larger than memory; only the ids of previous rows are kept. An array
+(`.json`) is read at once, parquet in batches.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from toolyard.tasks.rows import Shape, Wording, ids_of, shape_of, task_of_row
 OnBadRow = Literal["raise", "skip"]
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A line beyond this is a bad row: far more likely a file without line ends than a task."""
+"""A longer line is a bad row: most likely the file has no line ends."""
 _CHUNK_BYTES = 1024 * 1024
 _HEAD_BYTES = 4096
-"""In which an array must begin."""
+"""An array must start within this many bytes."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _SUFFIXES = (*_JSON_SUFFIXES, *(f"{suffix}.gz" for suffix in _JSON_SUFFIXES), ".parquet")
 _BOM = b"\xef\xbb\xbf"
@@ -39,15 +39,15 @@ _SHOWN_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that makes no task."""
+    """A row that is not a valid task."""
 
     file: str
     unit: str
     """line or row."""
     number: int
-    """From 1 on."""
+    """Counted from 1."""
     problem: str
-    """Field, value and way out."""
+    """The field, the value and how to fix it."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.unit} {self.number}: {self.problem}"
@@ -55,7 +55,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """A row as it is in the file, or what keeps it from being read."""
+    """A row as it is in the file, or why it cannot be read."""
 
     unit: str
     number: int
@@ -64,7 +64,7 @@ class RawRow:
 
 
 class TaskReader(Iterator[Task]):
-    """The tasks of one file, in its order, and the count of what was read so far. Made by `read_tasks`."""
+    """Iterates over the tasks of one file, in order, and counts what was read. Created by `read_tasks`."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class TaskReader(Iterator[Task]):
         self.stem = stem
         self.tasks = 0
         self.bad = 0
-        """Rows that were skipped."""
+        """Number of skipped rows."""
         self.ended = False
-        """Every row of the file has been read."""
+        """Whether every row of the file has been read."""
         self.shapes: Counter[Shape] = Counter()
         self._wording = wording
         self._on_bad_row: OnBadRow = on_bad_row
@@ -91,9 +91,10 @@ class TaskReader(Iterator[Task]):
         self._rows = raw_rows(path)
 
     def __next__(self) -> Task:
-        """
+        """Return the next task.
+
         Raises:
-            TaskError: a row is bad and such are not skipped; the file cannot be read on; it has no task at all.
+            TaskError: a row is bad and bad rows are not skipped; the file cannot be read further; or it has no tasks.
         """
         if self.tasks == self._limit:
             self._rows.close()
@@ -110,7 +111,7 @@ class TaskReader(Iterator[Task]):
             return task
         self.ended = True
         if not self.tasks:
-            raise TaskError(f"{self.path}: {f'all {self.bad} rows are bad' if self.bad else 'there are no rows in it'}")
+            raise TaskError(f"{self.path}: {f'all {self.bad} rows are bad' if self.bad else 'it has no rows'}")
         raise StopIteration
 
     def _task(self, raw: RawRow) -> tuple[Task, Shape]:
@@ -120,17 +121,17 @@ class TaskReader(Iterator[Task]):
         return task_of_row(raw.value, self._id(raw), self._wording), shape
 
     def _id(self, raw: RawRow) -> str:
-        """The row's own, or what its index says, or its place in the file: the same whenever the file is the same."""
+        """Return the row's own id, or one from its index or its position: always the same for the same file."""
         own, of_index = ids_of(raw.value, self.stem)
         if own is not None and own in self._ids:
-            raise TaskError(f"id: {own!r} is the id of an earlier row too; ids must differ, or be left out")
+            raise TaskError(f"id: {own!r} is also the id of an earlier row; ids must be unique or omitted")
         place = f"{self.stem}-{raw.number:06d}"
-        # Data sets that were merged count from 0 again.
+        # Merged datasets restart counting at 0.
         candidates = [own] if own is not None else [name for name in (of_index, place) if name is not None]
         for candidate in candidates:
             if candidate not in self._ids:
                 return candidate
-        raise TaskError(f"id: there is none, and {place!r}, its place in the file, is the id of an earlier row")
+        raise TaskError(f"id: missing, and its position in the file, {place!r}, is the id of an earlier row")
 
     def _skip(self, bad: BadRow) -> None:
         if self._on_bad_row == "raise":
@@ -150,8 +151,8 @@ def open_tasks(
     instruction: str | None = None,
     data_source: str | None = None,
 ) -> TaskReader:
-    """Like `read_tasks`, where the name of a bundled set does as well as a path. Such a name comes first: a file called
-    the same is `./word-problems`."""
+    """Like `read_tasks`, but also accepts the name of a bundled set, which takes precedence: a file with the same name
+    is `./word-problems`."""
     found = bundled.find(name_or_path)
     return read_tasks(
         name_or_path if found is None else found.path,
@@ -174,14 +175,14 @@ def read_tasks(
     instruction: str | None = None,
     data_source: str | None = None,
 ) -> TaskReader:
-    """The tasks of a file: `.jsonl`, `.ndjson`, `.json` (each also with `.gz`) or `.parquet`.
+    """Read the tasks of a file: `.jsonl`, `.ndjson`, `.json` (each also with `.gz`) or `.parquet`.
 
-    Bad rows raise, or with `on_bad_row="skip"` are told to `report`, counted and left out. What is wrong with the file
-    as a whole always raises. `limit` counts tasks, not rows. The rest changes rows: see `Wording`.
+    Bad rows raise, or with `on_bad_row="skip"` are passed to `report`, counted and skipped. Problems with the file as a
+    whole always raise. `limit` counts tasks, not rows. The other arguments change rows: see `Wording`.
 
     Raises:
-        TaskError: the file is missing, is none of those kinds or, while it is iterated, is bad.
-        ConfigError: `limit` or `on_bad_row` is wrong.
+        TaskError: the file is missing, has an unknown type or, while iterating, is bad.
+        ConfigError: `limit` or `on_bad_row` is invalid.
         MissingDependencyError: it is parquet, and pyarrow is not installed.
     """
     if on_bad_row not in ("raise", "skip"):
@@ -194,7 +195,7 @@ def read_tasks(
 
 
 def stem_of(path: Path) -> str:
-    """The name without what says its kind."""
+    """Return the name without its suffix."""
     suffix = _suffix_of(path)
     return path.name.removesuffix(path.name[len(path.name) - len(suffix or "") :]) or path.name
 
@@ -208,7 +209,7 @@ def _suffix_of(path: Path) -> str | None:
 
 
 def raw_rows(path: Path) -> Generator[RawRow]:
-    """The rows of a file as they are. What can be said of the file without reading it is said at once.
+    """Yield the rows of a file unchanged. Errors that show without reading the file are raised immediately.
 
     Raises:
         TaskError, MissingDependencyError: as in `read_tasks`.
@@ -217,12 +218,12 @@ def raw_rows(path: Path) -> Generator[RawRow]:
     if os.path.isdir(path):
         files = sorted(child.name for child in path.iterdir() if _suffix_of(child))
         inside = ", ".join(files[:_SHOWN_NAMES]) + (", …" if len(files) > _SHOWN_NAMES else "")
-        raise TaskError(f"{path}: is a folder; name a file in it: {inside or 'there is none of tasks'}")
-    if not os.path.exists(path):  # pathlib's raises for a name that is too long
+        raise TaskError(f"{path}: is a folder; name a file in it: {inside or 'it has no task files'}")
+    if not os.path.exists(path):  # pathlib's version raises if the name is too long
         names = ", ".join(bundled.NAMES)
-        raise TaskError(f"{path}: there is no such file; sets that come with Toolyard, by name: {names}")
+        raise TaskError(f"{path}: no such file; names of bundled sets: {names}")
     if suffix is None:
-        raise TaskError(f"{path}: what kind of file is it? Its name should end in one of {', '.join(_SUFFIXES)}")
+        raise TaskError(f"{path}: unknown file type; its name must end in one of {', '.join(_SUFFIXES)}")
     if suffix == ".parquet":
         from toolyard.tasks.parquet_pyarrow import read_parquet
 
@@ -242,7 +243,7 @@ def _json_rows(path: Path, *, packed: bool, may_be_array: bool) -> Generator[Raw
                     yield from _numbered(_array(path, file.read()))
                     return
             yield from _lines(file)
-    except (OSError, EOFError, zlib.error) as error:  # a damaged archive, or a disk
+    except (OSError, EOFError, zlib.error) as error:  # a damaged archive, or a disk error
         raise TaskError(f"{path}: cannot be read: {error}") from None
 
 
@@ -264,7 +265,7 @@ def _lines(file: BufferedIOBase) -> Generator[RawRow]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            yield RawRow("line", number, problem=f"has more than {MAX_LINE_BYTES:,} bytes; are there line ends at all?")
+            yield RawRow("line", number, problem=f"has more than {MAX_LINE_BYTES:,} bytes; does it have line ends?")
             while line and not line.endswith(b"\n"):
                 line = file.readline(_CHUNK_BYTES)
             continue
@@ -278,9 +279,10 @@ def _lines(file: BufferedIOBase) -> Generator[RawRow]:
 
 
 def _decoded(content: bytes) -> Any:
-    """
+    """Decode a row.
+
     Raises:
-        ValueError: it is no JSON, or no text that could be given to a model.
+        ValueError: it is not JSON, or cannot be given to a model.
     """
     try:
         found: Any = json.loads(content.decode(), parse_constant=_no_constant)
@@ -289,7 +291,7 @@ def _decoded(content: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte {content[error.start]:#04x} at byte {error.start + 1}") from None
     except UnicodeEncodeError:
-        raise ValueError("a \\ud… escape stands alone: half a character, which no tokenizer can read") from None
+        raise ValueError("a lone \\ud… escape is half a character, which no tokenizer can read") from None
     except json.JSONDecodeError as error:
         near = error.doc[max(0, error.pos - 20) : error.pos + 20]
         raise ValueError(f"not valid JSON: {error.msg} (character {error.pos + 1}, near {near!r})") from None
@@ -299,4 +301,4 @@ def _decoded(content: bytes) -> Any:
 
 
 def _no_constant(word: str) -> float:
-    raise ValueError(f"not valid JSON: {word} is not a number there")
+    raise ValueError(f"not valid JSON: {word} is not a JSON number")

@@ -1,4 +1,4 @@
-"""Rows of a parquet file, and such a file from rows."""
+"""Read and write parquet files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from toolyard.errors import MissingDependencyError, TaskError
 from toolyard.messages import JSON
 
 try:
-    pyarrow: Any = import_module("pyarrow")  # whose annotations say little
+    pyarrow: Any = import_module("pyarrow")  # it is barely annotated
     parquet: Any = import_module("pyarrow.parquet")
 except ImportError as error:
     raise MissingDependencyError("pyarrow", "parquet", "reading and writing parquet files") from error
 
 _ROWS_READ = 256
-"""Held in memory at once: a row of a data set of images may have megabytes."""
+"""Maximum rows in memory: a row of an image dataset may have megabytes."""
 _ROWS_WRITTEN = 4096
-"""In one row group."""
+"""Rows per row group."""
 
 
 def read_parquet(path: Path) -> Iterator[JSON | TaskError]:
-    """All rows in their order; an error in place of one that cannot be decoded.
+    """Yield all rows in order; an error in place of one that cannot be decoded.
 
     Raises:
-        TaskError: the file is no parquet file, or is damaged.
+        TaskError: the file is not parquet, or is damaged.
     """
     try:
         with parquet.ParquetFile(path) as file:
@@ -42,12 +42,12 @@ def _rows_of(batch: Any) -> Iterable[JSON | TaskError]:
     except (ValueError, KeyError, OverflowError) as error:
         if batch.num_rows == 1:
             return [TaskError(f"the row cannot be decoded: {error}")]
-        # One bad row must not cost the others of its batch.
+        # One bad row must not lose the others of its batch.
         return [row for index in range(batch.num_rows) for row in _rows_of(batch.slice(index, 1))]
 
 
 def write_parquet(path: Path, rows: Iterable[JSON]) -> int:
-    """Write `rows`, all of one shape; returns how many. Of no rows it makes no file."""
+    """Write `rows`, all with the same fields; return their number. Without rows, no file is written."""
     written, writer, batch = 0, None, list[JSON]()
     try:
         for row in rows:

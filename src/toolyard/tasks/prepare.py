@@ -1,4 +1,4 @@
-"""Data sets in verl's shape, from what they are published as."""
+"""Convert published datasets to verl's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUFFIXES = (".jsonl", ".parquet")
 
 @dataclass(slots=True)
 class Prepared:
-    """What `prepare_gsm8k` did."""
+    """The result of `prepare_gsm8k`."""
 
     read: int = 0
     written: int = 0
@@ -43,16 +43,16 @@ def prepare_gsm8k(
     skip_bad_rows: bool = False,
     force: bool = False,
 ) -> Prepared:
-    """Write rows of GSM8K's shape as verl's, with the kwargs of `calc_gsm8k_reward` and `code_interpreter`.
+    """Write rows in GSM8K's format as verl's, with the kwargs of `calc_gsm8k_reward` and `code_interpreter`.
 
-    `source` is a file, or the name of a bundled set; `destination` ends in `.jsonl` or `.parquet`. It appears whole or
-    not at all, and takes the place of another file only with `force`. `split` is the source's name if None;
-    `extra_info.index` counts the source's rows from 0, bad ones too. An empty `system` makes no system message. `limit`
-    counts rows that are written.
+    `source` is a file, or the name of a bundled set; `destination` ends in `.jsonl` or `.parquet`. It is written
+    completely or not at all, and replaces an existing file only with `force`. `split` defaults to the source's name;
+    `extra_info.index` counts the source's rows from 0, including bad ones. An empty `system` means no system message.
+    `limit` counts written rows.
 
     Raises:
-        TaskError: a row is bad and such are not skipped, or none is left; the source cannot be read.
-        ConfigError: the destination is there already, or cannot be written, or is of no such kind.
+        TaskError: a row is bad and bad rows are not skipped, or none is left; the source cannot be read.
+        ConfigError: the destination already exists, cannot be written, or has an unknown type.
         MissingDependencyError: parquet without pyarrow.
     """
     found = bundled.find(source)
@@ -60,7 +60,7 @@ def prepare_gsm8k(
     wording = Wording(system=system, data_source=None if found is None else found.data_source)
     write = _writer_for(target)
     if target.exists() and not force:
-        raise ConfigError(f"{destination}: is there already; --force replaces it")
+        raise ConfigError(f"{destination}: already exists; --force replaces it")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit {limit}: expected at least 1, or None for all rows")
     done = Prepared()
@@ -73,7 +73,7 @@ def prepare_gsm8k(
 def _gsm8k_tasks(
     origin: Path, rows: Iterator[RawRow], wording: Wording, skip: bool, done: Prepared
 ) -> Iterator[tuple[int, Task]]:
-    """Each with the number of its row."""
+    """Yield each task with the number of its row."""
     for raw in rows:
         done.read += 1
         try:
@@ -91,7 +91,7 @@ def _gsm8k_tasks(
         done.written += 1
         yield done.read - 1, task
     if not done.written:
-        why = f"all {done.read} rows are bad" if done.read else "there are no rows in it"
+        why = f"all {done.read} rows are bad" if done.read else "it has no rows"
         raise TaskError(f"{origin}: {why}")
 
 
@@ -123,7 +123,7 @@ def _writer_for(target: Path) -> _Writer:
 
         return write_parquet
     if target.suffix != ".jsonl":
-        raise ConfigError(f"{target}: its name should end in {' or '.join(_SUFFIXES)}, which says how it is written")
+        raise ConfigError(f"{target}: its name must end in {' or '.join(_SUFFIXES)}, which determines the format")
     return write_lines
 
 
@@ -134,7 +134,7 @@ def write_lines(path: Path, rows: Iterable[JSON]) -> None:
 
 
 def write_whole(target: Path, write: _Writer, rows: Iterable[JSON]) -> None:
-    """Have `write` make the file: it appears whole or not at all.
+    """Write the file with `write`, completely or not at all.
 
     Raises:
         ConfigError: it cannot be written.
@@ -144,10 +144,10 @@ def write_whole(target: Path, write: _Writer, rows: Iterable[JSON]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write(partial, rows)
         with partial.open("rb") as written:
-            os.fsync(written.fileno())  # or a power cut could leave the name with nothing behind it
+            os.fsync(written.fileno())  # otherwise a power failure could leave an empty file
         os.replace(partial, target)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
     finally:
-        with contextlib.suppress(OSError):  # there is none, or not even its folder
+        with contextlib.suppress(OSError):  # it does not exist, or not even its folder
             partial.unlink()

@@ -1,15 +1,15 @@
-"""From a row of a data set to a `Task`. Three shapes are known, told apart row by row:
+"""Convert a row of a dataset to a `Task`. Three formats are supported, detected row by row:
 
     {"prompt": [{"role": …, "content": …}], "data_source": …, "reward_model": {"ground_truth": …}, "extra_info": {…}}
     {"question": …, "answer": "… #### 18"}
     {"prompt": "…" or [{"role": …}], "answer": …}
 
-The first is verl's, the second GSM8K's own, the third plain; `ground_truth` stands for `answer` just as well there.
-Every shape may bring `id`, `system`, `data_source`, `extra_info`, `tools_kwargs` and `interaction_kwargs`. What else a
-row has is handed to reward functions in `extra_info`.
+The first is verl's, the second GSM8K's own, the third plain; there `ground_truth` may replace `answer`. Every format
+may have `id`, `system`, `data_source`, `extra_info`, `tools_kwargs` and `interaction_kwargs`. Other fields of a row are
+passed to reward functions in `extra_info`.
 
-A null in `extra_info`, in kwargs or in a message is the same as nothing: parquet fills every struct with the keys of
-all rows, so the null may never have been anybody's. In a ground truth nulls are kept.
+A null in `extra_info`, in kwargs or in a message counts as absent: parquet fills every struct with the keys of all
+rows, so the null may not have been in the data. In a ground truth nulls are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toolyard.tasks.protocol import Task
 GSM8K_SOURCE = "openai/gsm8k"
 GSM8K_INSTRUCTION = "Let's think step by step and output the final answer after `####`."
 GSM8K_TOOLS = ("calc_gsm8k_reward", "code_interpreter")
-"""The tools that rows of GSM8K bring kwargs for. A run that does not have them leaves their kwargs out."""
+"""The tools that rows of GSM8K have kwargs for. A run without these tools ignores their kwargs."""
 
 _ROLES = ("system", "user", "assistant", "tool")
 _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
@@ -38,7 +38,7 @@ _VALUE_CHARS = 80
 
 
 class Shape(StrEnum):
-    """How a row is written: see above."""
+    """The format of a row: see above."""
 
     VERL = "verl"
     GSM8K = "gsm8k"
@@ -50,29 +50,29 @@ _FIELDS = {
     Shape.GSM8K: _SHARED_FIELDS | {"question", "answer"},
     Shape.PLAIN: _SHARED_FIELDS | {"prompt", "answer", "ground_truth"},
 }
-"""By shape, what has a meaning of its own; all other fields go to `extra_info`."""
+"""Fields with a meaning of their own, by format; all others go to `extra_info`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What is changed about every row of a file."""
+    """Changes applied to every row of a file."""
 
     system: str | None = None
-    """Takes the place of the row's system message, or is put before the others. Empty: no system message at all."""
+    """Replaces the row's system message, or is put before the others. Empty: no system message at all."""
     instruction: str | None = None
-    """Added to the last user's message, unless it is there. None: GSM8K's rows get `GSM8K_INSTRUCTION`, others none."""
+    """Appended to the last user message, unless already there. None: `GSM8K_INSTRUCTION` for GSM8K's rows only."""
     data_source: str | None = None
-    """Of rows that do not say. None: openai/gsm8k for GSM8K's rows, unknown for others."""
+    """For rows without one. None: openai/gsm8k for GSM8K's rows, unknown for others."""
 
 
 AS_WRITTEN = Wording()
 
 
 def task_of_row(row: Any, task_id: str, wording: Wording = AS_WRITTEN) -> Task:
-    """The task that `row` describes. Numpy's arrays and numbers in it are taken as lists and numbers.
+    """Convert `row` to a task. Numpy arrays and numbers in it become lists and numbers.
 
-    Rows of GSM8K get kwargs for `GSM8K_TOOLS`, as the seeds' data has them, whatever tools the run will have: whoever
-    plays a task leaves out the kwargs of tools that are not there.
+    Rows of GSM8K get kwargs for `GSM8K_TOOLS`, as in verl's data, whatever tools the run has: a run ignores the kwargs
+    of tools that it does not have.
 
     Raises:
         TaskError: a field is missing or wrong; the message names it, but not the file.
@@ -95,7 +95,7 @@ def task_of_row(row: Any, task_id: str, wording: Wording = AS_WRITTEN) -> Task:
         if shape is Shape.GSM8K:
             kwargs = {**gsm8k_kwargs(truth), **kwargs}
         elif extra.get("need_tools_kwargs") is True and not kwargs:
-            raise TaskError("extra_info.need_tools_kwargs is true, but there are no extra_info.tools_kwargs")
+            raise TaskError("extra_info.need_tools_kwargs is true, but extra_info.tools_kwargs is missing")
         return Task(
             id=task_id,
             messages=_worded(_messages(given, shape), _text(given, "system"), shape, wording),
@@ -110,7 +110,7 @@ def task_of_row(row: Any, task_id: str, wording: Wording = AS_WRITTEN) -> Task:
 
 
 def shape_of(row: Any) -> Shape:
-    """Which shape a row has, by the fields it has.
+    """Return the format of a row, by its fields.
 
     Raises:
         TaskError: none of the three.
@@ -124,18 +124,18 @@ def shape_of(row: Any) -> Shape:
         return Shape.GSM8K
     fields = ", ".join(sorted(there)) or "none"
     raise TaskError(
-        f"neither 'prompt' nor 'question' is there; fields: {_cut(fields)}; expected prompt and answer, question and "
+        f"it has neither 'prompt' nor 'question'; fields: {_cut(fields)}; expected prompt and answer, question and "
         "answer, or verl's prompt and reward_model"
     )
 
 
 def ids_of(row: Any, stem: str) -> tuple[str | None, str | None]:
-    """The id that the row gives itself, and the one that `extra_info` makes of its split and index, if there are such.
+    """Return the row's own id, and the one made from the split and index in `extra_info`, if they exist.
 
-    `stem` takes the place of a split that is not said.
+    `stem` replaces a missing split.
 
     Raises:
-        TaskError: `id` is neither a text nor a whole number.
+        TaskError: `id` is neither a string nor an integer.
     """
     if not isinstance(row, Mapping):
         return None, None
@@ -143,7 +143,7 @@ def ids_of(row: Any, stem: str) -> tuple[str | None, str | None]:
     own = _as_id(given)
     if given is not None and own is None:
         raise TaskError(
-            f"id: expected a whole number or a text of at most {_ID_CHARS} printable characters, not {_short(given)}"
+            f"id: expected an integer or a string of at most {_ID_CHARS} printable characters, not {_short(given)}"
         )
     extra: Any = row.get("extra_info")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if not isinstance(extra, Mapping):
@@ -164,7 +164,7 @@ def _of_reward_model(row: JSON) -> Any:
     if not isinstance(model, dict):
         raise TaskError(f"reward_model: expected an object with ground_truth, not {_short(model)}")
     if "ground_truth" not in model:
-        raise TaskError("reward_model.ground_truth is missing; null says that there is none")
+        raise TaskError("reward_model.ground_truth is missing; use null if there is none")
     return model["ground_truth"]  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -172,7 +172,7 @@ def _number(row: JSON) -> str:
     answer = row.get("answer")
     if answer is None:
         raise TaskError(
-            "answer is missing; a row with 'question' is read as GSM8K's, whose answer ends in '#### number'"
+            "answer is missing; a row with 'question' is taken as GSM8K's, whose answer ends in '#### number'"
         )
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise TaskError(f"answer: expected a solution that ends in '#### number', not {_short(answer)}")
@@ -180,7 +180,7 @@ def _number(row: JSON) -> str:
         return final_answer(answer)
     except ConfigError:
         raise TaskError(
-            f"answer: {_short(answer)} does not end in '#### number', as GSM8K's do; for answers of other kinds call "
+            f"answer: {_short(answer)} does not end in '#### number', as GSM8K's do; for other kinds of answers name "
             "the field 'prompt' instead of 'question'"
         ) from None
 
@@ -188,9 +188,7 @@ def _number(row: JSON) -> str:
 def _answer(row: JSON) -> Any:
     found = [name for name in ("answer", "ground_truth") if name in row]
     if not found:
-        raise TaskError(
-            "neither 'answer' nor 'ground_truth' nor verl's 'reward_model' is there; null says that there is none"
-        )
+        raise TaskError("it has none of 'answer', 'ground_truth' and verl's 'reward_model'; use null if there is none")
     values = [row[name] for name in found if row[name] is not None]
     if len(values) > 1 and values[0] != values[1]:
         raise TaskError(f"answer {_short(values[0])} and ground_truth {_short(values[1])} differ; give one of them")
@@ -206,28 +204,28 @@ def _messages(row: JSON, shape: Shape) -> list[Message]:
     if isinstance(prompt, str):
         messages = [Message("user", prompt)]
     elif isinstance(prompt, list) and shape is not Shape.GSM8K:
-        messages = [_message(f"{name}[{index}]", said) for index, said in enumerate(_plain(prompt))]
+        messages = [_message(f"{name}[{index}]", raw) for index, raw in enumerate(_plain(prompt))]
     else:
-        kinds = "a text" if shape is Shape.GSM8K else "a text or a list of messages"
+        kinds = "a string" if shape is Shape.GSM8K else "a string or a list of messages"
         raise TaskError(f"{name}: expected {kinds}, not {_short(prompt)}")
     if not messages:
         raise TaskError(f"{name}: the list of messages is empty")
     if messages[-1].role != "user":
-        raise TaskError(f"{name}: the last message has the role {messages[-1].role!r}; a task ends with a user's")
+        raise TaskError(f"{name}: the last message has the role {messages[-1].role!r}; expected a user message last")
     if not messages[-1].content.strip():
-        raise TaskError(f"{name}: the user's text is empty")
+        raise TaskError(f"{name}: the user message is empty")
     return messages
 
 
-def _message(place: str, said: Any) -> Message:
-    if not isinstance(said, dict):
-        raise TaskError(f"{place}: expected a message with role and content, not {_short(said)}")
-    fields: JSON = said  # pyright: ignore[reportUnknownVariableType]
+def _message(place: str, raw: Any) -> Message:
+    if not isinstance(raw, dict):
+        raise TaskError(f"{place}: expected a message with role and content, not {_short(raw)}")
+    fields: JSON = raw  # pyright: ignore[reportUnknownVariableType]
     if fields.get("role") not in _ROLES:
-        raise TaskError(f"{place}.role: {_short(fields.get('role'))} is none of {', '.join(_ROLES)}")
+        raise TaskError(f"{place}.role: {_short(fields.get('role'))} is not one of {', '.join(_ROLES)}")
     for name in ("reasoning_content", "tool_call_id", "name"):
         if not isinstance(fields.get(name, ""), str):
-            raise TaskError(f"{place}.{name}: expected a text, not {_short(fields[name])}")
+            raise TaskError(f"{place}.{name}: expected a string, not {_short(fields[name])}")
     if not isinstance(fields.get("tool_calls", []), list):
         raise TaskError(f"{place}.tool_calls: expected a list, not {_short(fields['tool_calls'])}")
     if fields["role"] != "assistant" and "content" not in fields:
@@ -275,7 +273,7 @@ def _tools_kwargs(row: JSON, extra: JSON) -> dict[str, dict[str, JSON]]:
 
 
 def _mapping(row: JSON, name: str) -> JSON:
-    """Nothing, where it is missing or only nulls."""
+    """Return a mapping; empty if it is missing or has only nulls."""
     return _as_mapping(row.get(name), name)
 
 
@@ -294,14 +292,14 @@ def _as_mapping(value: Any, place: str) -> JSON:
 def _text(row: JSON, name: str) -> str | None:
     value = row.get(name)
     if value is not None and not isinstance(value, str):
-        raise TaskError(f"{name}: expected a text, not {_short(value)}")
+        raise TaskError(f"{name}: expected a string, not {_short(value)}")
     return value
 
 
 def _as_id(value: Any) -> str | None:
     if not isinstance(value, Mapping | list | tuple):
         value = _plain(value)
-    if isinstance(value, float) and value.is_integer():  # a column of numbers that had a gap somewhere
+    if isinstance(value, float) and value.is_integer():  # a column of numbers with a gap somewhere
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
@@ -310,10 +308,10 @@ def _as_id(value: Any) -> str | None:
 
 
 def _plain(value: Any, *, drop_nulls: bool = True) -> Any:
-    """In JSON's terms. A mapping that had nothing but nulls is itself null."""
+    """Convert to JSON values. A mapping with nothing but nulls becomes null."""
     if value is None or isinstance(value, bool | int):
         return value
-    if isinstance(value, str | float):  # also numpy's, which JSON's writers do not know
+    if isinstance(value, str | float):  # includes numpy's, which JSON writers do not support
         return str(value) if isinstance(value, str) else float(value)
     if isinstance(value, Mapping):
         pairs = [(str(key), _plain(inner, drop_nulls=drop_nulls)) for key, inner in value.items()]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -1,4 +1,4 @@
-"""Tools: named capabilities of a model, with a life cycle for each trajectory."""
+"""Tools: named capabilities of a model, with verl's life cycle for each trajectory."""
 
 from __future__ import annotations
 

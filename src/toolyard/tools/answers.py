@@ -1,4 +1,4 @@
-"""What a tool returned, whatever its age: older ones return less, or a plain text."""
+"""Normalize what a tool returned: older tools return fewer values, or plain text."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from toolyard.tools.base import ToolResponse
 from toolyard.tools.policy import CallPolicy, Measure, truncate
 
 
-def normalise(returned: Any) -> tuple[ToolResponse, float | None, dict[str, Any]]:
-    """What `execute` returned, in full.
+def normalize(returned: Any) -> tuple[ToolResponse, float | None, dict[str, Any]]:
+    """Complete what `execute` returned to response, reward and metrics.
 
     Raises:
-        ValueError: the reward is not a finite number; or of the response.
+        ValueError: the reward is not a finite number, or the response is invalid.
     """
     parts: list[Any] = [*returned] if isinstance(returned, tuple) else [returned]
     response, reward, metrics = [*parts, None, None, None][:3]
-    # The seeds' own code interpreter returns its text once more in the place of the reward.
+    # verl's own code interpreter returns its text again in place of the reward.
     reward = None if reward is None or isinstance(reward, str) else as_reward(reward)
     return as_response(response), reward, {**metrics} if isinstance(metrics, Mapping) else {}
 
 
-def as_response(said: Any) -> ToolResponse:
-    """Of a text, a response, another framework's, a dictionary of one's fields, or anything that JSON can say."""
-    if isinstance(said, ToolResponse):
-        return said
-    if isinstance(said, BaseModel):
-        said = said.model_dump()
-    fields: Any = said
-    if isinstance(said, Mapping) and said and said.keys() <= {"text", "image", "video"}:
+def as_response(given: Any) -> ToolResponse:
+    """Accept text, a response (also another framework's), a dictionary of its fields, or anything JSON can express."""
+    if isinstance(given, ToolResponse):
+        return given
+    if isinstance(given, BaseModel):
+        given = given.model_dump()
+    fields: Any = given
+    if isinstance(given, Mapping) and given and given.keys() <= {"text", "image", "video"}:
         return ToolResponse.model_validate(fields)
-    if said is None or isinstance(said, str):
-        return ToolResponse(text=said)
+    if given is None or isinstance(given, str):
+        return ToolResponse(text=given)
     try:
         return ToolResponse(text=json.dumps(fields, default=str, ensure_ascii=False))
-    except (TypeError, ValueError):  # keys that are no texts, something that contains itself
+    except (TypeError, ValueError):  # keys that are not strings, or a circular reference
         return ToolResponse(text=str(fields))
 
 
 def as_reward(given: Any) -> float:
-    """Also of numpy's and torch's numbers.
+    """Convert a number, including numpy's and torch's, to float.
 
     Raises:
-        ValueError: it is not a finite number, and would spoil every average it comes into.
+        ValueError: it is not a finite number and would spoil every average.
     """
     try:
         reward = float(given)
@@ -59,7 +59,7 @@ def as_reward(given: Any) -> float:
 
 
 def created_id(returned: Any, request_id: str) -> str:
-    """The id that `create` chose; older tools return only that, or nothing."""
+    """Return the id that `create` chose; older tools return only the id, or nothing."""
     parts: list[Any] = [*returned, None] if isinstance(returned, tuple) else [returned]
     return str(parts[0] or request_id)
 
@@ -69,10 +69,10 @@ def created_response(returned: Any) -> ToolResponse:
     return as_response(parts[1])
 
 
-def shortened(response: ToolResponse, policy: CallPolicy, measure: Measure | None) -> tuple[ToolResponse, bool]:
-    """Cut to what the policy allows, and whether it was. `measure` counts tokens.
+def shorten(response: ToolResponse, policy: CallPolicy, measure: Measure | None) -> tuple[ToolResponse, bool]:
+    """Cut `response` to what the policy allows; also return whether it was cut. `measure` counts tokens.
 
-    Images are `{"mime_type": …, "data": base64}` from here on; those that are left out are named in the text.
+    Images become `{"mime_type": …, "data": base64}`; the text names those left out.
     """
     images, notes = _images(response.image or [], policy) if response.image else ([], [])
     text, cut, more = response.text or "", False, False
@@ -88,14 +88,14 @@ def shortened(response: ToolResponse, policy: CallPolicy, measure: Measure | Non
 
 
 def _images(given: Sequence[Any], policy: CallPolicy) -> tuple[list[dict[str, str]], list[str]]:
-    """Those that are shown, and what is said of the others."""
+    """Return the images to show, and a note for each one left out."""
     images: list[dict[str, str]] = []
     notes: list[str] = []
     for number, one in enumerate(given[: policy.max_images], 1):
         try:
             images.append(image_of(one, policy.max_image_bytes).as_json())
         except ValueError as error:
-            notes.append(f"[image {number} is left out: {error}]")
+            notes.append(f"[image {number} omitted: {error}]")
     if len(given) > policy.max_images:
         left = len(given) - policy.max_images
         notes.append(f"[{left} more {'image is' if left == 1 else 'images are'} left out: at most {policy.max_images}]")

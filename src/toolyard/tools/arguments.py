@@ -1,4 +1,4 @@
-"""Are a call's arguments what the tool's schema asks for? If not, say so in words that a model can act on."""
+"""Check a call's arguments against the tool's schema, with messages a model can act on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _VALUE = 120
 
 
 class ArgumentError(Exception):
-    """The model's fault: the message is for the model."""
+    """The model's mistake: the message is for the model."""
 
 
 class Arguments:
-    """The check for one tool; compiled once."""
+    """The argument check for one tool, compiled once."""
 
     def __init__(self, schema: OpenAIFunctionToolSchema) -> None:
         parameters = _without_nulls(schema.function.parameters.model_dump())
@@ -33,43 +33,43 @@ class Arguments:
             raise ConfigError(f"tool {self._name!r}: its parameters are not a JSON Schema: {reason}") from None
 
     def check(self, given: str | Mapping[str, Any]) -> JSON:
-        """The arguments as a dictionary, in the types the schema asks for. Unknown ones are left in place.
+        """Return the arguments as a dictionary, converted to the schema's types. Unknown arguments are kept.
 
         Raises:
-            ArgumentError: they are not what the schema asks for.
+            ArgumentError: they do not match the schema.
         """
         if isinstance(given, str):
             arguments, problem = decode_arguments(given or "{}")
             if problem is not None:
-                raise ArgumentError(self._told([problem]))
+                raise ArgumentError(self._message([problem]))
         else:
             arguments = dict(given)
         try:
             if self._validator.is_valid(arguments):
                 return arguments
             found = zip(self._validator.iter_errors(arguments), range(_PROBLEMS), strict=False)
-            problems = [_in_words(error) for error, _ in found]
-        except ValueError as error:  # nested too deeply for the validator, or text that is no Unicode
+            problems = [_describe(error) for error, _ in found]
+        except ValueError as error:  # nested too deeply for the validator, or invalid Unicode
             problems = [f"the arguments cannot be checked: {error}"]
-        raise ArgumentError(self._told(problems))
+        raise ArgumentError(self._message(problems))
 
-    def _told(self, problems: list[str]) -> str:
+    def _message(self, problems: list[str]) -> str:
         return f"Error: {self._name} was not called: {'; '.join(problems)}. Expected arguments: {self._expected}"
 
 
 def _refuse_to_fetch(uri: str) -> Any:
-    """A schema may come from a stranger's server, and must not make us fetch what it names."""
-    raise ValueError(f"it refers to {uri}, and schemas are not fetched from elsewhere: put it under $defs")
+    """A schema may come from an untrusted server and must not make us fetch URLs."""
+    raise ValueError(f"it refers to {uri}, but external schemas are not fetched; put it under $defs")
 
 
-def _in_words(error: Any) -> str:
+def _describe(error: Any) -> str:
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path).lstrip(".")
     message = error.message if len(error.message) <= 3 * _VALUE else error.message[: 3 * _VALUE] + "…"
     return f"{where}: {message}" if where else message
 
 
 def _signature(parameters: Mapping[str, Any]) -> str:
-    """The shape of the arguments, on one line: `{"code": string, "timeout"?: number}`."""
+    """Describe the arguments on one line: `{"code": string, "timeout"?: number}`."""
     required = set(parameters.get("required", ()))
     known: Mapping[str, Any] = parameters.get("properties", {})
     parts = [
@@ -102,7 +102,7 @@ _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions",
 
 
 def _without_nulls(schema: Any) -> Any:
-    """Others write `"enum": null` for no enum, and likewise for other keywords; JSON Schema does not know that."""
+    """Some frameworks write `"enum": null` for "no enum", likewise for other keywords; JSON Schema forbids that."""
     if isinstance(schema, list):
         return [_without_nulls(one) for one in schema]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(schema, dict):

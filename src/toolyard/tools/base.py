@@ -1,9 +1,9 @@
-"""The interface of a tool, as the seeds have it.
+"""The tool interface, compatible with verl's.
 
-A tool is one object for a whole run; an *instance* is its state for one trajectory, known by `instance_id`. Who runs
-trajectories calls `create` once, `execute` any number of times, also at the same time, then `calc_reward` and `release`
-once each, whatever happened: see `toolyard.tools.instance`, which makes sure of it. Each may run in a task of its own,
-so what must be entered and left in one task (a `TaskGroup`, a time-out) cannot span two of them.
+A tool is one object for a whole run; an *instance* is its state for one trajectory, identified by `instance_id`. Every
+trajectory calls `create` once, `execute` any number of times, possibly concurrently, then `calc_reward` and `release`
+once each, whatever happened; `toolyard.tools.instance` guarantees this. Each method may run in its own task, so
+anything that must be entered and left in one task (a `TaskGroup`, a timeout) cannot span two of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from toolyard.messages import OpenAIFunctionToolSchema
 
 class ToolType(StrEnum):
     NATIVE = "native"
-    """A class of Python."""
+    """A Python class."""
     MCP = "mcp"
-    """Tools of a server that speaks the Model Context Protocol."""
+    """The tools of a Model Context Protocol server."""
 
 
 class ToolResponse(BaseModel):
-    """What the model gets to see of a call."""
+    """What the model sees of a call."""
 
     text: str | None = None
-    """Always encodable: half an emoji would end a trajectory in its tokenizer, or its record in the file."""
+    """Always encodable: a lone surrogate would fail in the tokenizer, or when the trajectory is written."""
     image: list[Any] | None = None
     video: list[Any] | None = None
 
@@ -45,7 +45,7 @@ class ToolResponse(BaseModel):
     @classmethod
     def _is_a_list(cls, value: Any) -> Any:
         if value is not None and not isinstance(value, list):
-            raise ValueError(f"expected a list, also for a single one: [{type(value).__name__}]")
+            raise ValueError(f"expected a list, even for a single item: [{type(value).__name__}]")
         return value  # pyright: ignore[reportUnknownVariableType]
 
     def is_empty(self) -> bool:
@@ -56,54 +56,54 @@ class ToolResponse(BaseModel):
 
 
 class BaseTool:
-    """Inherit, and override what the tool needs.
+    """Subclass it and override what the tool needs.
 
-    `config` is the tool's part of the YAML file. `tool_schema` may be left out where `get_openai_tool_schema` is
-    overridden to make one.
+    `config` is the tool's section of the YAML file. `tool_schema` may be omitted if `get_openai_tool_schema` is
+    overridden.
     """
 
     call_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Of the key `call` of its config (see `CallPolicy`), where a tool needs others than most."""
+    """Defaults for the key `call` of its config (see `CallPolicy`), where this tool needs different ones."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         self.config = config
-        self.tool_schema: OpenAIFunctionToolSchema = own_schema(tool_schema) or self.get_openai_tool_schema()
+        self.tool_schema: OpenAIFunctionToolSchema = to_tool_schema(tool_schema) or self.get_openai_tool_schema()
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """How the tool is shown to a model."""
+        """Return the schema shown to the model."""
         schema: OpenAIFunctionToolSchema | None = getattr(self, "tool_schema", None)
         if schema is None:
             raise ConfigError(f"{type(self).__name__} has no schema of its own: give it a tool_schema")
         return schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Begin a trajectory. What is returned besides the id reaches the conversation, if it is not empty."""
+        """Start a trajectory. A response that is not empty is added to the conversation."""
         return instance_id or str(uuid4()), ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
-        """One call: what the model sees, a step reward or None, and metrics."""
+        """Run one call. Return what the model sees, a step reward or None, and metrics."""
         return ToolResponse(), None, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """What the trajectory's use of this tool was worth in the end."""
+        """Return the reward for the trajectory's use of this tool."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End a trajectory: let go of everything that belongs to it."""
+        """End a trajectory: release everything that belongs to it."""
 
     async def close(self) -> None:
-        """End of the run: let go of what belongs to no trajectory. Not of the seeds; tools without it are fine."""
+        """End the run: release what is shared between trajectories. Not part of verl's interface; optional."""
 
 
-def own_schema(schema: Any) -> OpenAIFunctionToolSchema | None:
-    """Ours, whatever class a framework made it with."""
+def to_tool_schema(schema: Any) -> OpenAIFunctionToolSchema | None:
+    """Convert a schema made by another framework to our class."""
     if schema is None or isinstance(schema, OpenAIFunctionToolSchema):
         return schema
     if isinstance(schema, BaseModel):
         schema = schema.model_dump(exclude_unset=True)
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"a tool_schema is a mapping or a schema object, not {type(schema).__name__}")
+        raise ConfigError(f"tool_schema must be a mapping or a schema object, not {type(schema).__name__}")
     return OpenAIFunctionToolSchema.model_validate(schema)

@@ -1,7 +1,7 @@
-"""One call of a tool: its turn, its time, its retries, and what became of it.
+"""One call of a tool: waiting for a slot, time limit, retries, and outcome.
 
-Nothing here raises for what a model did or a tool raised. Tools run in tasks of their own (`toolyard.supervision`),
-plain functions in threads. A tool that ignores its cancellation is abandoned, and cannot hold up the trajectory.
+Nothing here raises for what a model did or a tool raised. Tools run in their own tasks (`toolyard.supervision`), plain
+functions in threads. A tool that ignores its cancellation is abandoned; it cannot hold up the trajectory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolyard.errors import (
 from toolyard.limits.local import LocalLimiter
 from toolyard.messages import JSON
 from toolyard.supervision import Call, loop_clock, run_in_thread
-from toolyard.tools.answers import normalise, shortened
+from toolyard.tools.answers import normalize, shorten
 from toolyard.tools.arguments import ArgumentError, Arguments
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.policy import CallPolicy, Measure
@@ -40,20 +40,20 @@ from toolyard.tools.policy import CallPolicy, Measure
 class ToolOutcome(StrEnum):
     OK = "ok"
     BAD_ARGUMENTS = "bad_arguments"
-    """The model's arguments are not what the tool asks for. It did nothing."""
+    """The model's arguments do not match the tool's schema. The tool was not called."""
     UNKNOWN_TOOL = "unknown_tool"
     """The model called a tool that this trajectory does not have."""
     TIMED_OUT = "timed_out"
     """The tool did not finish in time."""
     RAISED = "raised"
-    """The tool raised. The model is told in short; `error` has the traceback."""
+    """The tool raised. The model gets a short message; `error` has the traceback."""
     FAILED = "failed"
-    """Our failure: retries did not help. The answer says nothing about the model, and must not be scored."""
+    """Our failure: retries did not help. The answer says nothing about the model and must not be scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """One call, as it ended."""
+    """The outcome of one call."""
 
     tool: str
     outcome: ToolOutcome
@@ -62,28 +62,28 @@ class ToolResult:
     """The step reward, if the tool gave one."""
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
     seconds: float = 0.0
-    """The wait for its turn included."""
+    """Includes the wait for a slot."""
     attempts: int = 0
     truncated: bool = False
     error: str | None = None
     """A traceback, or what went wrong; for the record, not for the model."""
     source: str = ""
-    """What failed, where it is known better than by the tool's name: the URL of a server."""
+    """What failed, if that is more specific than the tool's name: a server's URL."""
     cause: str = ""
-    """The last cause of a failure, in a line."""
+    """The root cause of a failure, on one line."""
 
 
 @dataclass(slots=True)
-class _Tries:
+class _Attempts:
     start: float
     abandoned: list[str]
     count: int = 0
     failure: BaseException | None = None
-    """Of the last that was our failure, and was followed by another try."""
+    """The last failure of ours that was retried."""
 
 
 class ToolHandle:
-    """A tool with what is the same for all its instances: the compiled check of its arguments, and its policy."""
+    """A tool with what all its instances share: the compiled argument check and the policy."""
 
     def __init__(self, tool: BaseTool) -> None:
         self.tool = tool
@@ -101,7 +101,7 @@ class ToolHandle:
         self._what = f"tool {tool.name!r}: execute"
 
     def run(self, method: Callable[..., Any], *args: Any, what: str, of: str, **kwargs: Any) -> Call:
-        """Begin `create`, `calc_reward` or `release`, within `finish_seconds`."""
+        """Start `create`, `calc_reward` or `release`, limited to `finish_seconds`."""
         policy = self.policy
         return Call(
             run_method(method, *args, **kwargs), what, of, seconds=policy.finish_seconds, grace=policy.grace_seconds
@@ -115,88 +115,88 @@ class ToolHandle:
         measure: Measure | None = None,
         abandoned: list[str] | None = None,
     ) -> ToolResult:
-        """Check the arguments, and `execute` with them and `kwargs`.
+        """Check the arguments, then call `execute` with them and `kwargs`.
 
-        What had to be abandoned is named in `abandoned`, also if this is cancelled.
+        Abandoned calls are added to `abandoned`, even if this call is cancelled.
         """
-        tries = _Tries(time.monotonic(), [] if abandoned is None else abandoned)
+        attempts = _Attempts(time.monotonic(), [] if abandoned is None else abandoned)
         try:
             parameters = self._arguments.check(arguments)
         except ArgumentError as error:
-            return self._told(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), tries)
+            return self._error_result(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), attempts)
         if self._limiter is None:
-            return await self._called(instance_id, parameters, kwargs, measure, tries)
+            return await self._execute(instance_id, parameters, kwargs, measure, attempts)
         try:
             async with self._limiter.permit(instance_id):
-                return await self._called(instance_id, parameters, kwargs, measure, tries)
+                return await self._execute(instance_id, parameters, kwargs, measure, attempts)
         except LimiterError as error:
-            return self._raised(error, tries)
+            return self._failure(error, attempts)
 
-    async def _called(
-        self, instance_id: str, parameters: JSON, kwargs: JSON, measure: Measure | None, tries: _Tries
+    async def _execute(
+        self, instance_id: str, parameters: JSON, kwargs: JSON, measure: Measure | None, attempts: _Attempts
     ) -> ToolResult:
         policy, pause = self.policy, self.policy.retry_pause_seconds
         clock, left = loop_clock(), policy.timeout_seconds
         end = None if left is None else clock.now() + left
         while True:
-            tries.count += 1
+            attempts.count += 1
             work = run_method(self.tool.execute, instance_id, dict(parameters), **kwargs)
             call = Call(work, self._what, instance_id, seconds=left, grace=policy.grace_seconds, clock=clock)
             try:
                 await call.ended()
             finally:
                 if call.abandoned:
-                    tries.abandoned.append(f"{call.what}, at {call.place}")
+                    attempts.abandoned.append(f"{call.what}, at {call.place}")
             if call.expired:
-                return self._overdue(call.error, tries)
+                return self._timed_out(call.error, attempts)
             if call.error is None:
-                return self._answered(call.value, measure, tries)
+                return self._success(call.value, measure, attempts)
             error = bare(call.error)
-            if not (isinstance(error, ToolyardError) and error.retryable and tries.count <= policy.retries):
-                return self._raised(call.error, tries)
-            tries.failure = call.error
+            if not (isinstance(error, ToolyardError) and error.retryable and attempts.count <= policy.retries):
+                return self._failure(call.error, attempts)
+            attempts.failure = call.error
             wait = max(pause, error.retry_after or 0.0) if isinstance(error, SandboxBusyError) else pause
             left = None if end is None else end - clock.now() - wait
             if left is not None and left <= 0:
-                return self._raised(call.error, tries)
+                return self._failure(call.error, attempts)
             await asyncio.sleep(wait)
             pause *= 2
 
-    def _answered(self, returned: Any, measure: Measure | None, tries: _Tries) -> ToolResult:
+    def _success(self, returned: Any, measure: Measure | None, attempts: _Attempts) -> ToolResult:
         try:
-            said, reward, metrics = normalise(returned)
+            full_response, reward, metrics = normalize(returned)
         except Exception as error:
-            return self._raised(error, tries)
-        response, cut = shortened(said, self.policy, measure)
-        seconds = time.monotonic() - tries.start
-        return ToolResult(self.tool.name, ToolOutcome.OK, response, reward, metrics, seconds, tries.count, cut)
+            return self._failure(error, attempts)
+        response, cut = shorten(full_response, self.policy, measure)
+        seconds = time.monotonic() - attempts.start
+        return ToolResult(self.tool.name, ToolOutcome.OK, response, reward, metrics, seconds, attempts.count, cut)
 
-    def _overdue(self, problem: BaseException | None, tries: _Tries) -> ToolResult:
-        if tries.failure is not None:  # it was our failure that took the time
-            return self._raised(tries.failure, tries)
-        said = f"Error: {self.tool.name} did not finish within {self.policy.timeout_seconds:g} s and was stopped"
-        return self._told(ToolOutcome.TIMED_OUT, said, trace(problem or TimeoutError(said)), tries)
+    def _timed_out(self, problem: BaseException | None, attempts: _Attempts) -> ToolResult:
+        if attempts.failure is not None:  # the time went into retrying our failure
+            return self._failure(attempts.failure, attempts)
+        message = f"Error: {self.tool.name} did not finish within {self.policy.timeout_seconds:g} s and was stopped"
+        return self._error_result(ToolOutcome.TIMED_OUT, message, trace(problem or TimeoutError(message)), attempts)
 
-    def _raised(self, raised: BaseException, tries: _Tries) -> ToolResult:
+    def _failure(self, raised: BaseException, attempts: _Attempts) -> ToolResult:
         error = bare(raised)
         if isinstance(error, ArgumentError):  # a tool may check more than its schema says
-            return self._told(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), tries)
+            return self._error_result(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), attempts)
         if _is_ours(error):
-            said, found = f"Error: {self.tool.name} is not available at the moment", blame(error)
-            result = self._told(ToolOutcome.FAILED, said, trace(raised), tries)
+            message, found = f"Error: {self.tool.name} is not available at the moment", blame(error)
+            result = self._error_result(ToolOutcome.FAILED, message, trace(raised), attempts)
             return replace(result, source=found.source, cause=found.cause)
-        said = f"Error: {self.tool.name} failed: {in_short(error)}"
-        return self._told(ToolOutcome.RAISED, said, trace(raised), tries)
+        message = f"Error: {self.tool.name} failed: {in_short(error)}"
+        return self._error_result(ToolOutcome.RAISED, message, trace(raised), attempts)
 
-    def _told(self, outcome: ToolOutcome, said: str, error: str, tries: _Tries) -> ToolResult:
-        seconds = time.monotonic() - tries.start
+    def _error_result(self, outcome: ToolOutcome, message: str, error: str, attempts: _Attempts) -> ToolResult:
+        seconds = time.monotonic() - attempts.start
         return ToolResult(
-            self.tool.name, outcome, ToolResponse(text=said), seconds=seconds, attempts=tries.count, error=error
+            self.tool.name, outcome, ToolResponse(text=message), seconds=seconds, attempts=attempts.count, error=error
         )
 
 
 async def run_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a tool's method returns. A plain function runs in a thread: in the loop it would hold up everybody."""
+    """Call a tool's method. A plain function runs in a thread: in the event loop it would block everything else."""
     if inspect.iscoroutinefunction(method):
         return await method(*args, **kwargs)
     returned = await run_in_thread(partial(method, *args, **kwargs), "toolyard tool")
@@ -204,7 +204,7 @@ async def run_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 def handle_of(tool: BaseTool) -> ToolHandle:
-    """One for each tool."""
+    """Return the tool's handle; there is one per tool."""
     handle: ToolHandle | None = getattr(tool, "_toolyard_handle", None)
     if handle is None:
         handle = ToolHandle(tool)
@@ -213,7 +213,7 @@ def handle_of(tool: BaseTool) -> ToolHandle:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whose failure it is: see `toolyard.errors`."""
+    """Whether it is our failure: see `toolyard.errors`."""
     return isinstance(error, SandboxError | LimiterError | ConfigError) or (
         isinstance(error, ToolyardError) and error.retryable
     )

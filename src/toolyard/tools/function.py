@@ -1,4 +1,4 @@
-"""`@tool`: a typed, documented function becomes a tool, and can still be called as the function it was.
+"""`@tool` turns a typed, documented function into a tool; it can still be called as a function.
 
     @tool
     def distance(town: str, unit: Literal["km", "miles"] = "km") -> float:
@@ -8,13 +8,13 @@
             town: Its name, without the country.
         \"""
 
-The model's schema comes from the annotations and the docstring; arguments have the annotated types when the function
-gets them. What it returns is what the model reads: a text as it is, anything else as JSON. A tuple `(text, reward)` or
-`(text, reward, metrics)` adds a step reward and metrics, as `BaseTool.execute` does. A parameter `instance_id: str` is
-not the model's to give: it receives the trajectory's id.
+The model's schema comes from the annotations and the docstring; the function receives arguments of the annotated types.
+The model reads what it returns: text as is, anything else as JSON. A tuple `(text, reward)` or `(text, reward,
+metrics)` adds a step reward and metrics, as `BaseTool.execute` does. A parameter `instance_id: str` is hidden from the
+model and receives the trajectory's id.
 
 A plain function runs in a thread, and a thread cannot be stopped: after `call.timeout_seconds` the trajectory goes on
-without its answer, but the function runs to its end. An `async` one is cancelled.
+without its answer, while the function keeps running. An `async` function is cancelled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
-from toolyard.tools.answers import normalise
+from toolyard.tools.answers import normalize
 from toolyard.tools.arguments import ArgumentError
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.calls import run_method
@@ -62,7 +62,7 @@ def tool(
     description: str | None = None,
     config: JSON | None = None,
 ) -> Any:
-    """Make a tool of a function. `config` holds `call`, how calls are made; a YAML file may override it.
+    """Make a tool from a function. `config` may hold `call` (see `CallPolicy`); a YAML file may override it.
 
     Raises:
         ConfigError: the function cannot be shown to a model; the message names it and the parameter.
@@ -95,14 +95,14 @@ class FunctionTool(BaseTool, Generic[P, R]):
         if tool_schema is None:
             tool_schema = _schema_of(function, label, self._parameters, name, description)
         super().__init__(config or {}, tool_schema)
-        self._refuse_a_schema_that_does_not_fit(label)
-        functools.update_wrapper(self, function, updated=())  # its attributes stay its own
+        self._check_schema_fits(label)
+        functools.update_wrapper(self, function, updated=())  # do not copy the function's attributes
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def configured(self, config: JSON, tool_schema: OpenAIFunctionToolSchema | None = None) -> FunctionTool[P, R]:
-        """A tool of the same function. `config` goes before that of the decorator, and `tool_schema` replaces ours."""
+        """Return a tool for the same function. `config` overrides the decorator's, `tool_schema` the generated one."""
         return FunctionTool(
             self.function, config={**self.config, **config}, tool_schema=tool_schema or self.tool_schema
         )
@@ -122,7 +122,7 @@ class FunctionTool(BaseTool, Generic[P, R]):
             returned = await run_method(self.function, **arguments)
         except SystemExit as error:  # it would end the whole run
             raise RuntimeError(f"it asked to exit: {error!r}") from error
-        return normalise(returned if _is_full_answer(returned) else _in_json_terms(returned))
+        return normalize(returned if _is_full_answer(returned) else _to_json_value(returned))
 
     def _converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
@@ -131,15 +131,15 @@ class FunctionTool(BaseTool, Generic[P, R]):
             try:
                 arguments.update(parameter.converted(given))
             except ValidationError as error:
-                problems += [_in_words(parameter.name, one) for one in error.errors()]
+                problems += [_describe(parameter.name, one) for one in error.errors()]
             except KeyError:
                 problems.append(f"{parameter.name!r} is missing")
         if problems:
             raise ArgumentError(f"Error: {self.name} was not called: {'; '.join(problems)}")
         return arguments
 
-    def _refuse_a_schema_that_does_not_fit(self, label: str) -> None:
-        """One of the YAML file may describe otherwise, but not other parameters."""
+    def _check_schema_fits(self, label: str) -> None:
+        """A schema from the YAML file may change descriptions, but not the parameters."""
         shown = self.tool_schema.function.parameters.properties.keys()
         own = [parameter.name for parameter in self._parameters]
         for name in shown - set(own):
@@ -157,17 +157,17 @@ class _Parameter:
     name: str
     adapter: TypeAdapter[Any]
     default: Any
-    """The function's own, or `inspect.Parameter.empty`. Pydantic's, from a `Field`, is the adapter's."""
+    """The function's own default, or `inspect.Parameter.empty`. A default from a pydantic `Field` is in `adapter`."""
 
     @property
     def required(self) -> bool:
         return self.default is inspect.Parameter.empty and self.adapter.get_default_value() is None
 
     def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing where the function has its own default.
+        """Convert the argument; the result is empty if the function's own default applies.
 
         Raises:
-            KeyError: it is required, and missing.
+            KeyError: it is required but missing.
             ValidationError: it is not of the annotated type.
         """
         if self.name in given:
@@ -184,12 +184,12 @@ class _Parameter:
             return schema
         try:
             return {**schema, "default": self.adapter.dump_python(self.default, mode="json", warnings=False)}
-        except PydanticSerializationError:  # JSON has no word for it: the model only learns that there is one
+        except PydanticSerializationError:  # not expressible in JSON: the model only learns that it is optional
             return schema
 
 
-class _Plain(GenerateJsonSchema):
-    """Without titles that only repeat the names."""
+class _SchemaWithoutTitles(GenerateJsonSchema):
+    """Omit titles that only repeat the names."""
 
     ignored_warning_kinds: ClassVar[Any] = {"skipped-choice", "non-serializable-default"}
 
@@ -198,17 +198,17 @@ class _Plain(GenerateJsonSchema):
 
 
 def _label(function: Any) -> str:
-    """How errors name it."""
+    """Return the function's name for error messages."""
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
-        raise ConfigError(f"@tool is for functions, not for {function!r}")
+        raise ConfigError(f"@tool expects a function, not {function!r}")
     label = f"@tool {function.__module__}.{function.__qualname__}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{label}: a generator has no one answer; return a value")
+        raise ConfigError(f"{label}: generators are not supported; return a value")
     return label
 
 
 def _parameters_of(function: Any, label: str) -> list[_Parameter]:
-    """Those that the model gives."""
+    """Return the parameters that the model supplies."""
     found: list[_Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         where = f"{label}: parameter {parameter.name!r}"
@@ -216,24 +216,24 @@ def _parameters_of(function: Any, label: str) -> list[_Parameter]:
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise ConfigError(f"{where}: {stars}{parameter.name} has no schema; give each parameter a name and a type")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"{where}: a model gives arguments by name; remove the '/' after it")
+            raise ConfigError(f"{where}: models pass arguments by name; remove the '/' after it")
         if parameter.annotation is parameter.empty:
-            raise ConfigError(f"{where} has no annotation; write {parameter.name}: str, or what it is")
+            raise ConfigError(f"{where} has no annotation; write for example {parameter.name}: str")
         annotation = _resolved(function, parameter, where)
         if parameter.name != _INSTANCE_ID:
             found.append(_parameter(parameter, annotation, where))
         elif annotation is not str:
-            raise ConfigError(f"{where} receives the trajectory's id; annotate it str, not {annotation!r}")
+            raise ConfigError(f"{where} receives the trajectory's id; annotate it as str, not {annotation!r}")
     return found
 
 
 def _resolved(function: Any, parameter: inspect.Parameter, where: str) -> Any:
-    """The annotation, which is text under `from __future__ import annotations`."""
+    """Evaluate the annotation, which is a string under `from __future__ import annotations`."""
     holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
         return typing.get_type_hints(holder, inspect.unwrap(function).__globals__, include_extras=True)[parameter.name]
     except Exception as error:
-        way_out = "; its types must be at the top level of its module" if isinstance(error, NameError) else ""
+        way_out = "; types must be defined at the top level of the module" if isinstance(error, NameError) else ""
         raise ConfigError(
             f"{where}: its annotation {parameter.annotation!r} cannot be read: {error}{way_out}"
         ) from error
@@ -245,7 +245,7 @@ def _parameter(parameter: inspect.Parameter, annotation: Any, where: str) -> _Pa
         annotation, default = Annotated[annotation, default], parameter.empty
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-        adapter.json_schema(schema_generator=_Plain)
+        adapter.json_schema(schema_generator=_SchemaWithoutTitles)
     except PydanticUserError as error:
         raise ConfigError(f"{where}: {annotation!r} cannot be written as JSON: {error.message}") from error
     return _Parameter(parameter.name, adapter, default)
@@ -256,10 +256,11 @@ def _schema_of(
 ) -> OpenAIFunctionToolSchema:
     name = name or str(function.__name__)
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{label}: {name!r} is no name for a tool: up to 64 letters, digits, '_', '-' and '.'")
+        raise ConfigError(f"{label}: {name!r} is not a valid tool name; use up to 64 letters, digits, '_', '-' and '.'")
     documented = read_docstring(inspect.getdoc(function) or "")
     schemas, shared = TypeAdapter.json_schemas(
-        [(parameter.name, "validation", parameter.adapter) for parameter in parameters], schema_generator=_Plain
+        [(parameter.name, "validation", parameter.adapter) for parameter in parameters],
+        schema_generator=_SchemaWithoutTitles,
     )
     properties: JSON = {}
     for parameter in parameters:
@@ -284,7 +285,7 @@ def _schema_of(
 
 
 def _trajectory_of(instance_id: str, kwargs: Mapping[str, Any]) -> str:
-    """verl makes an instance for every call, and tells the trajectory by `agent_data`."""
+    """verl creates an instance for every call and identifies the trajectory by `agent_data`."""
     return str(getattr(kwargs.get("agent_data"), "request_id", None) or instance_id)
 
 
@@ -293,30 +294,30 @@ def _is_full_answer(returned: Any) -> bool:
     parts: tuple[Any, ...] = returned if isinstance(returned, tuple) else ()  # pyright: ignore[reportUnknownVariableType]
     if len(parts) not in (2, 3):
         return False
-    said, reward, *metrics = parts
+    text, reward, *metrics = parts
     return (
-        isinstance(said, str | ToolResponse | None)
-        and (reward is None or hasattr(reward, "__float__"))  # numpy's and torch's numbers too
+        isinstance(text, str | ToolResponse | None)
+        and (reward is None or hasattr(reward, "__float__"))  # includes numpy's and torch's numbers
         and all(isinstance(one, Mapping) for one in metrics)
     )
 
 
-def _in_json_terms(returned: Any) -> Any:
-    """What JSON has no word for (dates, dataclasses, sets, models) in the words that are nearest."""
+def _to_json_value(returned: Any) -> Any:
+    """Convert what JSON cannot express (dates, dataclasses, sets, models) to the nearest JSON value."""
     if returned is None or isinstance(returned, str | ToolResponse):
         return returned
     try:
         return to_jsonable_python(returned, fallback=str, inf_nan_mode="constants", bytes_mode="base64")
-    except ValueError:  # it contains itself, say
+    except ValueError:  # for example a circular reference
         return returned
 
 
-def _in_words(name: str, error: Any) -> str:
+def _describe(name: str, error: Any) -> str:
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
     return f"{name}{where}: {error['msg']}"
 
 
-# What a docstring says of a function and its parameters, in Google's style or in reST.
+# Docstrings: the description of a function and its parameters, in Google style or reST.
 
 
 _SECTION = re.compile(r"(Args|Arguments|Parameters|Params):\s*")
@@ -325,7 +326,7 @@ _GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
 _REST = re.compile(r":(?:param|parameter|arg|argument)\s+(?:[^:]*\s)?\*{0,2}(\w+)\s*:\s*(.*)")
 """`:param name: text` or `:param type name: text`."""
 _OTHER = re.compile(r":\w+[^:]*:|[A-Z]\w+:\s*$")
-"""Another field or section: no paragraph for the model."""
+"""Another field or section, which is not for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +337,7 @@ class Docstring:
 
 
 def read_docstring(text: str) -> Docstring:
-    """`text` is dedented, as `inspect.getdoc` gives it."""
+    """Parse a docstring dedented by `inspect.getdoc`."""
     lines = text.strip().splitlines()
     first: list[str] = []
     for line in lines:

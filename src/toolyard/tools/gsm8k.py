@@ -1,4 +1,4 @@
-"""`calc_gsm8k_reward`: tells the model what its answer to a GSM8K problem is worth, so that it can try again."""
+"""`calc_gsm8k_reward` tells the model the reward of its answer to a GSM8K problem, so that it can try again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
         },
     }
 )
-"""As the seeds write it."""
+"""As in verl."""
 
 
 class Gsm8kConfig(BaseModel):
@@ -40,13 +40,13 @@ class Gsm8kConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: gsm8k.Method = "flexible"
-    """How the answer is read and compared. `strict` does not take 18.0 for 18."""
+    """How the answer is parsed and compared. `strict` does not accept 18.0 for 18."""
     format_score: FiniteFloat = 0.0
-    """For an answer that is a number, but not the right one."""
+    """Score of an answer that is a number, but the wrong one."""
     score: FiniteFloat = 1.0
-    """For the right answer."""
+    """Score of the right answer."""
     penalty: FiniteFloat = Field(-0.05, le=0)
-    """Step reward of an answer that is no better than the best before it: guessing on costs."""
+    """Step reward of an answer that does not improve on the best so far: guessing has a cost."""
     type: str = "native"
     call: dict[str, Any] = {}
     """How calls are made: see `CallPolicy`."""
@@ -54,11 +54,11 @@ class Gsm8kConfig(BaseModel):
 
 @dataclass(slots=True)
 class _State:
-    """Of one trajectory."""
+    """The state of one trajectory."""
 
     truth: str
     best: float = 0.0
-    """What the next answer has to exceed."""
+    """The next answer must exceed it to avoid the penalty."""
     last: float = 0.0
 
 
@@ -79,20 +79,20 @@ class Gsm8kTool(BaseTool):
         return getattr(self, "tool_schema", None) or SCHEMA
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Begin a trajectory; `ground_truth` is its problem's answer, in any form that `final_answer` reads.
+        """Start a trajectory; `ground_truth` is its problem's answer, in any form that `final_answer` reads.
 
         Raises:
-            ConfigError: it is missing, or no number.
+            ConfigError: it is missing or not a number.
         """
         return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
-        """Score an answer. The step reward is 0.0 if it is better than all before it, the penalty otherwise."""
+        """Score an answer. The step reward is 0.0 if it improves on all previous answers, otherwise the penalty."""
         state = self._trajectories.of(instance_id, kwargs)
         answer = parameters.get("answer", "")
-        if not isinstance(answer, str):  # a model that was asked for a number's text may well give the number
+        if not isinstance(answer, str):  # models often give a number where a string is expected
             answer = str(answer)
         reward = self._score(answer, state.truth)
         step = 0.0 if reward > state.best else self.settings.penalty
@@ -103,8 +103,8 @@ class Gsm8kTool(BaseTool):
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         """The score of the last answer, 0.0 if none was given.
 
-        The seeds score the last one too, not the best: what the model ends with is its answer. With the best, trying
-        every number would be worth as much as knowing.
+        verl also scores the last answer, not the best: what the model ends with is its answer. If the best counted,
+        trying every number would score as high as knowing the answer.
         """
         return self._trajectories.of(instance_id, kwargs).last
 
@@ -124,8 +124,8 @@ class Gsm8kTool(BaseTool):
 
     def _score(self, answer: str, truth: str) -> float:
         settings = self.settings
-        # The seeds put the mark before every answer. `flexible` is better off without: it would read
-        # "3 + 15 = 18" as 3, where the seeds' scorer reads 18.
+        # verl puts the mark before every answer. Not for `flexible`: it would read "3 + 15 = 18" as 3, where verl's
+        # scorer reads 18.
         if settings.method == "strict" and _MARK not in answer:
             answer = _MARK + answer.strip()
         return gsm8k.compute_score(answer, truth, settings.method, settings.format_score, settings.score)

@@ -1,11 +1,11 @@
-"""A tool's state for one trajectory, owned by a context manager: created once, ended exactly once, whatever happens.
+"""A tool's state for one trajectory, owned by a context manager: created once and ended exactly once.
 
     async with open_instances(tools, request_id, tools_kwargs) as instances:
         result = await instances.call("code_interpreter", '{"code": "print(6 * 7)"}')
     instances["calc_gsm8k_reward"].reward
 
-Nothing here raises for what a model did: a wrong name, wrong arguments or a tool that raises become a result, whose
-text tells the model what was wrong.
+Nothing here raises for what a model did: an unknown name, invalid arguments or a tool that raises become a result whose
+text explains the problem to the model.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ _KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwa
 
 
 class ToolInstance:
-    """Made by `open_instance`."""
+    """Created by `open_instance`."""
 
     def __init__(self, handle: ToolHandle, kwargs: Mapping[str, JSON], abandoned: list[str]) -> None:
         self.tool = handle.tool
         self.instance_id = ""
         self.creation = ToolResponse()
-        """What `create` had to say to the model, if anything."""
+        """The response of `create`, if any."""
         self.reward: float | None = None
-        """Of `calc_reward`, once the block is left. None if it gave none, or failed: see `rewarded`."""
+        """Result of `calc_reward`, once the block is left. None if it returned none or failed: see `rewarded`."""
         self.rewarded = False
-        """`calc_reward` came to its end."""
+        """Whether `calc_reward` completed."""
         self.step_rewards: list[float] = []
         self.outcomes: Counter[ToolOutcome] = Counter()
         self.problems: list[str] = []
         """Tracebacks of `calc_reward` and `release`."""
-        self.ours = False
-        """There is no reward because of a failure of ours."""
+        self.our_failure = False
+        """Whether the reward is missing because of our failure."""
         self.abandoned = abandoned
-        """Calls of all the trajectory's tools that ignored their cancellation, with the line they hang at."""
+        """Calls of the trajectory's tools that ignored their cancellation, with the line they are stuck at."""
         self.begun = False
-        """`create` has returned: there is something to end."""
+        """Whether `create` has returned, so that there is something to end."""
         self._handle = handle
         self._kwargs = kwargs
         self._open = False
         self._calls = 0
-        self._quiet: asyncio.Event | None = None
-        """Set when the last call has ended, if the instance's end waits for it."""
+        self._idle: asyncio.Event | None = None
+        """Set when the last call ends, if closing the instance waits for it."""
 
     async def call(self, arguments: str | Mapping[str, Any], *, measure: Measure | None = None) -> ToolResult:
-        """Call the tool. `measure` counts tokens, where the policy limits them."""
+        """Call the tool. `measure` counts tokens, if the policy limits them."""
         if not self._open:
             raise RuntimeError(f"tool {self.tool.name!r}: this trajectory's instance is not open")
         self._calls += 1
@@ -80,8 +80,8 @@ class ToolInstance:
             )
         finally:
             self._calls -= 1
-            if not self._calls and self._quiet is not None:
-                self._quiet.set()
+            if not self._calls and self._idle is not None:
+                self._idle.set()
         self.outcomes[result.outcome] += 1
         if result.reward is not None:
             self.step_rewards.append(result.reward)
@@ -89,14 +89,14 @@ class ToolInstance:
 
     # ---------------------------------------------------------------------------------------------- begin and end
     def create(self, request_id: str) -> Call | None:
-        """Begin `create`. None if the tool has none of its own."""
+        """Start `create`. None if the tool does not override it."""
         if type(self.tool).create is BaseTool.create:
             self.begun, self.instance_id, self._open = True, request_id, True
             return None
         return self._run("create", self.tool.create, request_id, of=request_id)
 
     def created(self, request_id: str, call: Call) -> ToolError | None:
-        """What came of `create`. If it returned, there is something to release, whatever is wrong with it."""
+        """Process the outcome of `create`. If it returned, there is something to release, even if it is invalid."""
         if call.abandoned:
             self.abandoned.append(f"{call.what}, at {call.place}")
         error = None if call.error is None else bare(call.error)
@@ -118,18 +118,18 @@ class ToolInstance:
     def _failed(self, why: str, error: BaseException) -> ToolError:
         problem = ToolError(f"tool {self.tool.name!r}: create {why}")
         problem.source = f"tool {self.tool.name!r}"
-        problem.whose = TASK  # what a tool raises of itself, given the task's arguments; an error of ours has its own
+        problem.whose = TASK  # the tool failed on the task's arguments; our own errors carry their own blame
         problem.retryable = isinstance(error, ToolyardError) and error.retryable
         problem.__cause__ = error
         return problem
 
     def last_call(self) -> Call | None:
-        """Close the instance. Calls that nobody awaited must not find it gone: wait for them."""
+        """Close the instance, and wait for calls still running: they must not find it gone."""
         self._open = False
         if not self._calls:
             return None
-        self._quiet = asyncio.Event()
-        return self._run("the last call", self._quiet.wait)
+        self._idle = asyncio.Event()
+        return self._run("the last call", self._idle.wait)
 
     def calc_reward(self) -> Call | None:
         if type(self.tool).calc_reward is BaseTool.calc_reward:
@@ -143,7 +143,7 @@ class ToolInstance:
         return self._run("release", self.tool.release, self.instance_id)
 
     def ended(self, stage: str, call: Call) -> None:
-        """Note what came of one of these. One that fails hides neither the others nor the reward."""
+        """Record the outcome of one stage. A failure hides neither the other stages nor the reward."""
         error = call.error
         if stage == "calc_reward" and error is None and not call.expired:
             try:
@@ -156,7 +156,7 @@ class ToolInstance:
         stage = call.what.rpartition(": ")[2]
         late = f"{stage} took more than {self._handle.policy.finish_seconds:g} s\n" if call.expired else ""
         self.problems.append(late + ("" if error is None else trace(error)))
-        self.ours = self.ours or (
+        self.our_failure = self.our_failure or (
             stage == "calc_reward" and isinstance(error, ToolyardError) and blame(error).whose == OURS
         )
         why = late.strip() or f"{stage} failed: {in_short(bare(error or TimeoutError()))}"
@@ -177,7 +177,7 @@ class ToolInstances(Mapping[str, ToolInstance]):
 
     @property
     def outcomes(self) -> Counter[ToolOutcome]:
-        """Of all calls, also of tools that are not there."""
+        """Outcomes of all calls, including calls of unknown tools."""
         counts = Counter({ToolOutcome.UNKNOWN_TOOL: self._unknown} if self._unknown else {})
         return sum((instance.outcomes for instance in self._instances.values()), counts)
 
@@ -186,13 +186,13 @@ class ToolInstances(Mapping[str, ToolInstance]):
     ) -> Coroutine[Any, Any, ToolResult]:
         """See `ToolInstance.call`."""
         instance = self._instances.get(name)
-        return self._not_there(name) if instance is None else instance.call(arguments, measure=measure)
+        return self._unknown_tool(name) if instance is None else instance.call(arguments, measure=measure)
 
-    async def _not_there(self, name: str) -> ToolResult:
+    async def _unknown_tool(self, name: str) -> ToolResult:
         self._unknown += 1
         there = ", ".join(self._instances) or "none"
-        said = f"Error: there is no tool {name[:100]!r}. Tools that can be called: {there}"
-        return ToolResult(name, ToolOutcome.UNKNOWN_TOOL, ToolResponse(text=said), error=said)
+        message = f"Error: there is no tool {name[:100]!r}. Tools that can be called: {there}"
+        return ToolResult(name, ToolOutcome.UNKNOWN_TOOL, ToolResponse(text=message), error=message)
 
     def __getitem__(self, name: str) -> ToolInstance:
         return self._instances[name]
@@ -211,23 +211,21 @@ async def open_instances(
     tools_kwargs: Mapping[str, Mapping[str, JSON]] | None = None,
     abandoned: list[str] | None = None,
 ) -> AsyncGenerator[ToolInstances]:
-    """Instances of all `tools`, created at the same time; if one cannot be, those that were are ended.
+    """Create instances of all `tools` concurrently; if one fails, end the others.
 
     Calls that ignore their cancellation are named in `abandoned`.
 
-    Cancelled, it ends what was created before it lets go: a creation is finished and then released.
+    If cancelled, it first ends what was created: a running `create` is awaited and then released.
 
     Raises:
-        ToolError: of the first that could not be created.
-        ConfigError: `tools_kwargs` is not what it should be.
+        ToolError: the first `create` that failed.
+        ConfigError: `tools_kwargs` is invalid.
     """
     given, left = tools_kwargs or {}, [] if abandoned is None else abandoned
     unknown = [name for name, kwargs in given.items() if kwargs and name not in tools]
     if unknown:
         there = ", ".join(tools) or "no tools"
-        raise ConfigError(
-            f"tools_kwargs: no tool is called {', '.join(map(repr, sorted(unknown)))}; there are: {there}"
-        )
+        raise ConfigError(f"tools_kwargs: unknown tool {', '.join(map(repr, sorted(unknown)))}; available: {there}")
     instances = {
         name: ToolInstance(handle_of(tool), _checked_kwargs(name, given.get(name)), left)
         for name, tool in tools.items()
@@ -235,7 +233,7 @@ async def open_instances(
     try:
         creating = {one: call for one in instances.values() if (call := one.create(request_id)) is not None}
         try:
-            # Also if we are cancelled meanwhile: or nobody would know what there is to release.
+            # Even if we are cancelled: otherwise we would not know what to release.
             await uninterrupted(*creating.values())
         finally:
             problems = [one.created(request_id, call) for one, call in creating.items()]
@@ -248,7 +246,7 @@ async def open_instances(
 
 
 async def _end(instances: Sequence[ToolInstance]) -> None:
-    """`calc_reward`, then `release`, whatever cancellations come; they are raised afterwards."""
+    """Run `calc_reward`, then `release`. Cancellations are deferred until both have run."""
     cancelled = False
     for stage in ("last_call", "calc_reward", "release"):
         begun = {one: call for one in instances if (call := getattr(one, stage)()) is not None}
@@ -268,7 +266,7 @@ async def _end(instances: Sequence[ToolInstance]) -> None:
 async def open_instance(
     tool: BaseTool, request_id: str, kwargs: Mapping[str, JSON] | None = None
 ) -> AsyncGenerator[ToolInstance]:
-    """The same for one tool."""
+    """Like `open_instances`, for one tool."""
     async with open_instances({tool.name: tool}, request_id, {tool.name: kwargs or {}}) as instances:
         yield instances[tool.name]
 

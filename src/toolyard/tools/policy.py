@@ -1,4 +1,4 @@
-"""How calls of a tool are made: time, number at once, repetition, and how much of an answer the model gets."""
+"""How calls of a tool are made: time limit, concurrency, retries, and how much of an answer the model sees."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from toolyard.images import MOST_BYTES
+from toolyard.images import MAX_IMAGE_BYTES
 
 Measure = Callable[[str], int]
-"""The length of a text: its characters, or its tokens."""
+"""Measures a text in characters or tokens."""
 
-_OLD_WORDS = {"left": "tail", "right": "head", "middle": "both"}
-"""verl names the side that is cut (since 0.8)."""
+_VERL_NAMES = {"left": "tail", "right": "head", "middle": "both"}
+"""verl (since 0.8) names the side that is cut."""
 
 
 class Keep(StrEnum):
-    """What is left of a text that is too long."""
+    """Which part of a text that is too long is kept."""
 
     HEAD = "head"
     TAIL = "tail"
     BOTH = "both"
 
 
-def _in_new_words(value: Any) -> Any:
-    return _OLD_WORDS.get(value, value) if isinstance(value, str) else value
+def _from_verl_name(value: Any) -> Any:
+    return _VERL_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-KeepOrOldWord = Annotated[Keep, BeforeValidator(_in_new_words)]
+KeepOrVerlName = Annotated[Keep, BeforeValidator(_from_verl_name)]
 """For settings: also accepts left, right and middle."""
 
 
@@ -39,29 +39,31 @@ class CallPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     timeout_seconds: PositiveFloat | None = 300.0
-    """Of one call, retries included, once it is its turn. The tool is cancelled then, and the model is told."""
+    """Time limit of one call, including retries but not the wait for a slot. Then the tool is cancelled and the model
+    gets an error message."""
     concurrency: PositiveInt | None = None
-    """Calls of this tool at once in this process, of all trajectories; fair between them. None: no limit."""
+    """Maximum concurrent calls of this tool in this process, shared fairly between trajectories. None: no limit."""
     retries: int = Field(2, ge=0)
-    """For failures of ours that may pass: a worker died, the service was busy. What a program did is never retried."""
+    """Retries of transient failures of ours: a worker died, the service was busy. A program's failure is never
+    retried."""
     retry_pause_seconds: float = Field(0.1, ge=0)
-    """Before the first retry; twice as long before each next one."""
+    """Pause before the first retry; it doubles with each retry."""
     max_response_chars: PositiveInt | None = 32768
     max_response_tokens: PositiveInt | None = None
-    """Counted by whoever runs the trajectory, with its model's tokenizer."""
-    keep: KeepOrOldWord = Keep.BOTH
+    """Counted with the tokenizer of the trajectory's model."""
+    keep: KeepOrVerlName = Keep.BOTH
     max_images: NonNegativeInt = 8
-    """Of one answer. The model is told how many more there were."""
-    max_image_bytes: PositiveInt = MOST_BYTES
-    """Of each. The model is told of larger ones, and of those that are broken or no images at all."""
+    """Maximum images per answer. The text says how many were omitted."""
+    max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
+    """Maximum size of each image. The text names larger, broken and invalid ones."""
     finish_seconds: PositiveFloat = 60.0
-    """For `create`, `calc_reward` and `release`, each."""
+    """Time limit for each of `create`, `calc_reward` and `release`."""
     grace_seconds: PositiveFloat = 5.0
-    """How long cancelled code of the tool may take to end. Then it is abandoned, named and counted."""
+    """How long a cancelled tool may take to end. Then it is abandoned, reported by name and counted."""
 
 
 def truncate(text: str, limit: int, keep: Keep = Keep.BOTH, measure: Measure = len) -> tuple[str, bool]:
-    """`text` cut to at most `limit`, and whether it was cut. The cut is marked, unless the mark alone is too long."""
+    """Cut `text` to at most `limit`; also return whether it was cut. The cut is marked unless the mark does not fit."""
     if measure(text) <= limit:
         return text, False
     for mark in (True, False):
@@ -72,7 +74,7 @@ def truncate(text: str, limit: int, keep: Keep = Keep.BOTH, measure: Measure = l
 
 
 def _most_that_fits(text: str, limit: int, keep: Keep, measure: Measure, *, mark: bool) -> int | None:
-    """How many characters can be kept; None if not even none can."""
+    """Return how many characters can be kept; None if not even 0 fit."""
     fewest, most = -1, len(text) - 1
     while fewest < most:
         middle = (fewest + most + 1) // 2

@@ -1,14 +1,14 @@
-"""Tools from a YAML file, by class name.
+"""Load tools from a YAML file, by class name.
 
     tools:
       - class_name: toolyard.tools.code_interpreter.SandboxFusionTool
         config: {type: native, num_workers: 10}
-        tool_schema: {type: function, function: {…}}        # may be left out where the class has its own
+        tool_schema: {type: function, function: {…}}        # optional if the class has its own
       - class_name: toolyard.tools.mcp.MCPTool
         config: {type: mcp}
         mcp: {mcp_servers_config_path: mcp.json, tool_selected_list: [search]}
 
-A class of your own needs nothing but to be importable. So does a function decorated with `@tool`.
+Your own class only needs to be importable, and so does a function decorated with `@tool`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toolyard.tools.base import BaseTool, ToolType
 from toolyard.tools.calls import handle_of
 from toolyard.tools.function import FunctionTool
 from toolyard.tools.policy import CallPolicy
-from toolyard.tools.verl_names import TOOLS, instead_of_verl, is_of_verl
+from toolyard.tools.verl_names import TOOLS, is_verl_module, replacement_hint
 
 _OWN_TOOLS = ("toolyard.tools.code_interpreter.SandboxFusionTool", "toolyard.tools.gsm8k.Gsm8kTool")
 _VALUE_CHARS = 80
@@ -39,7 +39,7 @@ class McpEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mcp_servers_config_path: str
-    """Relative to the YAML file; if it is not there, to the current directory, as in verl."""
+    """Relative to the YAML file; if it does not exist there, to the current directory, as in verl."""
     tool_selected_list: list[str] | None = None
     """None: all tools of all servers."""
 
@@ -52,26 +52,26 @@ class ToolEntry(BaseModel):
     class_name: str = Field(min_length=1)
     config: dict[str, Any] = Field(default_factory=lambda: {"type": ToolType.NATIVE.value})
     tool_schema: OpenAIFunctionToolSchema | None = None
-    """Not for MCP: its servers have the schemas."""
+    """Not for MCP: the schemas come from its servers."""
     mcp: McpEntry | None = None
 
 
 def initialize_tools_from_config(tools_config_file: str | Path) -> list[BaseTool]:
-    """All tools of the file, in its order. Blocks while MCP servers start.
+    """Load all tools of the file, in order. Blocks while MCP servers start.
 
     Raises:
         ConfigError: the file, an entry or a field is wrong; the message names it.
         ToolError: an MCP server does not answer.
     """
     path = Path(tools_config_file)
-    # All of the file is read before anything is made: a mistake in the last entry starts no server of the first.
+    # The whole file is checked first, so that an error in the last entry does not start the servers of the first.
     entries = [(f"{path}: tools[{index}]", raw) for index, raw in enumerate(_read(path))]
-    checked = [(place, _checked(place, raw)) for place, raw in entries]
+    checked = [(place, _validated(place, raw)) for place, raw in entries]
     tools: list[BaseTool] = []
     places: dict[str, str] = {}
     try:
         for place, entry in checked:
-            made = _made(place, path, entry)
+            made = _build(place, path, entry)
             tools += made
             for tool in made:
                 if tool.name in places:
@@ -83,19 +83,19 @@ def initialize_tools_from_config(tools_config_file: str | Path) -> list[BaseTool
     return tools
 
 
-def own_tools() -> list[BaseTool]:
-    """Toolyard's two, `code_interpreter` and `calc_gsm8k_reward`, as they are without a file."""
+def builtin_tools() -> list[BaseTool]:
+    """Return the two built-in tools, `code_interpreter` and `calc_gsm8k_reward`, with their default config."""
     return [get_tool_class(name)({"type": ToolType.NATIVE.value}) for name in _OWN_TOOLS]
 
 
 def get_tool_class(cls_name: str) -> Any:
-    """The class, or the function with `@tool`, of that dotted name.
+    """Import the class, or the function decorated with `@tool`, with that dotted name.
 
     Raises:
-        ConfigError: there is none, or it is no tool.
+        ConfigError: it does not exist, or is not a tool.
     """
     what = f"class_name {cls_name!r}"
-    none_such = f"{what}: Toolyard has no such tool; of verl's it has {', '.join(TOOLS)}"
+    not_provided = f"{what}: Toolyard does not provide this tool of verl's; it provides {', '.join(TOOLS)}"
     module_name, _, name = TOOLS.get(cls_name, cls_name).rpartition(".")
     if not module_name:
         raise ConfigError(f"{what}: expected a dotted name, module.Class")
@@ -106,17 +106,16 @@ def get_tool_class(cls_name: str) -> Any:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            if is_of_verl(missing):
-                raise ConfigError(none_such) from None
+            if is_verl_module(missing):
+                raise ConfigError(not_provided) from None
             raise ConfigError(
-                f"{what}: there is no module {missing!r} where Python looks for them; install it, or name its folder "
-                "in PYTHONPATH"
+                f"{what}: no module named {missing!r}; install it, or add its folder to PYTHONPATH"
             ) from None
-        if isinstance(error, ModuleNotFoundError) and is_of_verl(missing):
-            raise ConfigError(f"{what}: {instead_of_verl(error)}") from None
+        if isinstance(error, ModuleNotFoundError) and is_verl_module(missing):
+            raise ConfigError(f"{what}: {replacement_hint(error)}") from None
         raise ConfigError(f"{what}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-    if is_of_verl(module_name):  # it is installed, and its tools are not ours
-        raise ConfigError(none_such)
+    if is_verl_module(module_name):  # verl is installed, but its tools are not compatible
+        raise ConfigError(not_provided)
     if not hasattr(module, name):
         raise ConfigError(f"{what}: module {module_name!r} has no {name!r}")
     found: Any = getattr(module, name)
@@ -145,15 +144,15 @@ def _read(path: Path) -> list[Any]:
     return content["tools"]  # pyright: ignore[reportUnknownVariableType]
 
 
-def _checked(place: str, raw: Any) -> ToolEntry:
-    """What can be said of an entry without importing its class."""
+def _validated(place: str, raw: Any) -> ToolEntry:
+    """Check an entry as far as possible without importing its class."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{place}: expected a mapping with the key 'class_name', not {_short(raw)}")
     try:
         entry = ToolEntry.model_validate(raw)
     except ValidationError as error:
         in_mcp = error.errors()[0]["loc"][0] == "mcp"
-        raise ConfigError(_told(place, error, McpEntry if in_mcp else ToolEntry)) from None
+        raise ConfigError(_describe_error(place, error, McpEntry if in_mcp else ToolEntry)) from None
     given = entry.config.get("type", ToolType.NATIVE.value)
     kinds = [kind.value for kind in ToolType]
     if given not in kinds:
@@ -161,17 +160,17 @@ def _checked(place: str, raw: Any) -> ToolEntry:
     if given == ToolType.MCP and entry.mcp is None:
         raise ConfigError(f"{place}: the key 'mcp' is missing, which config.type mcp needs")
     if given != ToolType.MCP and entry.mcp is not None:
-        raise ConfigError(f"{place}.mcp: only for config.type mcp, and this entry's is {given}")
+        raise ConfigError(f"{place}.mcp: only allowed with config.type mcp, but this entry has {given}")
     if entry.mcp is not None and entry.tool_schema is not None:
-        raise ConfigError(f"{place}.tool_schema: not for config.type mcp; the server has the schemas")
+        raise ConfigError(f"{place}.tool_schema: not allowed with config.type mcp; the schemas come from the server")
     try:
         CallPolicy.model_validate(entry.config.get("call", {}))
     except ValidationError as error:
-        raise ConfigError(_told(f"{place}.config.call", error, CallPolicy)) from None
+        raise ConfigError(_describe_error(f"{place}.config.call", error, CallPolicy)) from None
     return entry
 
 
-def _made(place: str, path: Path, entry: ToolEntry) -> list[BaseTool]:
+def _build(place: str, path: Path, entry: ToolEntry) -> list[BaseTool]:
     try:
         found = get_tool_class(entry.class_name)
         if entry.mcp is not None:
@@ -181,32 +180,34 @@ def _made(place: str, path: Path, entry: ToolEntry) -> list[BaseTool]:
             if not servers.exists() and Path(entry.mcp.mcp_servers_config_path).exists():
                 servers = Path(entry.mcp.mcp_servers_config_path)
             return mcp_tools(found, entry.config, servers, entry.mcp.tool_selected_list)
-        tool = _maker(found)(config=entry.config, tool_schema=entry.tool_schema)
-        handle_of(tool)  # so that a schema that is none is found now, not by the first trajectory
+        tool = _factory(found)(config=entry.config, tool_schema=entry.tool_schema)
+        handle_of(tool)  # finds an invalid schema now, not in the first trajectory
         return [tool]
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
     except ToolyardError:
         raise
     except Exception as error:
-        raise ConfigError(f"{place}: {entry.class_name} could not be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{place}: {entry.class_name} could not be created: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _maker(found: Any) -> Callable[..., BaseTool]:
+def _factory(found: Any) -> Callable[..., BaseTool]:
     return found.configured if isinstance(found, FunctionTool) else found
 
 
 async def _close(tools: Iterable[BaseTool]) -> None:
     for tool in tools:
-        with contextlib.suppress(Exception):  # why they are closed is what is told
+        with contextlib.suppress(Exception):  # the error that led here is reported
             await tool.close()
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Messages -------------------------------------------------------------------------------------------------------------
 
 
-def _told(place: str, error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that is wrong; `model` is whose key it is, if a key is unknown."""
+def _describe_error(place: str, error: ValidationError, model: type[BaseModel]) -> str:
+    """Describe the first error; `model` is the model whose key is unknown."""
     first = error.errors()[0]
     *parents, last = [str(step) for step in first["loc"]] or [""]
     parent = ".".join([place, *parents])

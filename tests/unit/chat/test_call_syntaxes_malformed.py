@@ -90,7 +90,7 @@ BROKEN = {
         ("<|channel|>commentary to=python<|message|>print(1)<|call|>", "expected a JSON object"),
     ],
     "code_block": [
-        ("```python\nprint(1)", "not closed: end the code with a line that holds only ```"),
+        ("```python\nprint(1)", "not closed: end the code with a line that contains only ```"),
         ("```python", "not closed"),
         ("<code>\nprint(1)\n", "not closed: end the code with </code>"),
         ("```python\n\n```\n", "no code"),

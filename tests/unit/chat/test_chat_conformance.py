@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chat_models import TINY
-from toolyard.chat.conformance import Outcome, Report, check_format
+from toolyard.chat.conformance import ConformanceReport, Outcome, check_format
 from toolyard.chat.protocol import Ids, ParsedTurn, Tools
 from toolyard.chat.template import TemplateFormat
 from toolyard.messages import Message
@@ -104,7 +104,7 @@ def test_a_broken_format_fails_where_it_is_broken(broken: type[TemplateFormat], 
 
 
 def test_the_first_difference_is_shown_decoded() -> None:
-    report: Report = check_format(RendersAgain(), MADE, conversations=20)
+    report: ConformanceReport = check_format(RendersAgain(), MADE, conversations=20)
     seen = next(check.seen for check in report.checks if check.name == "exact prefix")
     assert "the prompt does not extend the last, at token" in seen
 

@@ -27,10 +27,10 @@ NO_TOOLS = {
 }  # fmt: skip
 """They know of no tools: these are introduced in the system message, in hermes' syntax."""
 REFUSED = {
-    "GigaChat3-10B-A1.8B": "none of the known syntaxes",
-    "meetkai-functionary-medium-v3.2": "none of the known syntaxes",
+    "GigaChat3-10B-A1.8B": "in no known syntax",
+    "meetkai-functionary-medium-v3.2": "in no known syntax",
     "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
-    "upstage-Solar-Open-100B": "also stands within turns",
+    "upstage-Solar-Open-100B": "also occurs within turns",
 }
 LOSSY = {"LFM2.5-8B-A1B"}
 """They write texts in quotes without escaping what is in them."""

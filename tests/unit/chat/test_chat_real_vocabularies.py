@@ -14,7 +14,7 @@ import pytest
 from material import family_folder, packages, vocabularies
 from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.errors import ConfigError
-from toolyard.gguf import mend_tokenizer
+from toolyard.gguf import fix_tokenizer
 
 pytestmark = pytest.mark.material
 
@@ -117,5 +117,5 @@ def test_a_gguf_that_splits_text_in_an_unknown_way_is_refused(tmp_path: Path) ->
     said = b"tokenizer.ggml.pre" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
     assert whole.count(said + b"qwen2") == 1
     (tmp_path / "odd.gguf").write_bytes(whole.replace(said + b"qwen2", said + b"qwxn2"))
-    with pytest.raises(ConfigError, match=r"odd\.gguf: it is not known how text is split .* is 'qwxn2'"):
-        mend_tokenizer(None, tmp_path / "odd.gguf")
+    with pytest.raises(ConfigError, match=r"odd\.gguf: unknown pre-tokenizer .* is 'qwxn2'"):
+        fix_tokenizer(None, tmp_path / "odd.gguf")

@@ -123,9 +123,9 @@ def test_what_a_tool_prints_ends_no_turn(family: str, text: str) -> None:
 
 
 def test_what_cannot_be_gone_on_from_is_refused_with_its_end() -> None:
-    with pytest.raises(ChatError, match=r"cannot go on with user after '.*Hm<\|im_end\|>' without changing"):
+    with pytest.raises(ChatError, match=r"cannot continue with user after '.*Hm<\|im_end\|>' without changing"):
         opened("qwen3.5").extension(opened("qwen3.5").render([HELLO]), ids("Hm<|im_end|>"), [HELLO])
-    with pytest.raises(ChatError, match="cannot go on with assistant"):
+    with pytest.raises(ChatError, match="cannot continue with assistant"):
         opened("qwen3").extension(opened("qwen3").render([HELLO]), ids("Hm<|im_end|>"), [Message("assistant", "x")])
     with pytest.raises(ChatError, match="changes what was sampled: at token"):
         opened("qwen3").extension(opened("qwen3").render([HELLO]), ids("a<|im_end|>b"), [HELLO])

@@ -148,7 +148,7 @@ def test_the_role_and_the_wrapper_of_results_can_be_chosen() -> None:
     chat = opened("qwen", tool_role="user", tool_wrapper="Output:\n{}")
     told = extension(chat, "Hm<|im_end|>", [answer("{} 42")])
     assert told == "\n<|im_start|>user\nOutput:\n{} 42<|im_end|>\n<|im_start|>assistant\n"
-    with pytest.raises(ConfigError, match="does not take messages of tools"):
+    with pytest.raises(ConfigError, match="does not support tool messages"):
         opened("gemma", tool_role="tool")
     with pytest.raises(ConfigError, match=r"tool_wrapper needs {} once"):
         opened("qwen", tool_wrapper="Output")
@@ -207,10 +207,10 @@ def test_tools_that_need_a_call_before_them_get_one_that_is_not_seen() -> None:
 
 
 def test_a_template_that_leaves_something_out_is_refused() -> None:
-    with pytest.raises(ConfigError, match="leaves out what the user says"):
+    with pytest.raises(ConfigError, match="omits the user's message"):
         templated("hello")
     deaf = QWEN.replace("{%- if message.role == 'user' or", "{%- if message.role == 'user' and loop.index0 < 2 or")
-    with pytest.raises(ChatError, match="leaves out what 'user' says"):
+    with pytest.raises(ChatError, match="omits messages of role 'user'"):
         extension(templated(deaf, tool_role="tool"), "Hm", [HELLO])
     with pytest.raises(ConfigError, match="refuses a conversation of user: no"):
         templated("{{ raise_exception('no') }}")
@@ -221,7 +221,7 @@ def test_a_template_that_leaves_something_out_is_refused() -> None:
 
 
 def test_the_assistant_is_sampled_and_never_added() -> None:
-    with pytest.raises(ChatError, match="the assistant's turn is sampled"):
+    with pytest.raises(ChatError, match="assistant turns are sampled"):
         extension(opened("qwen"), "Hm", [Message("assistant", "x")])
 
 
@@ -242,7 +242,7 @@ def test_templates_cannot_reach_out_of_their_sandbox() -> None:
         ("{{ messages.nothing.more }}", "no attribute"),
         ("{% for m in messages %}", "not valid"),
         ("{{ messages | no_such_filter }}", "not valid"),
-        ("", "leaves out what the user says"),
+        ("", "omits the user's message"),
     ],
 )
 def test_a_template_that_is_broken_or_never_ends_is_refused(hostile: str, why: str) -> None:

@@ -243,5 +243,5 @@ def test_a_broken_gguf_is_named(tmp_path: Path) -> None:
 def test_a_word_that_can_only_be_special_is_refused_loudly() -> None:
     made = Tokenizer(models.WordLevel({"x": 0}, "x"))
     made.add_special_tokens(["x"])
-    with pytest.raises(ChatError, match="cannot write 'x' other than as the special token"):
+    with pytest.raises(ChatError, match="can only encode 'x' as the special token"):
         FastTokenizer(made, name="odd").encode("x", special=False)

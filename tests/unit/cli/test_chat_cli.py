@@ -25,7 +25,7 @@ def test_check_prints_a_table_of_what_was_seen(tmp_path: Path) -> None:
     assert code == 0
     assert "template:hermes" in told
     assert told.count("passed") == 9
-    assert "arguments of calls are written anew" in told
+    assert "arguments of calls are rewritten" in told
 
 
 def test_check_tells_all_as_json(tmp_path: Path) -> None:

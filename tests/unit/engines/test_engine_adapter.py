@@ -202,7 +202,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
         ({"lora_alpha": None}, lambda found: None, "lora_alpha"),
         ({}, lambda found: found.pop(f"{Q}B.weight"), "q_proj' has not both"),
         ({}, lambda found: found.pop(f"{Q}A.weight"), r"q_proj\.lora_B\.weight': not understood"),
-        ({}, lambda found: found.update({"lm_head.bias": torch.zeros(1)}), r"'lm_head\.bias': not understood"),
+        ({}, lambda found: found.update({"lm_head.bias": torch.zeros(1)}), r"'lm_head\.bias': not supported"),
         ({}, lambda found: found.clear(), "is empty"),
     ],
 )
@@ -238,7 +238,7 @@ def test_an_adapter_of_another_model_changes_nothing(base, adapter, tmp_path):
 
     with pytest.raises(ConfigError, match=r"no module 'model\.layers\.9\.self_attn\.q_proj'"):
         merge(renamed)
-    with pytest.raises(ConfigError, match=r"q_proj' is \[32, 32\] in the model, and \[32, 31\] in the adapter"):
+    with pytest.raises(ConfigError, match=r"q_proj' is \[32, 32\] in the model, but \[32, 31\] in the adapter"):
         merge(lambda found: found.update({f"{Q}A.weight": torch.ones(4, 31)}))
 
 

@@ -140,7 +140,7 @@ async def test_a_recording_is_heard_again_turn_by_turn() -> None:
 @pytest.mark.parametrize(
     ("request_id", "prompt", "complaint"),
     [
-        ("a", [1, 3], "request 'a', turn 0: the prompt has 2 tokens; in the recording it had as many, but others"),
+        ("a", [1, 3], "request 'a', turn 0: the prompt has 2 tokens; in the recording it had as many, but different"),
         ("a", [1], "request 'a', turn 0: the prompt has 1 tokens; in the recording it had 2"),
         ("c", [1, 2], "request 'c' is not in the recording"),
     ],

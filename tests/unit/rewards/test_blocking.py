@@ -120,7 +120,7 @@ def test_who_is_cancelled_while_it_opens_does_not_take_it_from_the_others() -> N
 
 async def test_nothing_is_kept_outside_of_the_work() -> None:
     kept = Kept()
-    with pytest.raises(RewardError, match="only work that"):
+    with pytest.raises(RewardError, match="can only be called in work run by"):
         await blocking.kept(kept, kept.open)
 
 

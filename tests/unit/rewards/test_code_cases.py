@@ -215,13 +215,13 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
     [
         ("", "is no JSON"),
         ("assert f(1) == 2", "is no JSON"),
-        (b"\xff", "is no UTF-8"),
+        (b"\xff", "is not UTF-8"),
         ("5", "expected a mapping or a list of them, not int"),
         (None, "not NoneType"),
         ({}, "inputs: missing"),
         ({"question": "?"}, r"inputs: missing; given: \['question'\]"),
         ({"inputs": ["1"]}, "outputs: missing"),
-        ({"inputs": [], "outputs": []}, "inputs: there is no test case"),
+        ({"inputs": [], "outputs": []}, "inputs: there are no test cases"),
         ({"inputs": ["1"], "outputs": ["1", "2"]}, "'1 inputs and 2 outputs'"),
         ({"inputs": "1", "outputs": ["1"]}, "inputs: expected a list; given: 1"),
         ({"inputs": "abc", "outputs": ["1"]}, "inputs: expected a list; given: 'abc'"),
@@ -230,11 +230,11 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
         ({"inputs": ["1"], "outputs": [True]}, r"outputs\[0\]: expected text.*given: True"),
         ({"inputs": [[[1, 2], 3]], "outputs": ["1"]}, 'for calls with arguments write "fn_name"'),
         ({"inputs": [{"a": 1}], "outputs": ["1"]}, r"inputs\[0\]: expected text"),
-        ({"inputs": ["\ud800"], "outputs": ["1"]}, r"inputs\[0\]: is no text of a program"),
-        ({"inputs": ["1"], "outputs": ["\ud800"]}, r"outputs\[0\]: is no text of a program"),
+        ({"inputs": ["\ud800"], "outputs": ["1"]}, r"inputs\[0\]: cannot be a program"),
+        ({"inputs": ["1"], "outputs": ["\ud800"]}, r"outputs\[0\]: cannot be a program"),
         ({"inputs": [10**5000], "outputs": ["1"]}, r"inputs\[0\]: cannot be written.*given: a huge number"),
-        ({"inputs": [object()], "outputs": ["1"]}, r"inputs\[0\]: JSON has no object"),
-        ('{"inputs": [1' + "0" * 5000 + '], "outputs": [1]}', "is no JSON: Exceeds the limit"),
+        ({"inputs": [object()], "outputs": ["1"]}, r"inputs\[0\]: JSON cannot express the type object"),
+        ('{"inputs": [1' + "0" * 5000 + '], "outputs": [1]}', "is not JSON: Exceeds the limit"),
         ("[" * 100_000, "nested too deeply"),
         # Keys
         ({"input": ["1"], "outputs": ["2"]}, "input: unknown; did you mean 'inputs'"),
@@ -246,8 +246,8 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
         ({**PAIR, "lang": "cpp"}, "did you mean 'language'"),
         ({"assert_cases": ["assert f()"]}, "did you mean 'assert_case'"),
         ({"tests": "assert f()"}, "did you mean 'test'"),
-        ({**PAIR, 1: 2}, "expected text as keys"),
-        ({**PAIR, "entry_point": "f"}, 'entry_point: goes with "test"; for calls write "fn_name"'),
+        ({**PAIR, 1: 2}, "expected a string as key"),
+        ({**PAIR, "entry_point": "f"}, 'entry_point: only allowed with "test"; for calls use "fn_name"'),
         # Options
         ({**PAIR, "language": "pyton"}, "language: unknown language 'pyton'; did you mean 'python'"),
         (
@@ -266,23 +266,23 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
         ({**CALL, "fn_name": "a.b.c"}, "fn_name: expected the name of a function"),
         ({**CALL, "fn_name": "f(x)"}, "fn_name: expected the name"),
         ({**CALL, "fn_name": 5}, "fn_name: expected the name"),
-        ({**CALL, "inputs": [5]}, r"inputs\[0\]: expected the list of arguments"),
-        ({**CALL, "inputs": [{"x": 1}]}, r"inputs\[0\]: expected the list of arguments"),
-        ({**CALL, "inputs": ["x = 1"]}, r"inputs\[0\]: expected one argument on each line"),
-        ({**CALL, "inputs": ["1 2"]}, r"inputs\[0\]: expected one argument on each line"),
-        ({**CALL, "inputs": ["[1, 2\n3]\n4"]}, r"inputs\[0\]: expected one argument on each line"),
-        ({**CALL, "inputs": ["{1, 2}"]}, r"inputs\[0\]: JSON has no set"),
-        ({**CALL, "inputs": ["{1: 2}"]}, r"inputs\[0\]: as a key of a mapping: expected text, as in JSON; given: 1"),
+        ({**CALL, "inputs": [5]}, r"inputs\[0\]: expected a list of arguments"),
+        ({**CALL, "inputs": [{"x": 1}]}, r"inputs\[0\]: expected a list of arguments"),
+        ({**CALL, "inputs": ["x = 1"]}, r"inputs\[0\]: expected one argument per line"),
+        ({**CALL, "inputs": ["1 2"]}, r"inputs\[0\]: expected one argument per line"),
+        ({**CALL, "inputs": ["[1, 2\n3]\n4"]}, r"inputs\[0\]: expected one argument per line"),
+        ({**CALL, "inputs": ["{1, 2}"]}, r"inputs\[0\]: JSON cannot express the type set"),
+        ({**CALL, "inputs": ["{1: 2}"]}, r"inputs\[0\]: expected text as key of a mapping, as in JSON; given: 1"),
         ({**CALL, "inputs": [[{1: 2}]]}, r"inputs\[0\]: as a key"),
         ({**CALL, "outputs": [{(1, 2): 3}]}, r"outputs\[0\]: as a key"),
-        ({**CALL, "outputs": [{1, 2}]}, r"outputs\[0\]: JSON has no set"),
+        ({**CALL, "outputs": [{1, 2}]}, r"outputs\[0\]: JSON cannot express the type set"),
         ({**CALL, "inputs": ["1"], "outputs": ["[1, 2"]}, r"outputs\[0\]: neither JSON nor a Python literal"),
         ({**CALL, "inputs": ["1"], "outputs": ['"abc']}, r"outputs\[0\]: neither JSON nor a Python literal"),
         ({"fn_name": "f", "inputs": ["1", [2]], "outputs": [1, 2]}, r"inputs\[1\]: some inputs are text"),
         # Test code
-        ({"asserts": []}, "asserts: there is no test case"),
+        ({"asserts": []}, "asserts: it has no test cases"),
         ({"asserts": 5}, "asserts: expected a list"),
-        ({"asserts": [""]}, r"asserts\[0\]: there is no code"),
+        ({"asserts": [""]}, r"asserts\[0\]: it has no code"),
         ({"asserts": ["assert f(", "assert f()"]}, r"asserts\[0\]: is no Python"),
         ({"asserts": ["assert f()", "f(1) == 2"]}, r"asserts\[1\]: could not fail"),
         ({"test": "def test_f():\n    assert f()\n"}, "test: could not fail"),
@@ -293,9 +293,9 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
         ({"test": CHECK, "entry_point": "f; exit()"}, "entry_point: expected the name of a function"),
         ({"test": "assert f()", "asserts": ["assert f()"]}, "asserts and test: two forms"),
         ({"asserts": ["assert f()"], **PAIR}, "asserts and inputs: two forms at once"),
-        ({"asserts": ["assert f('\ud800')"]}, r"asserts\[0\]: is no text of a program"),
+        ({"asserts": ["assert f('\ud800')"]}, r"asserts\[0\]: cannot be a program"),
         # Lists
-        ([], "there is no test case"),
+        ([], "there are no test cases"),
         (["assert f()"], r"\[0\]: expected a mapping"),
         ([{"input": "1"}], r"\[0\].output: missing"),
         ([{"inputs": "1", "output": "2"}], r"\[0\].inputs: unknown; did you mean 'input'"),
@@ -314,7 +314,7 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
 def test_a_mistake_is_named_and_never_read_as_something_else(tests, message):
     with pytest.raises(ConfigError, match=message) as raised:
         read_suite(tests)
-    assert "forms that are read: " in str(raised.value)
+    assert "accepted forms: " in str(raised.value)
     assert len(str(raised.value)) < 800
 
 

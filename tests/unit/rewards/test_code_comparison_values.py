@@ -70,7 +70,7 @@ def test_values_are_compared_in_jsons_terms(returned, expected, said):
 def test_numbers_that_python_does_not_write_are_compared_all_the_same():
     assert value_difference(10**5000, 10**5000, LINES) is None
     assert value_difference([10**5000], [1.5], LINES) == "at [0]: got a huge number, expected 1.5"
-    assert value_difference([10**5000], [7], ANY_LINES) == "got a huge number, which is not expected; 7 is missing"
+    assert value_difference([10**5000], [7], ANY_LINES) == "got a huge number, which was not expected; 7 is missing"
 
 
 def test_in_exact_floats_must_be_equal():
@@ -102,15 +102,15 @@ def test_case_of_texts_and_not_of_keys_can_be_ignored():
         ([3, 1, 2], [1, 2, 3], None),
         ((3, 1), [1, 3], None),
         ([[1, 2], [3]], [[3], [1, 2]], None),
-        ([[2, 1], [3]], [[3], [1, 2]], "got [2, 1], which is not expected; [1, 2] is missing"),
-        ([1, 1, 2], [1, 2, 2], "got 1, which is not expected; 2 is missing"),
+        ([[2, 1], [3]], [[3], [1, 2]], "got [2, 1], which was not expected; [1, 2] is missing"),
+        ([1, 1, 2], [1, 2, 2], "got 1, which was not expected; 2 is missing"),
         ([1, True], [True, 1.0], None),
-        ([1, 1], [1, True], "got 1, which is not expected; True is missing"),
+        ([1, 1], [1, True], "got 1, which was not expected; True is missing"),
         ([1], [1, 2], "got a list of 1, expected one of 2, in any order"),
         ([0.1 + 0.2, None], [None, 0.3], None),
         ([{"a": 0.1 + 0.2}, {"a": 0.5}], [{"a": 0.5}, {"a": 0.3}], None),
         ([math.nan, 1], [1, math.nan], None),
-        ([{"a": [2, 1]}], [{"a": [1, 2]}], "got {'a': [2, 1]}, which is not expected; {'a': [1, 2]} is missing"),
+        ([{"a": [2, 1]}], [{"a": [1, 2]}], "got {'a': [2, 1]}, which was not expected; {'a': [1, 2]} is missing"),
         ([None, "1", 1, [], {}, False], [{}, False, [], 1, "1", None], None),
         ({"a": [2, 1]}, {"a": [1, 2]}, "at ['a'][0]: got 2, expected 1"),
         ("ba", "ab", "got 'ba', expected 'ab'"),

@@ -12,13 +12,13 @@ import pytest
 
 from toolyard.errors import ConfigError
 from toolyard.rewards.code import harness as code_harness
-from toolyard.rewards.code.harness import Harness, Report
+from toolyard.rewards.code.harness import Harness, HarnessReport
 from toolyard.rewards.code.protocol import Case, Suite, SuiteKind
 from toolyard.sandbox.host.routing import imported_packages
 
 
 class Ran:
-    def __init__(self, report: Report, stderr: str, code: int) -> None:
+    def __init__(self, report: HarnessReport, stderr: str, code: int) -> None:
         self.word, self.value, self.printed = report.word, report.value, report.printed.decode()
         self.stderr, self.code = stderr, code
 
@@ -451,7 +451,7 @@ def test_a_result_that_was_cut_off_is_none() -> None:
     harness = Harness(Suite(SuiteKind.FUNCTION, (), function="f"), "")
     nonce = harness.stdin(Case(), 0).split("\n")[0].encode()
     whole = b"\n%b ready 0\nprinted\n%b returned [1, 2]\n" % (nonce, nonce)
-    assert harness.read(whole) == Report(code_harness.RETURNED, [1, 2], b"printed", 7)
+    assert harness.read(whole) == HarnessReport(code_harness.RETURNED, [1, 2], b"printed", 7)
     for length in range(len(whole)):
         assert harness.read(whole[:length]).word in (None, code_harness.READY)
 

@@ -80,9 +80,7 @@ def test_data_sources_that_verl_and_others_name_have_their_reward(data_source: s
 
 
 def test_an_unknown_data_source_is_told_what_is_known_and_how_to_add_it() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'my/data' has no reward; registered are .*aime\*.*openai/gsm8k.*register\("
-    ):
+    with pytest.raises(ConfigError, match=r"'my/data' has no reward; registered: .*aime\*.*openai/gsm8k.*register\("):
         default_compute_score("my/data", "18", "18")
 
 
@@ -102,7 +100,7 @@ def test_a_name_goes_before_a_beginning_and_a_longer_beginning_before_a_shorter(
 
 
 def test_another_scorer_for_the_same_name_must_be_meant() -> None:
-    with pytest.raises(ConfigError, match=r"'openai/gsm8k' is scored by 'gsm8k:strict' already.*replace=True"):
+    with pytest.raises(ConfigError, match=r"'openai/gsm8k' is already scored by 'gsm8k:strict'.*replace=True"):
         register("openai/gsm8k", "gsm8k:flexible")
     register("openai/gsm8k", "gsm8k:strict")
     register("openai/gsm8k", "gsm8k:flexible", replace=True)
@@ -314,7 +312,7 @@ def test_an_error_of_the_function_is_a_reward_that_could_not_be_computed() -> No
 
 
 def test_a_misspelt_option_is_an_error_and_one_for_others_is_not() -> None:
-    with pytest.raises(ConfigError, match=r"option 'rate_limt': no reward takes it; known are .*rate_limit"):
+    with pytest.raises(ConfigError, match=r"option 'rate_limt': no reward takes it; known: .*rate_limit"):
         default_compute_score("openai/gsm8k", "#### 1", "1", rate_limt=3)
     assert default_compute_score("openai/gsm8k", "#### 1", "1", rate_limit=3, children=1) == 1.0
     assert default_compute_score("openai/gsm8k", "#### 1", "1", reward_router_address="x", reward_model_tokenizer=None)

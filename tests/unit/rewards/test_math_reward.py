@@ -370,7 +370,7 @@ def test_what_cannot_be_a_ground_truth_is_named_at_once(truth):
     "answer", [r"\boxed{7}", "", "I do not know", TOO_LONG], ids=["wrong", "empty", "none", "long"]
 )
 def test_a_ground_truth_that_is_no_expression_is_a_mistake_whatever_the_answer_is(checker, truth, answer):
-    with pytest.raises(GroundTruthError, match="no expression that can be parsed") as raised:
+    with pytest.raises(GroundTruthError, match="cannot be parsed as an expression") as raised:
         checker.check(answer, truth)
     assert isinstance(raised.value, RewardError)
     assert isinstance(raised.value, ConfigError)

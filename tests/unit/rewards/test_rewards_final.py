@@ -127,13 +127,13 @@ async def test_a_function_of_a_file_that_may_import_its_neighbours(module):
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("reward_beside_nowhere:f", "there is no module 'reward_beside_nowhere' where Python looks .*file.py:function"),
-        ("reward_beside_2.inner:f", "there is no module 'reward_beside_2.inner'"),
+        ("reward_beside_nowhere:f", "no module named 'reward_beside_nowhere' on Python's path .*file.py:function"),
+        ("reward_beside_2.inner:f", "no module named 'reward_beside_2.inner'"),
         ("reward_beside_2:f", "reward_beside_2 has no 'f'; functions in it: compute_score, Judge"),
-        ("reward_beside_2:number", "number is a int, and cannot be called"),
+        ("reward_beside_2:number", "number is a int and cannot be called"),
         ("reward_beside_2:", "expected module:function or"),
         (":f", "expected module:function or"),
-        ("missing.py:f", "there is no file 'missing.py'"),
+        ("missing.py:f", "no such file: 'missing.py'"),
         ("reward_beside_3:f", "importing reward_beside_3 failed: ZeroDivisionError: division by zero"),
         ("reward_beside_3.py:f", "running .*reward_beside_3.py failed: ZeroDivisionError"),
         ("reward_beside_4:f", "importing reward_beside_4 failed: SyntaxError"),
@@ -143,7 +143,7 @@ async def test_a_function_of_a_file_that_may_import_its_neighbours(module):
         ("reward_beside_6:f", "importing reward_beside_6 failed: SystemExit: 3"),
         (
             "reward_beside_7:f",
-            r"takes \(solution_str, ground_truth\), and would be called with the keywords data_source",
+            r"takes \(solution_str, ground_truth\), but would be called with the keywords data_source",
         ),
     ],
 )
@@ -172,7 +172,7 @@ async def test_options_of_a_function_are_its_keyword_arguments(module):
     assert [await score(reward), await score(reward)] == [FinalScore(0.25, {"calls": 1})] * 2, "a copy for each"
     with pytest.raises(ConfigError, match=r"would be called with the keywords .*, penalty: .*'penalty'"):
         load_reward("reward_beside_options:plain", {"penalty": 1})
-    with pytest.raises(ConfigError, match="option 'ground_truth': that argument is the task's or the model's"):
+    with pytest.raises(ConfigError, match="option 'ground_truth': this argument comes from the task or the model"):
         load_reward("reward_beside_options:compute_score", {"ground_truth": 1})
 
 
@@ -255,7 +255,7 @@ async def test_a_dict_needs_a_score():
         await score(returning({"acc": 1, "reward": 2}))
     cyclic: dict = {"score": 1}
     cyclic["self"] = cyclic
-    with pytest.raises(RewardError, match="what it returned with the score is no JSON"):
+    with pytest.raises(RewardError, match="what it returned besides the score is not JSON"):
         await score(returning(cyclic))
 
 
@@ -399,7 +399,9 @@ async def test_functions_that_hang_are_limited_in_number_and_forgiven_when_they_
     for _ in range(2):
         with pytest.raises(RewardError, match="did not finish"):
             await score(reward, "hang", seconds=0.02)
-    with pytest.raises(RewardError, match="reward 'mine': 2 earlier calls did not finish in time and still run"):
+    with pytest.raises(
+        RewardError, match="reward 'mine': 2 earlier calls did not finish in time and are still running"
+    ):
         await score(reward, "fine")
     gate.open.set()
     await until(lambda: not gate.inside and not reward._threads.hung)

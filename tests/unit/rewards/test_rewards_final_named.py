@@ -111,7 +111,7 @@ async def test_closed_the_math_reward_leaves_no_process():
 async def test_default_is_whichever_the_data_source_needs(loaded):
     reward = loaded("default", memory_limit_mb=512)
     assert (await reward.score("openai/gsm8k", "#### 18", "18", {}, deadline_seconds=SECONDS)).value == 1.0
-    with pytest.raises(RewardError, match="reward 'default': data source 'nobody/knows' has no reward; registered are"):
+    with pytest.raises(RewardError, match="reward 'default': data source 'nobody/knows' has no reward; registered:"):
         await reward.score("nobody/knows", "#### 18", "18", {}, deadline_seconds=SECONDS)
     with pytest.raises(GroundTruthError, match="reward 'gsm8k:strict': "):
         await reward.score("openai/gsm8k", "#### 18", None, {}, deadline_seconds=SECONDS)

@@ -101,9 +101,9 @@ def test_bad_rows_can_be_skipped_and_keep_their_place(source, tmp_path):
 def test_nothing_is_written_of_nothing(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     for name in ("out.jsonl", "out.parquet"):
-        with pytest.raises(TaskError, match="there are no rows in it"):
+        with pytest.raises(TaskError, match="it has no rows"):
             prepare_gsm8k(tmp_path / "empty.jsonl", tmp_path / name)
-    with pytest.raises(TaskError, match="there is no such file"):
+    with pytest.raises(TaskError, match="no such file"):
         prepare_gsm8k(tmp_path / "missing.jsonl", tmp_path / "new" / "out.jsonl")
     assert os.listdir(tmp_path) == ["empty.jsonl"]
 
@@ -111,7 +111,7 @@ def test_nothing_is_written_of_nothing(tmp_path):
 def test_a_file_is_replaced_only_if_it_is_said(source, tmp_path):
     target = tmp_path / "out.jsonl"
     target.write_text("precious")
-    with pytest.raises(ConfigError, match=r"out\.jsonl: is there already; --force replaces it"):
+    with pytest.raises(ConfigError, match=r"out\.jsonl: already exists; --force replaces it"):
         prepare_gsm8k(source, target)
     assert target.read_text() == "precious"
     prepare_gsm8k(source, target, force=True)
@@ -147,7 +147,7 @@ def test_the_file_has_the_mode_that_other_files_have(source, tmp_path):
 
 @pytest.mark.parametrize("name", ["out.csv", "out", "out.jsonl.gz"])
 def test_a_destination_of_another_kind_is_told(source, tmp_path, name):
-    with pytest.raises(ConfigError, match=rf"{name}: its name should end in \.jsonl or \.parquet"):
+    with pytest.raises(ConfigError, match=rf"{name}: its name must end in \.jsonl or \.parquet"):
         prepare_gsm8k(source, tmp_path / name)
 
 

@@ -195,14 +195,14 @@ class TestFiles:
 
     def test_a_file_is_replaced_only_if_it_is_said(self, tmp_path):
         (tmp_path / "teacher.json").write_text("precious")
-        with pytest.raises(ConfigError, match=r"teacher\.json: is there already; --force replaces it"):
+        with pytest.raises(ConfigError, match=r"teacher\.json: already exists; --force replaces it"):
             write_problems(tmp_path / "made.jsonl", 5, script=tmp_path / "teacher.json")
         assert [path.name for path in tmp_path.iterdir()] == ["teacher.json"]
         write_problems(tmp_path / "made.jsonl", 5, script=tmp_path / "teacher.json", force=True)
         assert len(json.loads((tmp_path / "teacher.json").read_text())) == 5
 
     def test_what_cannot_be_written_is_said(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"made\.csv: its name should end in \.jsonl"):
+        with pytest.raises(ConfigError, match=r"made\.csv: its name must end in \.jsonl"):
             write_problems(tmp_path / "made.csv", 5)
         with pytest.raises(ConfigError, match=r"count 0: expected at least 1"):
             write_problems(tmp_path / "made.jsonl", 0)

@@ -79,7 +79,7 @@ def test_an_array_is_read(file):
     )
     tasks, bad = skipped(file(content, "t.json"))
     assert [task.id for task in tasks] == ["t-000001", "t-000003"]
-    assert str(bad[0]).endswith("t.json: row 2: prompt: expected a text or a list of messages, not 5")
+    assert str(bad[0]).endswith("t.json: row 2: prompt: expected a string or a list of messages, not 5")
 
 
 def test_an_array_that_is_no_json_is_told(file):
@@ -119,7 +119,7 @@ def test_large_whole_numbers_are_exact(file):
         (b"{", "not valid JSON: .* near '{'"),
         (b"null", "expected an object with fields, not None"),
         (b'"text"', "expected an object with fields, not 'text'"),
-        (b'{"prompt": "a", "answer": NaN}', "not valid JSON: NaN is not a number there"),
+        (b'{"prompt": "a", "answer": NaN}', "not valid JSON: NaN is not a JSON number"),
         (b'{"prompt": "\xff", "answer": 1}', "not UTF-8: byte 0xff at byte 13"),
         ('{"prompt": "ä"}'.encode("utf-16"), "not UTF-8"),
         (b'{"prompt": "\\ud83d", "answer": 1}', "half a character"),
@@ -155,7 +155,7 @@ def test_a_huge_line_is_a_bad_row_and_is_never_held_in_whole(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [task.id for task in tasks] == ["tasks-000001", "tasks-000003"]
-    assert bad[0].problem == "has more than 67,108,864 bytes; are there line ends at all?"
+    assert bad[0].problem == "has more than 67,108,864 bytes; does it have line ends?"
     assert peak < 2.2 * MAX_LINE_BYTES
 
 
@@ -182,13 +182,13 @@ def test_the_limit_counts_tasks_not_rows(file):
 
 
 def test_a_file_that_is_missing_names_the_bundled_sets(tmp_path):
-    with pytest.raises(TaskError, match=r"wordproblems: there is no such file; sets .* by name: word-problems"):
+    with pytest.raises(TaskError, match=r"wordproblems: no such file; names of bundled sets: word-problems"):
         read_tasks(tmp_path / "wordproblems")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b.jsonl"])
 def test_a_name_that_no_file_can_have_is_a_missing_file(name):
-    with pytest.raises(TaskError, match="there is no such file"):
+    with pytest.raises(TaskError, match="no such file"):
         open_tasks(name)
 
 
@@ -199,13 +199,13 @@ def test_a_folder_names_its_files(file, tmp_path):
 
 
 def test_a_file_of_another_kind_is_told(file):
-    with pytest.raises(TaskError, match=r"c\.csv: what kind of file is it\? .*\.jsonl"):
+    with pytest.raises(TaskError, match=r"c\.csv: unknown file type; .*\.jsonl"):
         read_tasks(file(GOOD, "c.csv"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
 def test_an_empty_file_is_an_error(file, content):
-    with pytest.raises(TaskError, match=r"tasks\.jsonl: there are no rows in it"):
+    with pytest.raises(TaskError, match=r"tasks\.jsonl: it has no rows"):
         list(read_tasks(file(content)))
 
 
@@ -242,7 +242,7 @@ def test_ids_are_the_rows_own_or_of_its_index_or_of_its_place(file):
 def test_an_id_twice_is_a_bad_row(file):
     row = {"prompt": "a", "answer": 1, "id": "x"}
     _, bad = skipped(file([row, row]))
-    assert bad[0].problem == "id: 'x' is the id of an earlier row too; ids must differ, or be left out"
+    assert bad[0].problem == "id: 'x' is also the id of an earlier row; ids must be unique or omitted"
 
 
 def test_an_index_twice_gives_way_to_the_place(file):
@@ -253,7 +253,7 @@ def test_an_index_twice_gives_way_to_the_place(file):
 def test_an_id_that_is_anothers_place_is_told(file):
     row = {"prompt": "a", "answer": 1}
     _, bad = skipped(file([{**row, "id": "tasks-000002"}, row, row]))
-    assert "'tasks-000002', its place in the file, is the id of an earlier row" in bad[0].problem
+    assert "its position in the file, 'tasks-000002', is the id of an earlier row" in bad[0].problem
 
 
 def test_skipping_does_not_move_ids(file):
@@ -299,7 +299,7 @@ def test_bad_rows_of_parquet_are_told_by_their_number(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", [{"prompt": "a", "answer": "1"}, {"prompt": "", "answer": "1"}] * 300)
     tasks, bad = skipped(path)
     assert [row.number for row in bad] == list(range(2, 601, 2))
-    assert str(bad[0]) == f"{path}: row 2: prompt: the user's text is empty"
+    assert str(bad[0]) == f"{path}: row 2: prompt: the user message is empty"
     assert tasks[-1].id == "t-000599"
 
 
@@ -330,7 +330,7 @@ def test_what_is_no_parquet_is_told(file, content):
 
 def test_parquet_without_rows_is_an_error(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", [], schema=pa.schema([("prompt", pa.string())]))
-    with pytest.raises(TaskError, match="there are no rows in it"):
+    with pytest.raises(TaskError, match="it has no rows"):
         list(read_tasks(path))
 
 

@@ -521,7 +521,7 @@ class TestRefusals:
         def search(text: str, /): ...
 
         told = self.refusal(search)
-        assert "search: parameter 'text': a model gives arguments by name" in told
+        assert "search: parameter 'text': models pass arguments by name" in told
 
     def test_an_annotation_that_cannot_be_found(self) -> None:
         def search(text: Nowhere): ...  # noqa: F821
@@ -544,21 +544,21 @@ class TestRefusals:
         def search(instance_id: int): ...
 
         told = self.refusal(search)
-        assert "search: parameter 'instance_id' receives the trajectory's id; annotate it str" in told
+        assert "search: parameter 'instance_id' receives the trajectory's id; annotate it as str" in told
 
     @pytest.mark.parametrize("thing", [functools.partial(print), 3, dict])
     def test_what_is_no_function(self, thing: Any) -> None:
-        assert "@tool is for functions" in self.refusal(thing)
+        assert "@tool expects a function" in self.refusal(thing)
 
     def test_a_generator(self) -> None:
         def search(text: str):
             yield text
 
-        assert "search: a generator has no one answer" in self.refusal(search)
+        assert "search: generators are not supported" in self.refusal(search)
 
     def test_a_name_that_no_model_can_write(self) -> None:
-        assert "'<lambda>' is no name for a tool" in self.refusal(lambda: 3)
-        assert "'look up' is no name for a tool" in self.refusal(look_up.function, name="look up")
+        assert "'<lambda>' is not a valid tool name" in self.refusal(lambda: 3)
+        assert "'look up' is not a valid tool name" in self.refusal(look_up.function, name="look up")
 
     def test_a_key_of_its_config_that_does_not_exist(self) -> None:
         told = self.refusal(look_up.function, config={"timeout": 3})

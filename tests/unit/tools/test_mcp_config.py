@@ -99,9 +99,9 @@ def test_what_other_clients_keep_there_is_left_alone(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         ("{", ": not valid JSON: "),
-        ([], ": expected an object with one key 'mcpServers'"),
-        ({"mcpServer": {}}, ": expected an object with one key 'mcpServers'"),
-        ({"mcpServers": {}, "servers": {}}, ": expected an object with one key 'mcpServers'"),
+        ([], ": expected a single key 'mcpServers'"),
+        ({"mcpServer": {}}, ": expected a single key 'mcpServers'"),
+        ({"mcpServers": {}, "servers": {}}, ": expected a single key 'mcpServers'"),
         ({"mcpServers": {}}, ": mcpServers: no server is listed"),
         ({"servers": {"one": "python"}}, ": servers.one: expected an object"),
         ({"mcpServers": {"one": {}}}, ": mcpServers.one: expected either 'command' or 'url'"),
@@ -217,7 +217,7 @@ def test_tools_are_selected_by_either_name(selected: list[str] | None, kept: set
 
 
 def test_a_selected_name_that_no_server_has_is_an_error_that_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"no server has 'serach'; there are: web_search, mail_search, files_read"):
+    with pytest.raises(ConfigError, match=r"no server has 'serach'; available: web_search, mail_search, files_read"):
         select(Path("mcp.json"), NAMES, ["send", "serach"])
 
 

@@ -98,9 +98,9 @@ async def test_bad_images_are_named_and_the_others_stay() -> None:
     assert (result.outcome, result.truncated) == (ToolOutcome.OK, True)
     assert result.response.image == [{"mime_type": "image/png", "data": PNG}]
     assert (result.response.text or "").splitlines() == [
-        f"[image 1 is left out: {len(given[0]):,} bytes, and at most 4,194,304 are allowed]",
-        "[image 2 is left out: its base64 is broken]",
-        "[image 4 is left out: int is not an image]",
+        f"[image 1 omitted: {len(given[0]):,} bytes; at most 4,194,304 are allowed]",
+        "[image 2 omitted: its base64 is invalid]",
+        "[image 4 omitted: int is not an image]",
     ]
 
 

@@ -240,7 +240,7 @@ async def test_a_creation_that_cannot_be_shown_is_released_all_the_same() -> Non
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"other": {"create_kwargs": {"x": 1}}}, r"no tool is called 'other'; there are: echo"),
+        ({"other": {"create_kwargs": {"x": 1}}}, r"unknown tool 'other'; available: echo"),
         ({"echo": {"create": {}}}, r"\['echo'\]: unknown key 'create'; expected create_kwargs, execute_kwargs"),
         ({"echo": {"create_kwargs": [1]}}, r"\['echo'\]\['create_kwargs'\]: expected a mapping, not list"),
     ],

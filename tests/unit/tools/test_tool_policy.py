@@ -74,15 +74,15 @@ class TestTruncate:
     @pytest.mark.parametrize("keep", Keep)
     @given(text=st.text(max_size=300), limit=st.integers(1, 200))
     def test_the_result_is_never_longer_than_the_limit(self, keep: Keep, text: str, limit: int) -> None:
-        shortened, cut = truncate(text, limit, keep)
-        assert len(shortened) <= limit
+        shorten, cut = truncate(text, limit, keep)
+        assert len(shorten) <= limit
         assert cut is (len(text) > limit)
 
     @pytest.mark.parametrize("keep", Keep)
     @given(text=st.text("ab .,\n", max_size=300), limit=st.integers(1, 100))
     def test_nor_in_tokens(self, keep: Keep, text: str, limit: int) -> None:
-        shortened, cut = truncate(text, limit, keep, tokens)
-        assert tokens(shortened) <= limit
+        shorten, cut = truncate(text, limit, keep, tokens)
+        assert tokens(shorten) <= limit
         assert cut is (tokens(text) > limit)
 
     @pytest.mark.parametrize("keep", Keep)

@@ -18,7 +18,7 @@ from toolyard.tools import BaseTool, get_tool_class, initialize_tools_from_confi
 from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.function import FunctionTool
 from toolyard.tools.gsm8k import Gsm8kTool
-from toolyard.tools.registry import own_tools
+from toolyard.tools.registry import builtin_tools
 
 SEEDS_SAMPLE = """
 tools:
@@ -264,7 +264,7 @@ tools:
             assert (await instances.call("shout", '{"text": "ho", "times": 2}')).response.text == "HOHO"
 
     def test_our_own_tools_need_no_file(self) -> None:
-        assert [tool.name for tool in own_tools()] == ["code_interpreter", "calc_gsm8k_reward"]
+        assert [tool.name for tool in builtin_tools()] == ["code_interpreter", "calc_gsm8k_reward"]
 
 
 class TestTheFile:
@@ -376,7 +376,7 @@ class TestMcpEntries:
 
     def test_with_the_key_mcp_and_another_type(self, write) -> None:
         told = refusal(write(f"tools: [{{class_name: {self.MCP}, mcp: {{mcp_servers_config_path: x.json}}}}]"))
-        assert told == "tools[0].mcp: only for config.type mcp, and this entry's is native"
+        assert told == "tools[0].mcp: only allowed with config.type mcp, but this entry has native"
 
     def test_without_a_path(self, write) -> None:
         told = refusal(write(f"tools: [{{class_name: {self.MCP}, config: {{type: mcp}}, mcp: {{}}}}]"))
@@ -392,7 +392,7 @@ class TestMcpEntries:
     def test_with_a_schema(self, write) -> None:
         rest = "mcp: {mcp_servers_config_path: x.json}, tool_schema: {function: {name: x}}"
         told = refusal(write(f"tools: [{{class_name: {self.MCP}, config: {{type: mcp}}, {rest}}}]"))
-        assert told == "tools[0].tool_schema: not for config.type mcp; the server has the schemas"
+        assert told == "tools[0].tool_schema: not allowed with config.type mcp; the schemas come from the server"
 
 
 class TestTheClass:
@@ -402,7 +402,7 @@ class TestTheClass:
 
     def test_whose_module_is_not_there(self, write) -> None:
         told = refusal(write(self.of("my_missing_tools.search.Search")))
-        assert told.startswith("tools[0]: class_name 'my_missing_tools.search.Search': there is no module ")
+        assert told.startswith("tools[0]: class_name 'my_missing_tools.search.Search': no module named ")
         assert "'my_missing_tools'" in told
         assert "PYTHONPATH" in told
 
@@ -435,7 +435,7 @@ class TestTheClass:
     def test_of_verl_that_has_no_counterpart_is_told_which_have(self, write, entry: dict[str, Any]) -> None:
         told = refusal(write(yaml.safe_dump({"tools": [entry]})))
         assert told == (
-            f"tools[0]: class_name '{entry['class_name']}': Toolyard has no such tool; of verl's it has "
+            f"tools[0]: class_name '{entry['class_name']}': Toolyard does not provide this tool of verl's; it provides "
             "verl.tools.gsm8k_tool.Gsm8kTool, verl.tools.mcp_base_tool.MCPBaseTool, "
             "verl.tools.mcp_search_tool.MCPSearchTool, verl.tools.sandbox_fusion_tools.SandboxFusionTool"
         )
@@ -460,7 +460,7 @@ class TestTheClass:
         theirs: Any = type(sys)("verl.tools.search_tool")
         theirs.SearchTool = type("SearchTool", (), {})
         monkeypatch.setitem(sys.modules, "verl.tools.search_tool", theirs)
-        assert "of verl's it has verl.tools.gsm8k_tool.Gsm8kTool" in refusal(
+        assert "it provides verl.tools.gsm8k_tool.Gsm8kTool" in refusal(
             write(self.of("verl.tools.search_tool.SearchTool"))
         )
 
@@ -468,8 +468,8 @@ class TestTheClass:
         name = module(GUIDE.replace("from toolyard.tools import BaseTool,", "\n".join(VERL_IMPORTS)))
         told = refusal(write(self.of(f"{name}.MyCustomTool")))
         assert told == (
-            f"tools[0]: class_name '{name}.MyCustomTool': {tmp_path / name}.py, line 2: it imports from verl, which "
-            "was not found; write `from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse`"
+            f"tools[0]: class_name '{name}.MyCustomTool': {tmp_path / name}.py, line 2: this line imports verl, which "
+            "is not installed; write `from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse`"
         )
 
     @pytest.mark.parametrize(
@@ -482,7 +482,10 @@ class TestTheClass:
             ),
             (
                 "from verl.tools.schemas import OpenAIFunctionToolCall\nfrom verl.utils.tracing import trace",
-                "`from toolyard.messages import OpenAIFunctionToolCall`; nothing stands for verl.utils.tracing.trace",
+                (
+                    "`from toolyard.messages import OpenAIFunctionToolCall`; there is no equivalent for "
+                    "verl.utils.tracing.trace"
+                ),
             ),
             ("from verl.tools.gsm8k_tool import Gsm8kTool", "`from toolyard.tools.gsm8k import Gsm8kTool`"),
             (
@@ -494,11 +497,11 @@ class TestTheClass:
     def test_every_import_from_verl_has_its_answer(self, write, module, line: str, instead: str) -> None:
         name = module(line)
         told = refusal(write(self.of(f"{name}.Search")))
-        assert told.endswith(f", line 1: it imports from verl, which was not found; write {instead}")
+        assert told.endswith(f", line 1: this line imports verl, which is not installed; write {instead}")
 
     def test_whose_module_imports_a_module_of_verl_is_told_where_its_names_are(self, write, module) -> None:
         told = refusal(write(self.of(f"{module('import verl.tools.base_tool')}.Search")))
-        assert told.endswith("it imports from verl, which was not found; what stands for it is in toolyard.tools")
+        assert told.endswith("this line imports verl, which is not installed; its equivalents are in toolyard.tools")
 
     def test_the_lines_that_are_told_can_be_imported(self) -> None:
         for name, home in verl_names._HOMES.items():
@@ -531,7 +534,7 @@ class TestTheClass:
             """
         )
         told = refusal(write(self.of(f"{name}.Search")))
-        assert told == f"tools[0]: {name}.Search could not be made: KeyError: 'api_key'"
+        assert told == f"tools[0]: {name}.Search could not be created: KeyError: 'api_key'"
 
     def test_whose_constructor_forgets_its_parents(self, write, module) -> None:
         name = module(
@@ -542,7 +545,7 @@ class TestTheClass:
                     self.ready = True
             """
         )
-        assert f"tools[0]: {name}.Search could not be made: AttributeError: " in refusal(
+        assert f"tools[0]: {name}.Search could not be created: AttributeError: " in refusal(
             write(self.of(f"{name}.Search"))
         )
 

@@ -1,9 +1,9 @@
-"""The kit that holds any chat format to its contract; `toolyard chat check` runs it."""
+"""The kit that checks any chat format against its contract; `toolyard chat check` runs it."""
 
 from __future__ import annotations
 
 from toolyard.chat.conformance.conversations import CODE_TOOL
 from toolyard.chat.conformance.kit import check_format
-from toolyard.chat.conformance.report import Check, Outcome, Report
+from toolyard.chat.conformance.report import Check, ConformanceReport, Outcome
 
-__all__ = ["CODE_TOOL", "Check", "Outcome", "Report", "check_format"]
+__all__ = ["CODE_TOOL", "Check", "ConformanceReport", "Outcome", "check_format"]

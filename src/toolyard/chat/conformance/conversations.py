@@ -1,4 +1,4 @@
-"""Conversations for the conformance kit: what tasks, tools and models say, and what they should not."""
+"""Conversations for the conformance kit: plausible and hostile messages of tasks, tools and models."""
 
 from __future__ import annotations
 
@@ -33,56 +33,57 @@ _PHRASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TurnTaken:
-    """A turn as a model might sample it, and what is said next."""
+class SampledTurn:
+    """A turn as a model might sample it, and the messages that follow."""
 
     word: str
-    """In the turn, and nowhere else."""
-    said: Message
+    """Occurs in this turn and nowhere else."""
+    message: Message
     """The turn as a message, for rendering it again."""
     sampled: list[int]
     new: tuple[Message, ...]
     plain: bool
-    """What a well-behaved model samples: no format may refuse to go on from there."""
+    """Whether a well-behaved model would sample it: no format may refuse to continue from there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Conversation:
     messages: tuple[Message, ...]
-    turns: tuple[TurnTaken, ...]
+    turns: tuple[SampledTurn, ...]
     tools: Tools
 
 
 @dataclass
-class Conversation:
-    """Makes them up. `wild`: with text that looks like special tokens, and turns that are cut off or make no sense.
+class ConversationGenerator:
+    """Generates conversations. `wild`: include text that looks like special tokens, and turns that are truncated or
+    make no sense.
 
-    `sample`: a turn with that word in it, as a well-behaved model would sample it before these messages; and what of
-    the message is in it.
+    `sample`: returns a turn with that word, as a well-behaved model would sample it before these messages, and the
+    parts of the message that it contains.
     """
 
     tokenizer: Tokenizer
     stops: tuple[int, ...]
     sample: Callable[[str, Message, Sequence[Message]], tuple[list[int], Message]]
-    chance: random.Random
+    rng: random.Random
     wild: bool
 
-    def talk(self) -> Talk:
-        messages = [Message("user", self._said())]
-        roles = self.chance.choice(((), (), ("system",), ("system",), ("developer",), ("system", "developer")))
-        messages[:0] = [Message(role, self._said()) for role in roles]
-        turns = tuple(self._turn(index) for index in range(self.chance.randint(1, 4)))
-        return Talk(tuple(messages), turns, (CODE_TOOL,) if self.chance.random() < 0.7 else ())
+    def generate(self) -> Conversation:
+        messages = [Message("user", self._text())]
+        roles = self.rng.choice(((), (), ("system",), ("system",), ("developer",), ("system", "developer")))
+        messages[:0] = [Message(role, self._text()) for role in roles]
+        turns = tuple(self._turn(index) for index in range(self.rng.randint(1, 4)))
+        return Conversation(tuple(messages), turns, (CODE_TOOL,) if self.rng.random() < 0.7 else ())
 
-    def _said(self) -> str:
-        said = self.chance.choices(_PHRASES, k=self.chance.randint(1, 3))
-        if self.wild and self.tokenizer.special_tokens and self.chance.random() < 0.3:
-            said += self.chance.choices(list(self.tokenizer.special_tokens), k=2)
-            self.chance.shuffle(said)
-        return "".join(said) or "Well?"
+    def _text(self) -> str:
+        phrases = self.rng.choices(_PHRASES, k=self.rng.randint(1, 3))
+        if self.wild and self.tokenizer.special_tokens and self.rng.random() < 0.3:
+            phrases += self.rng.choices(list(self.tokenizer.special_tokens), k=2)
+            self.rng.shuffle(phrases)
+        return "".join(phrases) or "Well?"
 
-    def _turn(self, index: int) -> TurnTaken:
-        word = f"Wombat{index}x{self.chance.randrange(10**6)}"
+    def _turn(self, index: int) -> SampledTurn:
+        word = f"Wombat{index}x{self.rng.randrange(10**6)}"
         text = f"Let me see, {word}."
         new = self._new(index)
         calls = tuple(
@@ -90,36 +91,36 @@ class Conversation:
             for message in new
             if message.role == "tool"
         )
-        thought = f"Hm, {word}?" if self.chance.random() < 0.3 else None
-        said = Message("assistant", text if not calls or self.chance.random() < 0.2 else "", thought, calls)
-        if not self.wild or self.chance.random() < 0.3:
-            sampled, said = self.sample(word, said, new)
-            return TurnTaken(word, said, sampled, new, plain=True)
+        thought = f"Hm, {word}?" if self.rng.random() < 0.3 else None
+        message = Message("assistant", text if not calls or self.rng.random() < 0.2 else "", thought, calls)
+        if not self.wild or self.rng.random() < 0.3:
+            sampled, message = self.sample(word, message, new)
+            return SampledTurn(word, message, sampled, new, plain=True)
         sampled = self._sampled_wildly(self.tokenizer.encode(text, special=False))
-        return TurnTaken(word, said, sampled, new, plain=False)
+        return SampledTurn(word, message, sampled, new, plain=False)
 
     def _arguments(self, word: str) -> str:
-        # Not always as a template would write them.
-        given = {"code": f"print({self.chance.randrange(99)}, 'é')  # {word}"}
-        return json.dumps(given, ensure_ascii=False, separators=self.chance.choice(((",", ":"), None, None)))
+        # Not always spelled as a template would.
+        given = {"code": f"print({self.rng.randrange(99)}, 'é')  # {word}"}
+        return json.dumps(given, ensure_ascii=False, separators=self.rng.choice(((",", ":"), None, None)))
 
     def _sampled_wildly(self, sampled: list[int]) -> list[int]:
-        sampled = [*sampled, *self.tokenizer.encode(self._said(), special=self.chance.random() < 0.5)]
-        if self.chance.random() < 0.3:
-            self.chance.shuffle(sampled)
+        sampled = [*sampled, *self.tokenizer.encode(self._text(), special=self.rng.random() < 0.5)]
+        if self.rng.random() < 0.3:
+            self.rng.shuffle(sampled)
         sampled = [number for number in sampled if number not in self.stops]
-        if self.chance.random() < 0.5:
-            sampled = sampled[: self.chance.randint(0, len(sampled))]
-        if self.chance.random() < 0.5:
-            sampled.append(self.chance.choice(self.stops))
+        if self.rng.random() < 0.5:
+            sampled = sampled[: self.rng.randint(0, len(sampled))]
+        if self.rng.random() < 0.5:
+            sampled.append(self.rng.choice(self.stops))
         return sampled
 
     def _new(self, index: int) -> tuple[Message, ...]:
-        if self.chance.random() < 0.4:
-            return (Message("user", self._said()),)
+        if self.rng.random() < 0.4:
+            return (Message("user", self._text()),)
         return tuple(
-            Message("tool", self._said(), tool_call_id=f"call{index:02}{call:03}", name=CODE_TOOL.function.name)
-            for call in range(self.chance.choice((1, 1, 2, 3)))
+            Message("tool", self._text(), tool_call_id=f"call{index:02}{call:03}", name=CODE_TOOL.function.name)
+            for call in range(self.rng.choice((1, 1, 2, 3)))
         )
 
 
@@ -132,7 +133,7 @@ def _answer(number: int, content: str = "42") -> Message:
 
 
 def cases(hostile: str) -> dict[str, tuple[Message, ...]]:
-    """One conversation of each kind, by name. `hostile`: texts of special tokens."""
+    """Return one conversation of each kind, by name. `hostile`: texts of special tokens."""
     user, done = Message("user", "What is six times seven?"), Message("assistant", "It is 42.")
     thanks = Message("user", "And one more?")
     calls, both = (Message("assistant", "", tool_calls=made) for made in ((_call(0),), (_call(0), _call(1, "1 < 2"))))

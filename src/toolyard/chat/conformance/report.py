@@ -1,4 +1,4 @@
-"""What the conformance kit says."""
+"""The conformance kit's report."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     REWRITES = "rewrites"
-    """The template writes earlier turns differently once they are history. No fault: sampled turns are kept as they
-    are. `seen` names what it rewrites."""
+    """The template writes earlier turns differently in the history. Not a fault: sampled turns are kept unchanged.
+    `seen` names what it rewrites."""
     NOT_APPLICABLE = "n.a."
-    """The format makes no such claim, or there is nothing to try it on; `seen` says why."""
+    """The format does not claim this, or there is nothing to test it on; `seen` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     format: str
     tokenizer: str
     seed: int
@@ -42,19 +42,19 @@ class Report:
 
 
 class FailedError(Exception):
-    """A claim does not hold."""
+    """The claim does not hold."""
 
 
 class RewritesError(Exception):
-    """A claim holds but for what the template rewrites."""
+    """The claim holds except for what the template rewrites."""
 
 
 class NotApplicableError(Exception):
-    """A claim is not made."""
+    """The claim is not made."""
 
 
 def judge(name: str, check: Callable[[], str]) -> Check:
-    """The claim is the docstring of `check`, which returns what it saw."""
+    """Run `check`, whose docstring is the claim and which returns what it saw."""
     claim = " ".join((check.__doc__ or "").split())
     try:
         return Check(name, claim, Outcome.PASSED, check())

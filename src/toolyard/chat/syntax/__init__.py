@@ -1,4 +1,4 @@
-"""The ways in which calls are written, by name."""
+"""The syntaxes in which models write calls, by name."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ SYNTAXES: Mapping[str, Callable[..., TextSyntax]] = MappingProxyType({row.name: 
 
 
 def syntax_of(name: str, **options: Any) -> TextSyntax:
-    """The syntax called `name`. `code_block` takes `tool` and `argument`; all but `harmony` take `calls_end_thinking`.
+    """Return the syntax named `name`. `code_block` takes `tool` and `argument`; all but `harmony` take
+    `calls_end_thinking`.
 
     Raises:
-        ConfigError: there is none of that name, or it has no such option.
+        ConfigError: the name or an option is unknown.
     """
     make = SYNTAXES.get(name)
     if make is None:

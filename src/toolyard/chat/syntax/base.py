@@ -1,4 +1,4 @@
-"""What the syntaxes share: where reasoning ends, what is text and what is a call, how a call in JSON is read."""
+"""What the syntaxes share: where reasoning ends, how text and calls are separated, and how a call in JSON is parsed."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ class Region(NamedTuple):
 
 
 class TextSyntax(ABC):
-    """A `CallSyntax`. Without state that changes, so shared."""
+    """A `CallSyntax`. Immutable, so it can be shared."""
 
     name: str
     stop: tuple[str, ...] = ()
     sign: str = ""
-    """A text that only calls have, by which one is recognized in a turn of another format; "" if there is none."""
+    """A string that occurs only in calls, to recognize one in a turn of another format; "" if there is none."""
     turn_end: str = ""
-    """The end of the last call, if it ends the turn as well."""
+    """The end of the last call, if it also ends the turn."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
-        """Of a whole turn, without its stop token. Never raises; takes time linear in the text.
+        """Parse a whole turn, without its stop token. Never raises; takes time linear in the text.
 
-        `tools` tell which values are strings where a syntax does not: `5` can be a number or a text.
+        `tools` tell which values are strings if a syntax does not: `5` can be a number or a string.
         """
 
     @abstractmethod
     def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
-        """The calls from `start` on, and whatever else is not prose; in order."""
+        """Return the calls from `start` on, and everything else that is not prose; in order."""
 
     @abstractmethod
     def spell(self, calls: Sequence[ParsedCall]) -> str:
-        """Calls as the model would write them, or as near to that as the syntax can come."""
+        """Write calls as the model would, or as close to that as the syntax allows."""
 
     def write(self, calls: Sequence[ParsedCall]) -> str:
-        """Calls as the model would write them, such that `parse` finds them again.
+        """Write calls as the model would, so that `parse` finds them again.
 
         Raises:
             ChatError: the syntax cannot express them.
         """
         written = self.spell(calls) if calls else ""
-        if calls and not self.says(written, calls):
+        if calls and not self.roundtrips(written, calls):
             names = ", ".join(repr(call.name) for call in calls)
             raise ChatError(
                 f"{self.name} cannot express these calls of {names}: arguments must be a JSON object, "
-                "and neither names nor texts may look like the tags of the syntax"
+                "and neither names nor strings may look like the tags of the syntax"
             )
         return written
 
-    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
-        """Whether `written` is read as `calls`, and nothing else."""
+    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+        """Whether `written` is parsed as `calls` and nothing else."""
         turn = self.parse(written)
         read = [(call.name, call.arguments) for call in turn.calls]
         meant = [(call.name, call.arguments.strip()) for call in calls]
         return read == meant and not turn.malformed and not turn.text
 
     def introduce(self, tools: Tools) -> str:
-        """For the system message, where the tokenizer's template says nothing about tools; "" if there are none."""
+        """Describe the tools for the system message, if the template does not; "" if there are none."""
         if not tools:
             return ""
         example = self.spell([ParsedCall("function_name", '{"argument_name": "value"}')])
@@ -92,21 +92,21 @@ class TextSyntax(ABC):
 
 
 class ProseSyntax(TextSyntax):
-    """Calls are in the midst of prose, and reasoning comes before it.
+    """Calls are surrounded by prose, and reasoning comes before it.
 
-    Reasoning is `<think>…</think>` at the beginning of the turn; tags of calls within it are no tags. Where prompts
-    usually open the reasoning, a turn with only `</think>` began in it. Reasoning that does not end is all there is,
-    but for whole calls that end the turn: see `calls_end_thinking`.
+    Reasoning is `<think>…</think>` at the start of the turn; tags of calls within it do not count. If prompts usually
+    open the reasoning, a turn with only `</think>` started in it. Unclosed reasoning is the whole turn, except for
+    complete calls that end the turn: see `calls_end_thinking`.
     """
 
     thinking: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
     """Pairs of tags."""
     opened_by_prompt: bool = True
-    """Whether the closing tag of the first pair may stand alone."""
+    """Whether the closing tag of the first pair may occur alone."""
 
     def __init__(self, *, calls_end_thinking: bool = True) -> None:
-        """`calls_end_thinking`: a turn that ends with whole calls within reasoning that was not closed has made them;
-        there are models that call without closing it first, the seeds' own among them. Without, it has made none."""
+        """`calls_end_thinking`: complete calls at the end of a turn count even within unclosed reasoning; some models,
+        such as those of verl's examples, call without closing it first. Otherwise they do not count."""
         self.calls_end_thinking = calls_end_thinking
 
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
@@ -140,15 +140,15 @@ class ProseSyntax(TextSyntax):
 
 
 def list_tools(tools: Tools) -> str:
-    """Their schemas, one on a line."""
+    """Return their schemas, one per line."""
     return "\n".join(json.dumps(tool.model_dump(), ensure_ascii=False) for tool in tools)
 
 
 def read_call(text: str, found: JsonObject, name_key: str = "name", id_key: str = "id") -> ParsedCall:
-    """The call that an object with `name` and `arguments` (or `parameters`) describes.
+    """Return the call described by an object with `name` and `arguments` (or `parameters`).
 
     Raises:
-        BrokenError: it describes none.
+        BrokenError: it does not describe a call.
     """
     if name_key not in found.members:
         raise BrokenError(f'the JSON object has no "{name_key}"', found.end)
@@ -158,7 +158,7 @@ def read_call(text: str, found: JsonObject, name_key: str = "name", id_key: str 
     key = "arguments" if "arguments" in found.members else "parameters"
     start, end = found.members.get(key, (0, 0))
     given = text[start:end] or "{}"
-    if given[0] == '"':  # JSON within JSON, as the OpenAI API has it
+    if given[0] == '"':  # JSON within JSON, as in OpenAI's API
         given = json.loads(given).strip() or "{}"
     known = isinstance(found.decoded.get(key), dict)
     identity = _string(text, found, id_key)
@@ -168,7 +168,7 @@ def read_call(text: str, found: JsonObject, name_key: str = "name", id_key: str 
 def make_call(
     name: str, arguments: str, end: int, identity: str | None = None, *, is_object: bool = False
 ) -> ParsedCall:
-    """The call that ends at `end`. `is_object`: the arguments are known to be a JSON object.
+    """Return the call that ends at `end`. `is_object`: the arguments are known to be a JSON object.
 
     Raises:
         BrokenError: it has no name, or its arguments are not a JSON object.
@@ -182,14 +182,14 @@ def make_call(
 
 
 def spell_object(call: ParsedCall, arguments: str, *, with_id: bool = False) -> str:
-    """The object that `read_call` reads; `arguments` is what it calls them."""
+    """Write the object that `read_call` reads; `arguments` is the key of the arguments."""
     identity = f', "id": {quote(call.id)}' if with_id and call.id else ""
     return f'{{"name": {quote(call.name)}, "{arguments}": {call.arguments.strip()}{identity}}}'
 
 
 def cut(finder: Finder, start: int, inside: int, error: BrokenError, ends: re.Pattern[str]) -> Region:
-    """The malformed call from `start` on. It ends where `ends` is found, behind `inside` and where the error says:
-    behind the match if a group matched (the closing tag), else before it (something new begins)."""
+    """Return the malformed call that starts at `start`. It ends where `ends` matches, after `inside` and the error's
+    position: after the match if a group matched (the closing tag), else before it (something new starts)."""
     found = finder.find(ends, max(inside, error.resume))
     end = len(finder.text) if found is None else found.end() if found.lastindex else found.start()
     return Region(start, end, (MalformedCall(finder.text[start:end].strip(), str(error)),))
@@ -204,7 +204,7 @@ def _string(text: str, found: JsonObject, key: str) -> str | None:
 
 
 def _outside(text: str, tag: str, regions: Iterable[Region]) -> int:
-    """Where `tag` first stands outside of good calls: in a string of one it is not a tag. -1 if nowhere."""
+    """Return where `tag` first occurs outside of well-formed calls: within a string it is not a tag. -1 if nowhere."""
     at = text.find(tag)
     for region in regions:
         if at < 0 or at < region.start:
@@ -225,8 +225,8 @@ def turn_of(text: str, start: int, regions: Sequence[Region], reasoning: str | N
         malformed += [call for call in region.found if isinstance(call, MalformedCall)]
         at = region.end
     prose.append(text[at:].strip())
-    told = "\n".join(filter(None, prose))
-    return ParsedTurn(told, None if reasoning is None else reasoning.strip(), _calls(regions), tuple(malformed))
+    content = "\n".join(filter(None, prose))
+    return ParsedTurn(content, None if reasoning is None else reasoning.strip(), _calls(regions), tuple(malformed))
 
 
 def _calls(regions: Iterable[Region]) -> tuple[ParsedCall, ...]:

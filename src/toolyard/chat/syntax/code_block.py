@@ -1,4 +1,4 @@
-"""A fenced block of python is a call of the code tool: for models that were never taught to call in JSON.
+"""A fenced Python block is a call of the code tool: for models that were not trained to call in JSON.
 
 ReTool's models write `<code>`, with or without a fence in it.
 """
@@ -23,7 +23,7 @@ _BEGIN = re.compile(
     r"|^[ \t]*+(?P<other>`{3,})(?P<language>[^`\n]*+)$",
     re.MULTILINE,
 )
-"""Small models open a block in the midst of a line, too."""
+"""Small models also open a block in the middle of a line."""
 _PYTHON_LINE = re.compile(rf"^[ \t]*+{_LINE}", re.MULTILINE)
 _FENCE_IN_TAG = re.compile(rf"\s*+{_LINE}")
 _LONGEST = 8
@@ -36,20 +36,20 @@ _LEXEME = re.compile(
     r"|(?P<fence>^[ \t]*+`{3,}[ \t\r]*+$)",
     re.MULTILINE,
 )
-"""What there is in python that may hide a fence or quotes; and fences."""
+"""Parts of Python that may hide a fence or quotes; and fences."""
 _QUOTES = {quotes: re.compile(rf"(?<!\\){quotes}") for quotes in ('"""', "'''")}
 _FENCE_LINE = re.compile(r"^[ \t]*+(`{3,})[ \t\r]*+$", re.MULTILINE)
 
 
 class CodeBlock(ProseSyntax):
-    """A closed block of ```` ```python ```` (or py, or python3), or `<code>…</code>` at the beginning of a line.
+    """A closed block of ```` ```python ```` (or py, or python3), or `<code>…</code>` at the start of a line.
 
-    Blocks of other languages and of none are prose, whatever is in them. A fence closes a block if it stands alone on
-    its line and not within a string in triple quotes; the end of the turn may come right behind it. Only calls of one
-    tool with one argument can be expressed, and only with code that is not blank.
+    Blocks in other languages or without one are prose. A fence closes a block if it is alone on its line and not within
+    a triple-quoted string; the turn may end right after it. Only calls of one tool with one argument can be expressed,
+    and only with code that is not blank.
 
-    The turn ends where a block closes, so that the model sees what its code printed. As a stop text does not know what
-    it closes, the turn ends at a bare opening fence as well.
+    The turn ends where a block closes, so that the model sees what its code printed. Since a stop string does not
+    indicate what it closes, the turn also ends at a bare opening fence.
     """
 
     name = "code_block"
@@ -58,7 +58,7 @@ class CodeBlock(ProseSyntax):
     def __init__(
         self, *, tool: str = "code_interpreter", argument: str = "code", calls_end_thinking: bool = True
     ) -> None:
-        """`tool` is called, with the code as its `argument`."""
+        """`tool` is called with the code as its `argument`."""
         super().__init__(calls_end_thinking=calls_end_thinking)
         self.tool = tool
         self.argument = argument
@@ -83,7 +83,7 @@ class CodeBlock(ProseSyntax):
         ticks = fence["fence"] or fence["inline"]
         close = _closing_fence(finder, fence.end(), min(len(ticks), _LONGEST))
         if close is None:
-            why = f"the block was not closed: end the code with a line that holds only {ticks}"
+            why = f"the block was not closed: end the code with a line that contains only {ticks}"
             return Region(start, len(text), (MalformedCall(text[start:], why),))
         tag = _TAG_AFTER_FENCE.match(text, close.end()) if begin["tag"] else None
         end = close.end() if tag is None else tag.end()
@@ -120,7 +120,7 @@ class CodeBlock(ProseSyntax):
         fence = "`" * max([3, *(len(line[1]) + 1 for line in _FENCE_LINE.finditer(code))])
         return f"{fence}python\n{code}\n{fence}"
 
-    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
         turn = self.parse(written)
         read = [decode_arguments(call.arguments) for call in turn.calls]
         return read == [decode_arguments(call.arguments) for call in calls] and not turn.malformed and not turn.text
@@ -135,7 +135,7 @@ class CodeBlock(ProseSyntax):
         )
 
     def unoffered(self, tools: Tools) -> dict[str, str]:
-        """All but the one tool that runs code; and that one, if it is not among `tools` or does not take the code."""
+        """All but the one tool that runs code; and that one, if it is not in `tools` or does not take the code."""
         known = {tool.function.name: tool.function.parameters for tool in tools}
         why = f"code_block can call only {self.tool!r}: leave this tool out, or use another format, such as hermes"
         found = {name: why for name in known if name != self.tool}
@@ -157,8 +157,8 @@ class CodeBlock(ProseSyntax):
 
 
 def _after_other(finder: Finder, begin: re.Match[str]) -> int:
-    """Behind a block that is not python. A bare fence may be a stray one: it does not hide python that follows before
-    the next."""
+    """Return the end of a block that is not Python. A bare fence may be stray: it does not hide Python code before the
+    next fence."""
     close = finder.find(_CLOSE[3], begin.end())
     if close is None:
         return begin.end()
@@ -168,7 +168,7 @@ def _after_other(finder: Finder, begin: re.Match[str]) -> int:
 
 
 def _closing_fence(finder: Finder, at: int, count: int) -> re.Match[str] | None:
-    """The fence that closes the code which begins at `at`."""
+    """Return the fence that closes the code starting at `at`."""
     text, close = finder.text, _CLOSE[count]
     while (lexeme := _LEXEME.search(text, at)) is not None:
         at = lexeme.end()
@@ -176,7 +176,7 @@ def _closing_fence(finder: Finder, at: int, count: int) -> re.Match[str] | None:
             return close.match(text, lexeme.start())
         if lexeme["quotes"]:
             end = finder.find(_QUOTES[lexeme["quotes"]], at)
-            # Quotes that are closed only behind the last fence are not a string of this block.
+            # Quotes that are only closed after the last fence do not form a string of this block.
             if end is not None and finder.find(close, end.end()) is not None:
                 at = end.end()
     return None

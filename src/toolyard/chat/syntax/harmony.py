@@ -1,4 +1,4 @@
-"""The channels of gpt-oss: analysis is reasoning, final is text, and what is addressed to a function calls it."""
+"""The channels of gpt-oss: analysis is reasoning, final is text, and a message to a function is a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolyard.chat.syntax.scanning import BrokenError, Finder, near, scan_object
 _MESSAGE = re.compile(r"<\|message\|>")
 _HEADER = re.compile(r"<\|(?:start|channel|constrain)\|>")
 _LEAD = re.compile(r"\s*+(?:assistant)?\s*+(?:to=[^\s<]*+\s*+)?")
-"""The role and the recipient. The first message has its role, and maybe more, in the prompt."""
+"""The role and the recipient. The first message's role, and possibly more, is in the prompt."""
 _END = re.compile(r"(<\|(?:end|call|return)\|>)|<\|(?:start|channel)\|>")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*+analysis")
 _RECIPIENT = re.compile(r"(?<!\S)to=([^\s<]*+)")
@@ -21,8 +21,8 @@ _RECIPIENT = re.compile(r"(?<!\S)to=([^\s<]*+)")
 class Harmony(TextSyntax):
     """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`.
 
-    `<|call|>` is a stop token, so the last call may lack it. Names cannot hold white space or `<`. Recipients that are
-    no functions keep their whole name, as `browser.search`.
+    `<|call|>` is a stop token, so the last call may lack it. Names cannot contain white space or `<`. Recipients that
+    are not functions keep their full name, such as `browser.search`.
     """
 
     name = "harmony"
@@ -44,7 +44,7 @@ class Harmony(TextSyntax):
 
 
 def _messages(text: str, at: int) -> tuple[list[Region], list[str]]:
-    """What is not prose, and the thoughts in it."""
+    """Return what is not prose, and the reasoning in it."""
     finder = Finder(text)
     thoughts: list[str] = []
     regions: list[Region] = []
@@ -73,7 +73,7 @@ def _messages(text: str, at: int) -> tuple[list[Region], list[str]]:
 
 
 def _header(text: str, start: int, end: int) -> int:
-    """Where a message's header begins; what is before it is prose."""
+    """Return where a message's header starts; what is before it is prose."""
     tag = _HEADER.search(text, start, end)
     lead = text[start : end if tag is None else tag.start()]
     return start if _LEAD.fullmatch(lead) else start + len(lead)

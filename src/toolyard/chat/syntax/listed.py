@@ -1,4 +1,4 @@
-"""Calls in a list of JSON objects behind a tag: Mistral, Cohere, Apriel, Nemotron, Granite and others."""
+"""Calls in a list of JSON objects after a tag: Mistral, Cohere, Apriel, Nemotron, Granite and others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Read = Callable[[str, JsonObject], ParsedCall]
 class Listed(ProseSyntax):
     """An opening tag, a JSON array of objects (or one object after the other), and a closing tag.
 
-    The array closes itself, so that its closing tag may be missing.
+    The array closes itself, so its closing tag may be missing.
     """
 
     tags: tuple[str, str]
-    """The closing one is empty if there is none."""
+    """The closing tag is empty if there is none."""
     keys = ("name", "arguments", "id")
-    """What an object calls the name, the arguments and the id."""
+    """The keys of the name, the arguments and the id in an object."""
     lines = False
     """Whether calls are written without an array around them."""
 
@@ -60,7 +60,7 @@ class Listed(ProseSyntax):
         return Region(start, at, tuple(found))
 
     def read(self, text: str, found: JsonObject) -> ParsedCall:
-        """The call of one object."""
+        """Return the call in one object."""
         return read_call(text, found, self.keys[0], self.keys[2])
 
     def spell(self, calls: Sequence[ParsedCall]) -> str:
@@ -74,7 +74,7 @@ class Listed(ProseSyntax):
 
 
 def read_array(finder: Finder, start: int, bracket: int, sibling: re.Pattern[str], read: Read) -> Region:
-    """The calls of an array that begins at `bracket`. `sibling`: where the next begins if one is broken."""
+    """Return the calls of an array that starts at `bracket`. `sibling`: where the next one starts if one is broken."""
     text, found, at = finder.text, list[Found](), bracket
     while True:
         at = skip_space(text, at + 1)
@@ -98,14 +98,14 @@ def read_array(finder: Finder, start: int, bracket: int, sibling: re.Pattern[str
 
 
 class Apriel(Listed):
-    """`<tool_calls>[{"name": …, "arguments": {…}, "id": …}]</tool_calls>`, of Apriel."""
+    """`<tool_calls>[{"name": …, "arguments": {…}, "id": …}]</tool_calls>`(Apriel)."""
 
     name = "apriel"
     tags = ("<tool_calls>", "</tool_calls>")
 
 
 class MiniMaxM1(Listed):
-    """`<tool_calls>` and an object on each line, of MiniMax M1."""
+    """`<tool_calls>` and an object on each line (MiniMax M1)."""
 
     name = "minimax_m1"
     tags = ("<tool_calls>", "</tool_calls>")
@@ -113,21 +113,21 @@ class MiniMaxM1(Listed):
 
 
 class NemotronNano2(Listed):
-    """`<TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>`, of Nemotron Nano v2."""
+    """`<TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>` (Nemotron Nano v2)."""
 
     name = "nemotron_nano2"
     tags = ("<TOOLCALL>", "</TOOLCALL>")
 
 
 class Granite3(Listed):
-    """`<|tool_call|>[{"name": …, "arguments": {…}}]`, of Granite 3."""
+    """`<|tool_call|>[{"name": …, "arguments": {…}}]` (Granite 3)."""
 
     name = "granite3"
     tags = ("<|tool_call|>", "")
 
 
 class GigaChat(Listed):
-    """`<|function_call|>{"name": …, "arguments": {…}}`, of GigaChat 3.1: one call in a turn."""
+    """`<|function_call|>{"name": …, "arguments": {…}}` (GigaChat 3.1): one call per turn."""
 
     name = "gigachat"
     tags = ("<|function_call|>", "")
@@ -138,7 +138,7 @@ class GigaChat(Listed):
 
 
 class CommandR(Listed):
-    """`Action:` and a fence with a list of `tool_name` and `parameters`, of Command R and R+."""
+    """`Action:` and a fence with a list of `tool_name` and `parameters` (Command R and R+)."""
 
     name = "command_r"
     tags = ("Action:\n```json\n", "```")
@@ -146,7 +146,7 @@ class CommandR(Listed):
 
 
 class Command7B(Listed):
-    """`<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`, of Command R7B."""
+    """`<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>` (Command R7B)."""
 
     name = "command_r7b"
     thinking = (("<|START_THINKING|>", "<|END_THINKING|>"),)
@@ -158,7 +158,7 @@ class Command7B(Listed):
 
 
 class Apertus(Listed):
-    """`<|tools_prefix|>[{"NAME": {…}}]<|tools_suffix|>`: an object's one key is the name."""
+    """`<|tools_prefix|>[{"NAME": {…}}]<|tools_suffix|>`: the only key of an object is the name."""
 
     name = "apertus"
     thinking = (("<|inner_prefix|>", "<|inner_suffix|>"),)

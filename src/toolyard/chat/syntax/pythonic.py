@@ -1,4 +1,4 @@
-"""Calls as Python writes them: LFM2's `<|tool_call_start|>[name(key=value), …]<|tool_call_end|>`."""
+"""Calls in Python syntax: LFM2's `<|tool_call_start|>[name(key=value), …]<|tool_call_end|>`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LINES = re.compile(r"[\n\r]")
 
 
 class Lfm2(ProseSyntax):
-    """A list of calls with keyword arguments, of LFM2. Texts are in quotes of either kind, and may hold line breaks.
+    """A list of calls with keyword arguments (LFM2). Strings have quotes of either kind and may contain line breaks.
 
-    Where a template puts texts between quotes as they are, those with quotes or backslashes cannot be told from others.
+    If a template does not escape strings, those with quotes or backslashes are ambiguous.
     """
 
     name = "lfm2"
@@ -45,7 +45,7 @@ class Lfm2(ProseSyntax):
     def spell(self, calls: Sequence[ParsedCall]) -> str:
         return f"{_OPENING}[{', '.join(map(_spelled, calls))}]{_CLOSING}"
 
-    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
         turn = self.parse(written)
         read = [(call.name, decode_arguments(call.arguments)[0]) for call in turn.calls]
         meant = [(call.name, decode_arguments(call.arguments)[0]) for call in calls]
@@ -106,7 +106,7 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _json(written: str, at: int) -> str:
-    """JSON of a Python value; of one that is JSON already, too."""
+    """Convert a Python value to JSON; accept JSON too."""
     bare = written.strip()
     if _STRING.fullmatch(bare):
         bare = _LINES.sub(lambda line: "\\n" if line[0] == "\n" else "\\r", bare)

@@ -1,8 +1,8 @@
-"""Reading JSON and tags out of text that a model wrote, in one pass and without trusting any of it.
+"""Parse JSON and tags in text that a model wrote, in one pass and without trusting any of it.
 
-The standard decoder reads what is well formed. Everything else is left to a scanner of ours, which does not recurse and
-says what is wrong. Each of the decoder's errors counts the lines of the whole text, so a long text full of broken calls
-would take quadratic time: it is not even tried there.
+The standard decoder parses what is well-formed. Everything else is left to our own scanner, which does not recurse and
+explains what is wrong. Each error of the decoder counts the lines of the whole text, so a long text full of broken
+calls would take quadratic time: there the decoder is not used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TOKEN = re.compile(
 )
 _STRING, _SCALAR = 1, 2
 _INSIDE = re.compile(r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*')
-"""A string up to what is wrong with it."""
+"""A string up to its first error."""
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _PLAIN_KEY = re.compile(r'[ \t\n\r]*+"([^"\\\x00-\x1f]*+)"[ \t\n\r]*+:[ \t\n\r]*+')
 """A key without escapes, up to its value."""
 _AFTER_VALUE = re.compile(r"[ \t\n\r]*+([,}])")
 _SHORT = 50_000
-"""Longer texts are not given to the standard decoder. A turn that long takes far longer to sample and to decode."""
+"""Longer texts are not given to the standard decoder. A turn that long takes far longer to sample and decode."""
 _WORD = re.compile(r"[A-Za-z]{1,20}")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _NEAR = 20
@@ -41,31 +41,31 @@ _EXPECTED = {
 
 
 class BrokenError(ValueError):
-    """What a model wrote cannot be read. Stays within `toolyard.chat`: syntaxes turn it into a malformed call."""
+    """A model's text cannot be parsed. Internal to `toolyard.chat`: syntaxes turn it into a malformed call."""
 
     def __init__(self, why: str, resume: int) -> None:
         super().__init__(why)
         self.resume = resume
-        """Where to look for the end of the broken call: tags before it are in strings. It is the beginning of the last
-        token, as a string that lacks its closing quote goes on to the next one, and swallows tags on its way."""
+        """Where to look for the end of the broken call: tags before it are in strings. It is the start of the last
+        token, since a string without its closing quote extends to the next quote, across any tags."""
 
 
 class JsonObject(NamedTuple):
-    """Where an object and its members are in a text."""
+    """The positions of an object and its members in a text."""
 
     start: int
     end: int
     members: dict[str, tuple[int, int]]
-    """The values by their keys; of a repeated key the last, as decoders do it."""
+    """Positions of the values by key; for a repeated key the last, as in decoders."""
     decoded: dict[str, Any]
-    """The values themselves, if the standard decoder read them; else empty."""
+    """The values, if the standard decoder parsed them; else empty."""
 
 
 def scan_object(text: str, start: int) -> JsonObject:
-    """The object that begins at `start`, after white space. Takes time linear in its length, however it is nested.
+    """Scan the object that starts at `start`, after white space. Takes time linear in its length, at any nesting.
 
     Raises:
-        BrokenError: there is none, or it is not JSON: in words that the model can act on.
+        BrokenError: there is none, or it is not JSON; the message is for the model.
     """
     start = skip_space(text, start)
     if not text.startswith("{", start):
@@ -74,7 +74,7 @@ def scan_object(text: str, start: int) -> JsonObject:
 
 
 def _decode_object(text: str, start: int) -> JsonObject | None:
-    """What `_scan_object` finds, several times as fast; None if the decoder does not take it, or it is empty."""
+    """Like `_scan_object`, but several times as fast; None if the decoder rejects it, or it is empty."""
     members: dict[str, tuple[int, int]] = {}
     decoded: dict[str, Any] = {}
     at = start + 1
@@ -140,19 +140,19 @@ def skip_space(text: str, at: int) -> int:
 
 
 def quote(text: str) -> str:
-    """`text` as a JSON string that any encoding can carry."""
+    """Return `text` as a JSON string in ASCII."""
     return json.dumps(text, ensure_ascii=not _is_unicode(text))
 
 
 def near(text: str, at: int) -> str:
-    """For messages: what stands there."""
+    """Quote the surrounding text, for messages."""
     if at >= len(text):
         return ", but the text ends"
     return f" (near {text[max(0, at - _NEAR) : at + _NEAR]!r})"
 
 
 def decode_value(text: str) -> tuple[Any, bool]:
-    """A whole JSON value, and whether `text` is one at all. NaN and Infinity are none."""
+    """Decode a whole JSON value, and return whether `text` is one. NaN and Infinity are not."""
     try:
         return _STRICT.decode(text), True
     except (ValueError, RecursionError):
@@ -160,14 +160,14 @@ def decode_value(text: str) -> tuple[Any, bool]:
 
 
 class Finder:
-    """Searches one text from left to right; a search that found nothing, or something far away, is not repeated."""
+    """Searches one text from left to right; a search that found nothing, or a distant match, is not repeated."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._seen: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def find(self, pattern: re.Pattern[str], at: int) -> re.Match[str] | None:
-        """The first match that begins at `at` or later."""
+        """Return the first match that starts at `at` or later."""
         since, found = self._seen.get(pattern, (-1, None))
         if 0 <= since <= at and (found is None or found.start() >= at):
             return found
@@ -176,13 +176,13 @@ class Finder:
         return found
 
     def start(self, pattern: re.Pattern[str], at: int) -> int:
-        """Where the first match begins; at the end of the text if there is none."""
+        """Return where the first match starts; the end of the text if there is none."""
         found = self.find(pattern, at)
         return len(self.text) if found is None else found.start()
 
 
 def _fault(text: str, at: int, last: int, state: int, closers: list[str]) -> BrokenError:
-    """What is wrong with the token at `at`; the one before it begins at `last`."""
+    """Explain what is wrong with the token at `at`; the one before it starts at `last`."""
     at = skip_space(text, at)
     if at >= len(text):
         return BrokenError("the JSON is not complete: the text ends within it", last)
@@ -192,11 +192,11 @@ def _fault(text: str, at: int, last: int, state: int, closers: list[str]) -> Bro
         assert inside is not None
         return BrokenError(f"the JSON is not valid: {_string_fault(text, inside.end())}", at)
     word = _WORD.match(text, at)
-    said = "" if word is None else word[0]
-    if said in _WORDS:
-        why = f"{said} is written {_WORDS[said]}"
-    elif said in ("NaN", "Infinity"):
-        why = f"{said} is not a number of JSON"
+    written = "" if word is None else word[0]
+    if written in _WORDS:
+        why = f"{written} is written {_WORDS[written]}"
+    elif written in ("NaN", "Infinity"):
+        why = f"{written} is not a number of JSON"
     elif text[at] == "'":
         why = "strings are written in double quotes"
     else:

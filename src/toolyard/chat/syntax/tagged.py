@@ -1,4 +1,4 @@
-"""Calls in tags of their own, with JSON in them: Hermes and Qwen, DeepSeek V3 and V3.1, Kimi K2, Gemma 4 and others."""
+"""Calls in tags, with JSON inside: Hermes and Qwen, DeepSeek V3 and V3.1, Kimi K2, Gemma 4 and others."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from toolyard.messages import decode_arguments
 
 
 class Tagged(ProseSyntax):
-    """A call between two tags. Its body is read from its beginning, so that tags in strings of JSON are no tags.
+    """A call between two tags. Its body is parsed from its start, so that tags in JSON strings do not count.
 
-    Strict: a call without its closing tag is malformed, as it may have been cut off, though its JSON be whole. The
-    tags of a section around the calls, where the format has them, say nothing more and may be missing.
+    Strict: a call without its closing tag is malformed even if its JSON is complete, since it may have been truncated.
+    The tags of a section around the calls, if the format has them, are optional.
     """
 
     call: tuple[str, str]
     section: tuple[str, ...] = ()
-    """Opening and closing tags in turn."""
+    """Opening and closing tags, alternating."""
     frame: tuple[str, ...] = ()
-    """Tags around what is said, which are no part of it."""
+    """Tags around the text, which are not part of it."""
 
     def __init__(self, *, calls_end_thinking: bool = True) -> None:
         super().__init__(calls_end_thinking=calls_end_thinking)
@@ -39,10 +39,10 @@ class Tagged(ProseSyntax):
 
     @abstractmethod
     def body(self, finder: Finder, at: int, tools: Tools) -> tuple[ParsedCall, int]:
-        """What follows the opening tag, and where it ends.
+        """Return the call after the opening tag, and where it ends.
 
         Raises:
-            BrokenError: it is no call.
+            BrokenError: it is not a call.
         """
 
     def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
@@ -73,7 +73,7 @@ class Tagged(ProseSyntax):
 
 
 class Hermes(Tagged):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, of Hermes, Qwen2.5 and Qwen3."""
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen2.5 and Qwen3)."""
 
     name = "hermes"
     call = ("<tool_call>", "</tool_call>")
@@ -101,7 +101,7 @@ class Hermes(Tagged):
 class DeepSeekV3(Tagged):
     """V3: `function`, a separator, the name, and the arguments in a fence. V3.1: the name, a separator, the arguments.
 
-    Both are read; V3 is written. Names cannot hold line breaks, `<`, backticks or braces, nor white space around them.
+    Both are parsed; V3 is written. Names cannot contain line breaks, `<`, backticks or braces, or padding.
     """
 
     name = "deepseek_v3"
@@ -140,8 +140,8 @@ class DeepSeekV3(Tagged):
 
 
 class KimiK2(Tagged):
-    """The call's id, `functions.NAME:INDEX`, then the arguments. Names cannot hold line breaks or `<`, nor white space
-    around them, nor end in a colon and a number."""
+    """The call's id, `functions.NAME:INDEX`, then the arguments. Names cannot contain line breaks or `<`, have white
+    space at the ends, or end in a colon and a number."""
 
     name = "kimi_k2"
     section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
@@ -174,7 +174,7 @@ class KimiK2(Tagged):
 
 
 class Functionary31(Tagged):
-    """`<function=NAME>{…}</function>`, of Functionary 3.1 and of Llama 3.1's custom tools."""
+    """`<function=NAME>{…}</function>` (Functionary 3.1 and Llama 3.1's custom tools)."""
 
     name = "functionary31"
     call = ("<function=", "</function>")
@@ -219,7 +219,7 @@ class SolarOpen(Tagged):
 class Gemma4(Tagged):
     """`<|tool_call>call:NAME{key:<|"|>text<|"|>,other:5}<tool_call|>`: JSON with a token as its quotes, and bare keys.
 
-    Nothing is escaped, so a text cannot hold the token.
+    Nothing is escaped, so a string cannot contain the token.
     """
 
     name = "gemma4"
@@ -272,7 +272,7 @@ class Gemma4(Tagged):
             return "[" + ",".join(map(self._spelled, value)) + "]"  # pyright: ignore[reportUnknownArgumentType]
         return json.dumps(value)
 
-    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
         turn = self.parse(written)
         read = [(call.name, decode_arguments(call.arguments)[0]) for call in turn.calls]
         meant = [(call.name, decode_arguments(call.arguments)[0]) for call in calls]

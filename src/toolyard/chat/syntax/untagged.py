@@ -1,4 +1,4 @@
-"""Calls in JSON that no tag closes, as the turn ends with them: Llama 3, Mistral."""
+"""Calls in JSON without a closing tag, since they end the turn: Llama 3, Mistral."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from toolyard.chat.syntax.scanning import BrokenError, Finder, JsonObject, scan_
 
 
 class Llama3(ProseSyntax):
-    """`{"name": …, "parameters": {…}}`, of Llama 3: the whole turn, or whatever follows `<|python_tag|>`.
+    """`{"name": …, "parameters": {…}}`(Llama 3): the whole turn, or whatever follows `<|python_tag|>`.
 
-    Several are separated by semicolons. Without the tag, an object that names no function is an answer, and text.
+    Several are separated by semicolons. Without the tag, an object that names no function is an answer, so it is text.
     """
 
     name = "llama3"
@@ -36,7 +36,7 @@ class Llama3(ProseSyntax):
         return found
 
     def _run(self, finder: Finder, start: int, *, tagged: bool) -> list[Region]:
-        """The calls that follow each other from `start` on; at least one if they are tagged."""
+        """Return the consecutive calls from `start` on; at least one if they are tagged."""
         text, regions, at = finder.text, list[Region](), start
         if tagged:
             at = start + len("<|python_tag|>")
@@ -106,6 +106,6 @@ class Mistral(ProseSyntax):
 
 
 def _names_a_function(scanned: JsonObject) -> bool:
-    """An object with a name, and arguments or nothing else."""
+    """Whether it is an object with a name and arguments, or only a name."""
     keys = scanned.members.keys()
     return "name" in keys and (bool(keys & {"parameters", "arguments"}) or keys <= {"name", "type", "id"})

@@ -1,4 +1,4 @@
-"""Values that are written as plain text: is `5` a number or a text? The tool's schema knows."""
+"""Values written as plain text: the tool's schema says whether `5` is a number or a string."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from toolyard.chat.syntax.scanning import decode_value, quote
 from toolyard.messages import JSON
 
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-"""Qwen3-Coder's template writes values so, and the model writes what it saw."""
+"""Qwen3-Coder's template writes values this way, and the model imitates it."""
 _DEPTH = 8
-"""How many references and choices of a schema are followed, at most."""
+"""Maximum number of references and alternatives of a schema that are followed."""
 
 
 def read_value(tools: Tools, tool: str, key: str, text: str) -> str:
-    """JSON of what `text` means as that argument of that tool.
+    """Return the JSON of what `text` means as that argument of that tool.
 
-    A string stays as it was written, to the last space. Anything else is JSON if it is JSON, and text if not: the tool
-    will complain about it. Where the schema says nothing, all that is JSON but no string is JSON.
+    A string stays exactly as written, including spaces. Anything else is JSON if it is valid JSON, otherwise text: the
+    tool will reject it. If the schema says nothing, valid JSON other than a string is JSON.
     """
     allowed = _allowed(tools, tool, key)
     if allowed == {"string"}:
@@ -37,7 +37,7 @@ def read_value(tools: Tools, tool: str, key: str, text: str) -> str:
 
 
 def _allowed(tools: Tools, tool: str, key: str) -> set[str]:
-    """The types that the schema allows; none if it does not say."""
+    """Return the types that the schema allows; empty if it does not say."""
     for known in tools:
         parameters = known.function.parameters
         if known.function.name == tool and key in parameters.properties:
@@ -65,7 +65,7 @@ def _types(schema: Any, root: JSON, depth: int) -> set[str]:
 
 
 def _target(reference: str, root: JSON) -> Any:
-    """What `#/$defs/Name` refers to; nothing if it is elsewhere."""
+    """Resolve `#/$defs/Name`; nothing if it is elsewhere."""
     found: Any = root
     for step in reference.removeprefix("#/").split("/"):
         found = found.get(step) if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -73,7 +73,7 @@ def _target(reference: str, root: JSON) -> Any:
 
 
 def _kinds(value: Any) -> set[str]:
-    """The types of JSON Schema that a value has."""
+    """Return the JSON Schema types of a value."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):

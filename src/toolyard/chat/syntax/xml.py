@@ -1,9 +1,9 @@
 """Calls whose arguments are tags, with plain text as values: Qwen3-Coder, GLM, MiniMax, DeepSeek's DSML and others.
 
-What they cannot express: a text that looks like JSON is JSON, unless the tool's schema says that it is a string. Names
-and keys cannot hold the characters that end them, nor line breaks. A closing tag within a value is part of the value as
-long as nothing follows that may follow a value; and no value can hold the beginning of another call. `write` refuses
-what would be read back as something else.
+Limitations: text that looks like JSON is JSON, unless the tool's schema says that it is a string. Names and keys cannot
+contain the characters that end them, or line breaks. A closing tag within a value is part of the value unless it is
+followed by something that may follow a value; and no value can contain the start of another call. `write` refuses what
+would be parsed as something else.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from toolyard.messages import OpenAIFunctionToolSchema, decode_arguments
 
 class _Xml(Tagged):
     head: re.Pattern[str]
-    """Between the opening tag and the first argument; group 1 is the name."""
+    """What is between the opening tag and the first argument; group 1 is the name."""
     argument: re.Pattern[str]
-    """Up to a value; group 1 is its key, and group 2, if there is one, says whether the value is a text."""
+    """What precedes a value; group 1 is its key, and group 2, if present, says whether the value is a string."""
     value_end: re.Pattern[str]
-    """Behind a value. What must follow is looked at as well, so that a closing tag in a value is not its end."""
+    """What ends a value, including what must follow, so that a closing tag within a value does not end it."""
     next_call: re.Pattern[str]
-    """The beginning of another call: a value that was not closed must not swallow it."""
+    """The start of another call: an unclosed value must not swallow it."""
     forms: tuple[str, str]
-    """Of a call's head and of an argument, for the model."""
+    """The form of a call's head and of an argument, for messages to the model."""
     spelled: tuple[str, str, str]
-    """A call up to its arguments, with NAME; an argument, with KEY, VALUE and TYPE; and what closes the call."""
+    """A call up to its arguments, with NAME; an argument, with KEY, VALUE and TYPE; and the end of the call."""
     around = ("", "\n", "")
-    """Before, between and behind the calls of a turn."""
+    """What is before, between and after the calls of a turn."""
     padding = ""
-    """Stands around values, and is not part of them."""
+    """What surrounds values and is not part of them."""
     wrapper = ("", "")
-    """May stand around values that look like tags."""
+    """What may surround values that look like tags."""
     types: Mapping[type, str] = MappingProxyType({})
-    """How an argument says of what type its value is; empty if it does not."""
+    """How an argument gives the type of its value; empty if it does not."""
 
     def end_of(self, key: str) -> re.Pattern[str]:
         return self.value_end
@@ -61,8 +61,8 @@ class _Xml(Tagged):
             if end is None or finder.start(self.next_call, begin) < end.start():
                 raise BrokenError(f"the argument {key!r} is not closed: write {self.forms[1]}", begin)
             value = text[begin : end.start()].removeprefix(self.padding).removesuffix(self.padding)
-            told = argument[2] if self.types else None
-            arguments[key] = self.read(tools, name, key, value, told)
+            given_type = argument[2] if self.types else None
+            arguments[key] = self.read(tools, name, key, value, given_type)
             at = end.end()
         if not text.startswith(self.call[1], at):
             if at == len(text):
@@ -71,14 +71,14 @@ class _Xml(Tagged):
         members = ", ".join(f"{quote(key)}: {value}" for key, value in arguments.items())
         return make_call(name, f"{{{members}}}", at), at
 
-    def read(self, tools: Tools, name: str, key: str, value: str, told: str | None) -> str:
-        """JSON of a value. `told`: what the argument says about its type."""
+    def read(self, tools: Tools, name: str, key: str, value: str, given_type: str | None) -> str:
+        """Return the JSON of a value. `given_type`: the type that the argument gives."""
         opening, closing = self.wrapper
         if opening and value.startswith(opening) and value.endswith(closing):
             return quote(value[len(opening) : -len(closing)])
-        if told is None:
+        if given_type is None:
             return read_value(tools, name, key, value)
-        return quote(value) if told == self.types[str] or not decode_value(value)[1] else value.strip()
+        return quote(value) if given_type == self.types[str] or not decode_value(value)[1] else value.strip()
 
     def spell(self, calls: Sequence[ParsedCall]) -> str:
         before, between, behind = self.around
@@ -98,8 +98,8 @@ class _Xml(Tagged):
     def _kind(self, value: object) -> str:
         return self.types.get(type(value), self.types[object]) if self.types else ""
 
-    def says(self, written: str, calls: Sequence[ParsedCall]) -> bool:
-        """Compares texts: whether `5` was a number or a text is not the syntax's to say, unless it says so."""
+    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
+        """Compare as text: the syntax does not decide whether `5` is a number or a string, unless it gives types."""
         texts = [decode_arguments(call.arguments)[0] if self.types else _texts(call) for call in calls]
         known: dict[str, dict[str, object]] = {}
         for call, values in zip(calls, texts, strict=True):
@@ -118,14 +118,14 @@ _AWKWARD = re.compile("[<&\\n]")
 
 
 def _fill(form: str, places: Mapping[str, str]) -> str:
-    # In one go: what is put in may look like the next place.
+    # In one pass: an inserted value may look like the next placeholder.
     return _PLACE.sub(lambda place: places[place[0]], form)
 
 
 class Qwen3Coder(_Xml):
-    """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`, of Qwen3-Coder and Qwen3.5.
+    """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>` (Qwen3-Coder and Qwen3.5).
 
-    `<tool_call>` may be missing, as the models often leave it out.
+    `<tool_call>` is optional, since the models often omit it.
     """
 
     name = "qwen3_coder"
@@ -145,7 +145,7 @@ class Qwen3Coder(_Xml):
 
 
 class SeedOss(Qwen3Coder):
-    """As Qwen3-Coder writes them, in `<seed:tool_call>`, and without line breaks around values."""
+    """Like Qwen3-Coder's, in `<seed:tool_call>`, and without line breaks around values."""
 
     name = "seed_oss"
     thinking = (("<seed:think>", "</seed:think>"),)
@@ -160,7 +160,7 @@ class SeedOss(Qwen3Coder):
 
 
 class Glm45(_Xml):
-    """`<tool_call>NAME`, then `<arg_key>KEY</arg_key><arg_value>…</arg_value>`, of GLM 4.5 and later."""
+    """`<tool_call>NAME`, then `<arg_key>KEY</arg_key><arg_value>…</arg_value>` (GLM 4.5 and later)."""
 
     name = "glm45"
     call = ("<tool_call>", "</tool_call>")
@@ -173,7 +173,7 @@ class Glm45(_Xml):
 
 
 class Hy3(_Xml):
-    """As GLM writes them, with a separator behind the name and `:opensource` in every tag, of Hunyuan 3."""
+    """Like GLM's, with a separator after the name and `:opensource` in every tag (Hunyuan 3)."""
 
     name = "hy3"
     thinking = (("<think:opensource>", "</think:opensource>"),)
@@ -196,10 +196,10 @@ class Hy3(_Xml):
 
 
 class _Invoke(_Xml):
-    """`<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>`, with something of the model's in each tag."""
+    """`<invoke name="NAME"><parameter name="KEY">…</parameter></invoke>`, with a model-specific mark in each tag."""
 
     def __init_subclass__(cls, *, mark: str, sections: tuple[str, ...]) -> None:
-        """`mark`: stands behind each `<` and `</`. `sections`: names of the tag around calls; the first is written."""
+        """`mark`: follows each `<` and `</`. `sections`: names of the tag around calls; the first is written."""
         escaped = re.escape(mark)
         kind = r"""(?:\s++string=["']?(\w++)["']?)?""" if cls.types else ""
         cls.section = tuple(f"<{slash}{each}>" for each in sections for slash in ("", "/"))
@@ -210,10 +210,10 @@ class _Invoke(_Xml):
         openings = "|".join(f"<{re.escape(each)}>" for each in sections)
         cls.next_call = re.compile(rf"(?:{openings}|</{escaped}invoke>)\s*+<{escaped}invoke\s++name=")
         cls.forms = (f'<{mark}invoke name="NAME">', f'<{mark}parameter name="KEY">…</{mark}parameter>')
-        told = ' string="TYPE"' if cls.types else ""
+        type_attribute = ' string="TYPE"' if cls.types else ""
         cls.spelled = (
             f'<{mark}invoke name="NAME">\n',
-            f'<{mark}parameter name="KEY"{told}>VALUE</{mark}parameter>\n',
+            f'<{mark}parameter name="KEY"{type_attribute}>VALUE</{mark}parameter>\n',
             f"</{mark}invoke>",
         )
         cls.around = (f"<{sections[0]}>\n", "\n", f"\n</{sections[0]}>")
@@ -226,27 +226,27 @@ class MiniMaxM2(_Invoke, mark="", sections=("minimax:tool_call",)):
 
 
 class Atem(_Invoke, mark="atem:", sections=("atem:function_calls",)):
-    """As MiniMax M2 writes them, with `atem:` in every tag, of Muse Glimmer."""
+    """Like MiniMax M2's, with `atem:` in every tag (Muse Glimmer)."""
 
     name = "atem"
 
 
 class Dsml(_Invoke, mark="｜DSML｜", sections=("｜DSML｜function_calls", "｜DSML｜tool_calls")):
-    """As MiniMax M2 writes them, with `｜DSML｜` in every tag, and each argument says whether it is a text: V3.2."""
+    """Like MiniMax M2's, with `｜DSML｜` in every tag; each argument says whether it is a string (DeepSeek V3.2)."""
 
     name = "dsml"
     types = MappingProxyType({str: "true", object: "false"})
 
 
 class DsmlV4(_Invoke, mark="｜DSML｜", sections=("｜DSML｜tool_calls", "｜DSML｜function_calls")):
-    """As V3.2 writes them, in a section of another name, of DeepSeek V4."""
+    """Like V3.2's, in a section of another name (DeepSeek V4)."""
 
     name = "dsml_v4"
     types = MappingProxyType({str: "true", object: "false"})
 
 
 class MiniCpm5(_Xml):
-    """`<function name="NAME"><param name="KEY">…</param></function>`; texts with `<`, `&` or line breaks in CDATA."""
+    """`<function name="NAME"><param name="KEY">…</param></function>`; strings with `<`, `&` or line breaks in CDATA."""
 
     name = "minicpm5"
     call = ("<function name=", "</function>")
@@ -260,7 +260,7 @@ class MiniCpm5(_Xml):
 
 
 class KimiK3(_Xml):
-    """`<|open|>call tool="NAME" index="1"<|sep|>`, then arguments that tell their type."""
+    """`<|open|>call tool="NAME" index="1"<|sep|>`, then arguments with their types."""
 
     name = "kimi_k3"
     thinking = (("<|open|>think<|sep|>", "<|close|>think<|sep|>"),)
@@ -284,9 +284,9 @@ class KimiK3(_Xml):
 
 
 class MiniMaxM3(_Xml):
-    """`<invoke name="NAME"><KEY>…</KEY></invoke>`, a token before each tag, and objects and lists in tags as well.
+    """`<invoke name="NAME"><KEY>…</KEY></invoke>`, with a token before each tag, and tags for objects and lists too.
 
-    The token cannot be written as text, so texts need no other care.
+    The token cannot be written as text, so strings need no escaping.
     """
 
     name = "minimax_m3"
@@ -307,13 +307,13 @@ class MiniMaxM3(_Xml):
     def end_of(self, key: str) -> re.Pattern[str]:
         return re.compile(rf"\]<\]minimax\[>\[</{re.escape(key)}>\s*+")
 
-    def read(self, tools: Tools, name: str, key: str, value: str, told: str | None) -> str:
+    def read(self, tools: Tools, name: str, key: str, value: str, given_type: str | None) -> str:
         if not self.argument.match(value):
-            return super().read(tools, name, key, value, told)
+            return super().read(tools, name, key, value, given_type)
         return json.dumps(self._nested(value), ensure_ascii=False)
 
     def _nested(self, text: str) -> Any:
-        """What the tags in `text` hold: a list of items, an object, or a value."""
+        """Parse the tags in `text`: a list of items, an object, or a value."""
         found, at = list[tuple[str, Any]](), 0
         while (tag := self.argument.match(text, at)) is not None:
             end = self.end_of(tag[1]).search(text, tag.end())
@@ -329,7 +329,7 @@ class MiniMaxM3(_Xml):
 
 
 def _texts(call: ParsedCall) -> dict[str, str]:
-    """The arguments as they are written: strings as they are, all else as the JSON it is.
+    """Return the arguments as written: strings as they are, everything else as JSON.
 
     Raises:
         ChatError: they are not a JSON object.

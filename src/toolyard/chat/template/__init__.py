@@ -1,4 +1,4 @@
-"""Speaking through a tokenizer's own chat template."""
+"""Chat formats from a tokenizer's own chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja, with the names that they are written against. They come from models, so they run sandboxed."""
+"""Chat templates: Jinja with the variables they expect, sandboxed because they come from models."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON
 
 _LONGEST = 100_000_000
-"""Characters of a rendered conversation."""
+"""Maximum characters of a rendered conversation."""
 _LONGEST_LOOPS = 1_000_000
 _LARGEST_POWER = 64
 _HELLO: list[JSON] = [{"role": "user", "content": "Hello"}]
 
 
 class ChatTemplate:
-    """A compiled template. It has no state: `render` may be called from anywhere."""
+    """A compiled template. It is stateless: `render` may be called from anywhere."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], *, name: str) -> None:
-        """`variables`: what else the template may ask for: bos_token, eos_token, enable_thinking, date_string…
+        """`variables`: what else the template may use: bos_token, eos_token, enable_thinking, date_string…
 
-        A template that is only for conversations with tools fails without any: it is then given an empty list.
+        A template that only supports conversations with tools fails without any; it is then given an empty list.
 
         Raises:
-            ConfigError: it is no template.
+            ConfigError: it is not a valid template.
         """
         self.source = source
         self._name = name
@@ -52,15 +52,15 @@ class ChatTemplate:
                 self.render(_HELLO, prompt=True)
 
     def render(self, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool) -> str:
-        """The conversation as text. `prompt`: up to where the assistant begins to speak. How many images a message has
-        is its `images`; templates get them as parts behind its content.
+        """Render the conversation as text. `prompt`: up to where the assistant's turn starts. A message's `images` is
+        its number of images; templates get them as parts after its content.
 
         Raises:
             ChatError: the template refuses it.
         """
-        said = [_in_parts(message) if "images" in message else message for message in messages]
-        told = {"messages": said, "tools": tools or self.no_tools, "add_generation_prompt": prompt}
-        variables = {"range": _Range(), **self.variables, **told}
+        converted = [_in_parts(message) if "images" in message else message for message in messages]
+        given = {"messages": converted, "tools": tools or self.no_tools, "add_generation_prompt": prompt}
+        variables = {"range": _Range(), **self.variables, **given}
         try:
             return _join(self._template.generate(variables))
         except Exception as error:  # a template can raise anything that Python can
@@ -69,13 +69,13 @@ class ChatTemplate:
 
 
 def _in_parts(message: JSON) -> JSON:
-    said = [{"type": "text", "text": message["content"]}] if message["content"] else []
-    parts = [*said, *({"type": "image"} for _ in range(message["images"]))]
+    converted = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    parts = [*converted, *({"type": "image"} for _ in range(message["images"]))]
     return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for others; here it is what stands in it."""
+    """`{% generation %}` marks the assistant's text for other libraries; here it only renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -96,7 +96,7 @@ def _join(pieces: Iterable[str]) -> str:
 
 
 class _Range:
-    """Python's, for templates that end: all ranges of a rendering share one budget."""
+    """`range` with a limit: all ranges of one rendering share a budget."""
 
     def __init__(self) -> None:
         self._left = _LONGEST_LOOPS
@@ -110,8 +110,8 @@ class _Range:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Lets a template change lists, as Kimi's do: they are its own, or made for one rendering. Does not let it make
-    texts, lists and numbers that fill the memory."""
+    """Lets a template change lists, as Kimi's do: they are its own, or copies for one rendering. Limits the size of
+    strings, lists and numbers, so that they cannot exhaust memory."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -128,7 +128,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
-    """Takes a tenth of a second; to choose a format for a template and to open it are two occasions."""
+    """Cached: it takes 0.1 s, and a template is compiled to choose a format and again to open it."""
     return _environment().from_string(source)
 
 
@@ -147,7 +147,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own writes `<` as \u003c, which models were not trained on.
+    # Jinja's own filter writes `<` as \u003c, which models were not trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

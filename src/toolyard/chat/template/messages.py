@@ -1,4 +1,4 @@
-"""Conversations as a template can take them: what it cannot say is said with what it can."""
+"""Convert conversations to what a template supports."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """From messages to what the template is given."""
+    """Converts messages to the template's input."""
 
     traits: Traits
     syntax: CallSyntax
     native: bool
-    """The template's own way of telling about tools and of writing calls is that of `syntax`."""
+    """Whether the template presents tools and writes calls as `syntax` does."""
     tool_as_user: bool
     tool_wrapper: str
 
     def conversation(self, messages: Sequence[Message], tools: Tools) -> list[JSON]:
-        """From its beginning."""
-        said = list(messages) if self.traits.developer else developer_as_system(messages)
+        """Convert a conversation from its start."""
+        converted = list(messages) if self.traits.developer else developer_as_system(messages)
         introduction = "" if self.shows_tools else self.syntax.introduce(tools)
         if introduction:
-            said = _introduced(said, introduction)
-        if not self.traits.system and said and said[0].role == "system":
-            said = _system_told_by_user(said)
-        return self.following(said)
+            converted = _introduced(converted, introduction)
+        if not self.traits.system and converted and converted[0].role == "system":
+            converted = _system_as_user(converted)
+        return self.following(converted)
 
     def following(self, messages: Sequence[Message]) -> list[JSON]:
-        """What comes after other messages."""
+        """Convert messages that follow others."""
         adapted: list[JSON] = []
         merging = False
         for message in messages:
             as_user = message.role == "tool" and self.tool_as_user
             one = self._one(message)
             before = adapted[-1]["role"] if adapted else None
-            # Results of parallel calls stand together in one message, as in templates that know of tools.
+            # Results of parallel calls go into one message, as in templates that support tools.
             if one["role"] == "user" == before and ((as_user and merging) or self.traits.alternates):
                 adapted[-1]["content"] += ("\n" if as_user and merging else "\n\n") + one["content"]
                 if "images" in one:
@@ -66,38 +66,38 @@ class Adapter:
             written = self.syntax.write(calls)
             content = f"{message.content}\n{written}" if message.content else written
             message = replace(message, content=content, tool_calls=())
-        said = message.as_openai(decoded=not self.traits.text_arguments)
-        if "reasoning_content" in said and self.traits.reasoning:
-            said[self.traits.reasoning] = said.pop("reasoning_content")
+        converted = message.as_openai(decoded=not self.traits.text_arguments)
+        if "reasoning_content" in converted and self.traits.reasoning:
+            converted[self.traits.reasoning] = converted.pop("reasoning_content")
         if self.traits.short_ids:
-            _shorten(said)
-        return said
+            _shorten(converted)
+        return converted
 
 
 def _introduced(messages: list[Message], introduction: str) -> list[Message]:
     if messages and messages[0].role == "system":
         content = messages[0].content
-        told = replace(messages[0], content=f"{content}\n\n{introduction}" if content else introduction)
-        return [told, *messages[1:]]
+        introduced = replace(messages[0], content=f"{content}\n\n{introduction}" if content else introduction)
+        return [introduced, *messages[1:]]
     return [Message("system", introduction), *messages]
 
 
-def _system_told_by_user(messages: list[Message]) -> list[Message]:
+def _system_as_user(messages: list[Message]) -> list[Message]:
     system, rest = messages[0], messages[1:]
     if rest and rest[0].role == "user":
         return [replace(rest[0], content=f"{system.content}\n\n{rest[0].content}"), *rest[1:]]
     return [Message("user", system.content), *rest]
 
 
-def _shorten(said: JSON) -> None:
-    if "tool_call_id" in said:
-        said["tool_call_id"] = short_id(said["tool_call_id"])
-    for call in said.get("tool_calls", ()):
+def _shorten(converted: JSON) -> None:
+    if "tool_call_id" in converted:
+        converted["tool_call_id"] = short_id(converted["tool_call_id"])
+    for call in converted.get("tool_calls", ()):
         call["id"] = short_id(call["id"])
 
 
 def short_id(given: str) -> str:
-    """Nine letters and digits, always the same for one id."""
+    """Return nine letters and digits, always the same for one id."""
     if SHORT_ID.fullmatch(given):
         return given
     letters = given.encode("utf-8", "replace")

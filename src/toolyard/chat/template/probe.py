@@ -1,4 +1,4 @@
-"""What a chat template can say, found out by asking it."""
+"""Find out what a chat template supports, by rendering probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import JSON, OpenAIFunctionToolSchema, decode_arguments
 
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-"""Mistral's templates refuse ids of calls that are not like this."""
+"""Mistral's templates refuse other ids of calls."""
 
 PROBE_ID = "abcDEF123"
 _WORD = "Xylograph"
@@ -37,54 +37,56 @@ class Traits:
     """How a template differs from one that takes every conversation."""
 
     tools: bool
-    """It tells the model about tools."""
+    """Shows tools to the model."""
     calls: bool
-    """It writes the calls of an assistant's message."""
+    """Writes the calls of assistant messages."""
     text_arguments: bool
-    """It wants the arguments of calls as text, where most want objects."""
+    """Expects the arguments of calls as text, where most expect objects."""
     tool_role: bool
-    """It shows the results of tools."""
+    """Shows tool results."""
     tool_needs_calls: bool
-    """It shows them only after a message with calls."""
+    """Shows them only after a message with calls."""
     short_ids: bool
-    """Ids of calls have to be like `SHORT_ID`."""
+    """Ids of calls must match `SHORT_ID`."""
     system: bool
-    """It takes a system message."""
+    """Accepts a system message."""
     developer: bool
-    """It takes a message of the developer, also behind a system message."""
+    """Accepts a developer message, even after a system message."""
     alternates: bool
-    """It refuses two messages of the user in a row."""
+    """Refuses two user messages in a row."""
     reasoning: str | None
-    """What it calls an assistant's reasoning in a message; None if it shows none."""
+    """The message key for an assistant's reasoning; None if it shows none."""
 
 
 def probe(template: ChatTemplate, *, name: str) -> Traits:
-    """Raises ConfigError if the template does not even take one message of a user."""
+    """Raise ConfigError if the template does not even accept a single user message."""
     try:
         plain = template.render([_USER], prompt=True)
     except ChatError as error:
         raise ConfigError(f"{error}; give another with chat_template") from None
     if str(_USER["content"]) not in plain:
-        raise ConfigError(f"the chat template of {name} leaves out what the user says; give another with chat_template")
+        raise ConfigError(f"the chat template of {name} omits the user's message; give another with chat_template")
     tool_role, tool_needs_calls, short_ids = _tool_role(template)
     calls, text_arguments = _calls(template)
     return Traits(
-        tools=_says(template, [_USER], tools=[_TOOL]),
+        tools=_renders(template, [_USER], tools=[_TOOL]),
         calls=calls,
         text_arguments=text_arguments,
         tool_role=tool_role,
         tool_needs_calls=tool_needs_calls,
         short_ids=short_ids,
-        system=_says(template, [{"role": "system", "content": _WORD}, _USER]),
-        developer=all(_says(template, [*before, {"role": "developer", "content": _WORD}, _USER]) for before in _BEFORE),
-        alternates=not _says(template, [_USER, {"role": "user", "content": _WORD}]),
+        system=_renders(template, [{"role": "system", "content": _WORD}, _USER]),
+        developer=all(
+            _renders(template, [*before, {"role": "developer", "content": _WORD}, _USER]) for before in _BEFORE
+        ),
+        alternates=not _renders(template, [_USER, {"role": "user", "content": _WORD}]),
         reasoning=_reasoning(template, text_arguments),
     )
 
 
 def syntax_of_calls(template: ChatTemplate, traits: Traits) -> str | None:
-    """The syntax that reads the calls which the template writes, tried and not guessed. If it writes none, the one by
-    whose sign it tells the model how to call; None if there is no such syntax."""
+    """Return the syntax that parses the calls which the template writes, by trying them. If it writes none, the syntax
+    whose sign occurs in its instructions; None if there is none."""
     if not traits.calls:
         source = template.source
         return next((name for name, signs in _SIGNS.items() if all(sign in source for sign in signs)), None)
@@ -97,7 +99,7 @@ def syntax_of_calls(template: ChatTemplate, traits: Traits) -> str | None:
         first = next((found for region in syntax.regions(written, 0, [tool]) for found in region.found), None)
         if isinstance(first, ParsedCall) and (first.name, decode_arguments(first.arguments)[0]) == (_WORD, meant):
             readers.append(syntax)
-    # Several read what only differs in what stands around a call.
+    # Several syntaxes match if they only differ in what surrounds a call.
     packed = "".join(written.split())
     readers.sort(key=lambda syntax: _head(syntax) not in packed)
     return readers[0].name if readers else None
@@ -116,28 +118,28 @@ _SIGNS = {
     "lfm2": ("List of tools: ", "<|im_start|>"),
     "llama3": ("<|start_header_id|>", "tool_calls"),
 }
-"""Texts by which a template that writes no calls gives away how it wants them; the first that has all of its own."""
+"""Strings that reveal the call syntax of a template that writes no calls; the first entry with all of them wins."""
 
 
 def _head(syntax: TextSyntax) -> str:
-    """A call up to its name, without white space."""
+    """Return a call up to its name, without white space."""
     before, name, _ = syntax.spell([ParsedCall(_WORD, '{"depth": "1"}')]).partition(_WORD)
     return "".join((before + name).split())
 
 
 def _written_call(template: ChatTemplate, traits: Traits, arguments: JSON) -> str:
-    """What the template writes for a turn that only calls, and whatever follows."""
+    """Return what the template writes for a turn with only a call, and whatever follows."""
     number = PROBE_ID if traits.short_ids else "call_0"
-    said = called(number, name=_WORD, arguments=arguments, as_text=traits.text_arguments)
+    message = called(number, name=_WORD, arguments=arguments, as_text=traits.text_arguments)
     for tools in ([_TOOL], None):
         for more in ([], [result(number, "Quoll", _WORD)]):
             try:
                 prompt = template.render([_USER], tools=tools, prompt=True)
                 begun = template.render([_USER], tools=tools, prompt=False)
-                text = template.render([_USER, said, *more], tools=tools, prompt=bool(more))
+                text = template.render([_USER, message, *more], tools=tools, prompt=bool(more))
             except ChatError:
                 continue
-            # A turn may begin otherwise than the prompt asks for it: without thinking, say.
+            # A turn may start differently than the prompt does, for example without reasoning.
             turn = text[len(prompt if text.startswith(prompt) else shared(begun, text)) :]
             if _WORD in turn:
                 return turn
@@ -145,10 +147,10 @@ def _written_call(template: ChatTemplate, traits: Traits, arguments: JSON) -> st
 
 
 def _reasoning(template: ChatTemplate, text_arguments: bool) -> str | None:
-    """Templates may show it only before calls, or only in the last turn."""
+    """Templates may show reasoning only before calls, or only in the last turn."""
     for key in ("reasoning_content", "thinking", "reasoning"):
-        for said in ({"role": "assistant", "content": "Wombat"}, called("call_0", as_text=text_arguments)):
-            if _says(template, [_USER, {**said, key: _WORD}], prompt=False):
+        for message in ({"role": "assistant", "content": "Wombat"}, called("call_0", as_text=text_arguments)):
+            if _renders(template, [_USER, {**message, key: _WORD}], prompt=False):
                 return key
     return None
 
@@ -161,7 +163,7 @@ def called(
     arguments: JSON | None = None,
     as_text: bool = False,
 ) -> JSON:
-    """An assistant's message with a call for each id, of `names` or all of `name`."""
+    """Return an assistant message with a call for each id, to `names` or all to `name`."""
     given: Any = {"depth": "1"} if arguments is None else arguments
     given = json.dumps(given) if as_text else given
     calls = [
@@ -172,7 +174,7 @@ def called(
 
 
 def shared(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common prefix."""
     length = min(len(one), len(other))
     return one[: next((at for at in range(length) if one[at] != other[at]), length)]
 
@@ -184,8 +186,10 @@ def result(number: str, content: str, name: str = "probe") -> JSON:
 def _calls(template: ChatTemplate) -> tuple[bool, bool]:
     for as_text in (False, True):
         for number in ("call_0", PROBE_ID):
-            said = called(number, name=_WORD, as_text=as_text)
-            if _says(template, [_USER, said, result(number, "Quoll")]) or _says(template, [_USER, said], prompt=False):
+            message = called(number, name=_WORD, as_text=as_text)
+            if _renders(template, [_USER, message, result(number, "Quoll")]) or _renders(
+                template, [_USER, message], prompt=False
+            ):
                 return True, as_text
     return False, False
 
@@ -193,16 +197,16 @@ def _calls(template: ChatTemplate) -> tuple[bool, bool]:
 def _tool_role(template: ChatTemplate) -> tuple[bool, bool, bool]:
     for number in ("call_0", PROBE_ID):
         plain: JSON = {"role": "assistant", "content": "Wombat"}
-        for said in (plain, called(number), called(number, as_text=True)):
-            if _says(template, [_USER, said, result(number, _WORD)]):
-                return True, said is not plain, number == PROBE_ID
+        for message in (plain, called(number), called(number, as_text=True)):
+            if _renders(template, [_USER, message, result(number, _WORD)]):
+                return True, message is not plain, number == PROBE_ID
     return False, False, False
 
 
-def _says(
+def _renders(
     template: ChatTemplate, messages: Sequence[JSON], *, tools: Sequence[JSON] | None = None, prompt: bool = True
 ) -> bool:
-    """Whether it renders that, and `_WORD` comes out."""
+    """Whether it renders the messages and `_WORD` is in the result."""
     try:
         return _WORD in template.render(messages, tools=tools, prompt=prompt)
     except ChatError:

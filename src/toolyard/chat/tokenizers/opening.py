@@ -1,7 +1,7 @@
-"""Finding a model's tokenizer.
+"""Find a model's tokenizer.
 
-A folder with a `tokenizer.json` is read by the `tokenizers` library alone, in a fraction of the time that importing
-`transformers` takes. Everything else (hub ids, GGUF files, tokenizers written in Python) goes through `transformers`.
+A folder with a `tokenizer.json` is read by the `tokenizers` library alone, in a fraction of the time it takes to import
+`transformers`. Everything else (hub ids, GGUF files, tokenizers written in Python) goes through `transformers`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer:
-    """The tokenizer of a folder, of a .gguf file, or of a model on the Hugging Face hub. It may be shared by threads.
+    """Load the tokenizer of a folder, a .gguf file, or a model on the Hugging Face hub. Threads may share it.
 
     Raises:
-        ConfigError: there is none, or it cannot be read; the message says what was looked for.
+        ConfigError: there is none, or it cannot be read; the message says where it was expected.
     """
     path = Path(model).expanduser()
     if path.name == "tokenizer.json" and path.is_file():
@@ -31,7 +31,7 @@ def load_tokenizer(model: str | Path) -> Tokenizer:
             return _by_transformers(str(path.parent), name=str(path), gguf_file=path.name)
         raise ConfigError(f"{path}: no tokenizer: expected a folder with a tokenizer.json, a .gguf file, or a hub id")
     if not _HUB_ID.fullmatch(str(model)) or str(model).endswith(".gguf"):
-        raise ConfigError(f"{model}: no such file or folder, and no id of a model on the hub either")
+        raise ConfigError(f"{model}: no such file or folder, and not a valid hub id")
     return _by_transformers(str(model), name=str(model))
 
 

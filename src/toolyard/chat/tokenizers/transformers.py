@@ -1,6 +1,6 @@
 """Tokenizers that only `transformers` can find or build: on the hub, in GGUF files, or written in Python.
 
-And what its `apply_chat_template` makes of a conversation, to compare with.
+Also renders with its `apply_chat_template`, for comparison.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,22 +24,22 @@ _HUB = "huggingface.co"
 
 
 def load(model: str, *, name: str, gguf_file: str | None = None) -> Tokenizer:
-    """Of a folder or a hub id; of one file in it with `gguf_file`, which is converted, for seconds.
+    """Load from a folder or a hub id; with `gguf_file`, from that file in it, whose conversion takes seconds.
 
     Code that a model brings along is not run.
     """
-    # Offline, what is cached will do; asking anyway would take most of a minute of retries.
+    # Offline, use the cache only: retrying would take most of a minute.
     more: JSON = {"gguf_file": gguf_file} if gguf_file else {"local_files_only": Path(model).exists() or not _online()}
-    # Of a GGUF file, the other would first read the model's configuration: for many seconds, and not of every model.
+    # For a GGUF file, AutoTokenizer would first read the model's config: slow, and not supported for every model.
     finder: Any = transformers.PreTrainedTokenizerFast if gguf_file else transformers.AutoTokenizer
     try:
         found: Any = finder.from_pretrained(model, trust_remote_code=False, **more)
-    except Exception as error:  # of dozens of kinds: each says that this tokenizer is not to be had
+    except Exception as error:  # dozens of types; each means that the tokenizer is unavailable
         raise ConfigError(_why(name, error)) from error
     if gguf_file:
-        from toolyard.gguf import mend_tokenizer
+        from toolyard.gguf import fix_tokenizer
 
-        mend_tokenizer(found, Path(model) / gguf_file)
+        fix_tokenizer(found, Path(model) / gguf_file)
     variables = named_tokens({key: str(value) for key, value in found.special_tokens_map.items()})
     template, plain = choose_templates(found.chat_template)
     if getattr(found, "is_fast", False):
@@ -55,7 +55,7 @@ def load(model: str, *, name: str, gguf_file: str | None = None) -> Tokenizer:
 
 
 def render_template(source: str, messages: list[JSON], tools: list[JSON] | None, variables: JSON) -> str | None:
-    """As `apply_chat_template` does it, up to where the assistant speaks; None if the template refuses."""
+    """Render like `apply_chat_template`, up to where the assistant's turn starts; None if the template refuses."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
@@ -79,27 +79,27 @@ def _online() -> bool:
 def _why(name: str, error: Exception) -> str:
     if not Path(name).exists():
         return (
-            f"the tokenizer of {name!r} is neither a local folder nor to be had from the hub: {_first_line(error)} "
+            f"the tokenizer of {name!r} is neither a local folder nor available from the hub: {_first_line(error)} "
             "(offline, give the path of a folder with tokenizer.json and tokenizer_config.json)"
         )
     return f"{name}: its tokenizer cannot be read: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0] if said else ''}"[:300]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 def _stop_tokens(model: str) -> tuple[int, ...]:
     try:
         file: Any = transformers.utils.hub.cached_file(model, "generation_config.json")
-    except OSError:  # it has none
+    except OSError:  # no generation_config.json
         return ()
     return stop_tokens_of(Path(file)) if file else ()
 
 
 class PythonTokenizer:
-    """A `Tokenizer` over one that is written in Python."""
+    """A `Tokenizer` over one written in Python."""
 
     def __init__(self, found: Any, *, name: str, chat_template: str | None, variables: dict[str, str]) -> None:
         self.name = name
@@ -117,7 +117,7 @@ class PythonTokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         if special:
             return list(self._found.encode(text, add_special_tokens=False))
-        # Cut inside every special text, the parts cannot be taken for it. No switch of the tokenizer is touched.
+        # Split inside every special text, so that no part matches it. The tokenizer's state is not changed.
         cuts = [0, *(match.start() + 1 for match in self._pattern.finditer(text)), len(text)]
         return [number for start, end in pairwise(cuts) for number in self.encode(text[start:end])]
 

@@ -17,7 +17,7 @@ from toolyard.messages import JSON, decode_arguments
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.function import FunctionTool
 from toolyard.tools.instance import ToolInstance, ToolOutcome, ToolResult, open_instance
-from toolyard.tools.registry import initialize_tools_from_config, own_tools
+from toolyard.tools.registry import builtin_tools, initialize_tools_from_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ def load(file: Path | None) -> list[BaseTool]:
         ToolError: an MCP server does not answer.
     """
     if file is None:
-        return own_tools()
+        return builtin_tools()
     for folder in (os.getcwd(), str(file.absolute().parent)):
         if folder not in sys.path:
             sys.path.append(folder)  # last, so that a file called json.py there is nobody's json

@@ -1,4 +1,4 @@
-"""Engines that are servers: SGLang, vLLM, and any that speaks OpenAI's API."""
+"""Engines that are servers: SGLang, vLLM, and any with OpenAI's API."""
 
 from __future__ import annotations
 

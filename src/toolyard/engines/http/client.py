@@ -1,8 +1,8 @@
-"""What engines over HTTP share: one server for each request, tries again, aborts, and a bound on all of it.
+"""What engines over HTTP share: choosing a server for each request, retries, aborts, and a time limit for all of it.
 
-Nothing that a server samples is kept unless its answer arrives whole, so asking again is always safe. What may be tried
-again is: no connection, a connection that broke, an answer that makes no sense, and the server's own "busy" (429, 503)
-and "failed" (5xx). What it refuses (4xx) is refused again, and is raised at once.
+An answer counts only if it arrives complete, so a retry is always safe. These are retried: no connection, a broken
+connection, an invalid answer, and the server's own "busy" (429, 503) and "failed" (5xx). A refusal (4xx) would be
+repeated, so it is raised immediately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolyard.engines.http.exchange import (
     base_url,
     permanent,
 )
-from toolyard.engines.http.watchdog import Vigil
+from toolyard.engines.http.watchdog import Watchdog
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.failover import Router
 from toolyard.supervision import Scope, loop_clock
@@ -33,15 +33,15 @@ from toolyard.supervision import Scope, loop_clock
 T = TypeVar("T")
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
-_LONGEST_WISH = 60.0
-"""A server that asks for more patience than this is not waited for: the caller may have better use of the time."""
+_MAX_RETRY_AFTER = 60.0
+"""If a server asks to wait longer than this, it is not waited for: the caller may have better use of the time."""
 _ABORT_PATIENCE = (0.05, 0.2, 0.75)
-"""Shares of `abort_timeout`. An abort can overtake the request it means, and is then said again."""
-_chance = random.SystemRandom()
+"""Fractions of `abort_timeout`. An abort can overtake its request, so it is repeated."""
+_random = random.SystemRandom()
 
 
 class HttpOptions(TypedDict, total=False):
-    """What every engine over HTTP can be told; see `HttpEngine`."""
+    """Options of every engine over HTTP; see `HttpEngine`."""
 
     api_key: str | None
     request_timeout: float
@@ -55,7 +55,7 @@ class HttpOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What `/v1/models` says of the first model; None where it does not say."""
+    """What `/v1/models` says about the first model; None if it does not say."""
 
     name: str | None = None
     context: int | None = None
@@ -63,13 +63,13 @@ class ServedModel:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One request in the making."""
+    """A request in progress."""
 
     hang_up: Scope
     deadline: float
-    """On the loop's clock."""
+    """On the event loop's clock."""
     base: str | None = None
-    """The server that has it now; None while none has."""
+    """The server that has it; None while none does."""
     rid: str = ""
     attempt: Scope | None = None
     tries: int = 0
@@ -85,7 +85,7 @@ class _Run:
 
 
 class HttpEngine:
-    """What engines over HTTP share. Opened and closed in one task, used from any of its loop."""
+    """The base of engines over HTTP. Opened and closed in one task, used from any task of its loop."""
 
     def __init__(
         self,
@@ -101,18 +101,18 @@ class HttpEngine:
         silence_seconds: float = 30.0,
     ) -> None:
         """Args:
-        urls: servers of the same model. A request stays at one of them, and moves when that one fails.
-        request_timeout: bounds a request in all: waiting for the server, sampling, all tries.
-        abort_timeout: how long an aborted request may take to end by itself, with what was sampled; then the
+        urls: Servers of the same model. A request stays at one of them, and moves if that one fails.
+        request_timeout: Time limit for a whole request: waiting for the server, sampling, all attempts.
+        abort_timeout: How long an aborted request may take to end by itself, with what was sampled; then the
             connection is closed.
-        retries: tries after the first.
-        max_connections: more requests than this wait for one another; 0: no bound.
-        max_response_bytes: a longer answer is taken for a broken one.
-        silence_seconds: of several servers, one that has answered nothing for so long while others answer is left. One
-            that fails its health checks as well is left after about 15 s.
+        retries: Maximum attempts after the first.
+        max_connections: Maximum concurrent requests; others wait. 0: no limit.
+        max_response_bytes: A longer answer counts as broken.
+        silence_seconds: With several servers, requests leave one that has answered nothing for this long while others
+            answer. One that also fails its health checks is left after about 15 s.
 
         Raises:
-            ConfigError: a URL is none.
+            ConfigError: a URL is invalid.
         """
         self._bases = [self._base_of(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self._bases:
@@ -128,7 +128,7 @@ class HttpEngine:
             max_bytes=max_response_bytes,
         )
         self._router = Router(self._bases, probe_seconds=connect_timeout)
-        self._vigil = Vigil(
+        self._vigil = Watchdog(
             self._bases,
             self._router,
             is_healthy=self._is_healthy,
@@ -141,7 +141,7 @@ class HttpEngine:
         self._chores: set[asyncio.Task[Any]] = set()
         self._models: dict[str, asyncio.Task[ServedModel]] = {}
         self.retried = 0
-        """How many tries were made beyond the first of each request, since the engine was made."""
+        """Number of attempts beyond the first of each request, since the engine was created."""
         self._born = secrets.token_hex(4)
         self._born_requests = 0
 
@@ -177,32 +177,32 @@ class HttpEngine:
             await self._exchanges.close()
 
     async def abort(self, request_id: str) -> None:
-        """Tell the server that has it; where the server cannot be told, close the connection, which every server takes
-        as its end: what was sampled is lost then. Returns when `generate` is about to, within some seconds."""
+        """Tell the server to abort it. If that is impossible, close the connection, which ends the request on every
+        server: then what was sampled is lost. Returns when `generate` is about to, within a few seconds."""
         for run in list(self._running.get(request_id, ())):
             await self._end(run)
 
-    def doing(self, request_id: str) -> str:
-        """Which server has it, which try it is, and what went wrong with the last."""
+    def activity(self, request_id: str) -> str:
+        """Return which server has it, which attempt it is, and the last error."""
         return "; ".join(map(str, self._running.get(request_id, ())))
 
-    # ------------------------------------------------------------------------------------------- for engines to fill
+    # ------------------------------------------------------------------------------------------- for subclasses
     _health_path = "/health"
 
     def _base_of(self, url: str) -> str:
         return base_url(url).removesuffix("/v1")
 
     async def _abort_at(self, base: str, rid: str) -> bool:
-        """Tell a server to end `rid`. False: it has no way to be told."""
+        """Tell a server to abort `rid`. False if it has no way to be told."""
         return False
 
     # ---------------------------------------------------------------------------------------------- a whole request
     async def _perform(self, request_id: str, attempt: Callable[[str, str], Awaitable[T]]) -> T | None:
-        """What `attempt` returns for some server, and the name that the request has there. None: it was aborted.
+        """Return what `attempt` returns for a server and the request's id there. None if it was aborted.
 
         Raises:
             EngineRequestError: a server refused.
-            EngineError: no try succeeded, or time ran out.
+            EngineError: no attempt succeeded, or time ran out.
         """
         if not self._is_open:
             raise self._not_open()
@@ -252,9 +252,9 @@ class HttpEngine:
                 if run.is_aborted:
                     return None
                 run.last_error = str(error)
-                delay = error.wish + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**run.tries))
+                delay = error.wish + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**run.tries))
                 left = run.deadline - clock.now()
-                if run.tries > self._retries or delay > left or error.wish > _LONGEST_WISH:
+                if run.tries > self._retries or delay > left or error.wish > _MAX_RETRY_AFTER:
                     raise _at(base, f"{error} (tries: {run.tries})") from error
             except EngineRequestError as error:
                 answered = True
@@ -262,8 +262,8 @@ class HttpEngine:
                 error.source = base
                 raise
             except asyncio.CancelledError:
-                # Cancelled, out of time, or aborted in vain. The server may sit behind a proxy that does not pass on
-                # that we hang up, so it is told as well; nobody waits for that.
+                # Cancelled, out of time, or aborted without effect. The server may be behind a proxy that does not
+                # forward the disconnect, so it is also told to abort; nobody waits for that.
                 self._chore(self._tell_abort(base, run.rid))
                 raise
             else:
@@ -282,11 +282,11 @@ class HttpEngine:
             return
         self._router.failed(base, _now(), gone=error.gone)
         if error.gone:
-            self._models.pop(base, None)  # another model may come back in its place
+            self._models.pop(base, None)  # it may come back with another model
 
     def _new_rid(self, request_id: str) -> str:
-        """What the request is called at the server: another name for each try, and never the beginning of another's,
-        since SGLang aborts by prefix."""
+        """Return the request's id at the server: different for each attempt, and never a prefix of another, since
+        SGLang aborts by prefix."""
         self._born_requests += 1
         return f"{self._born}{self._born_requests:08x}-{request_id}"
 
@@ -306,14 +306,14 @@ class HttpEngine:
                 run.hang_up.expire()
 
     def _move(self, base: str, why: str) -> None:
-        """Have all requests leave a server."""
+        """Move all requests away from a server."""
         for run in [run for runs in self._running.values() for run in runs if run.base == base]:
             run.left_because = why
             if run.attempt is not None:
                 run.attempt.expire()
 
     async def _is_healthy(self, base: str) -> bool:
-        """Whatever a server answers, it is an answer, unless it says that it fails."""
+        """Any answer counts as healthy, unless it reports a failure."""
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await self._exchanges.tell(f"{base}{self._health_path}", None)
@@ -331,7 +331,7 @@ class HttpEngine:
             return False
 
     def _chore(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Something to do on the side. The engine owns it, and does not end before it."""
+        """Start background work. The engine owns it, and waits for it before it closes."""
         task = asyncio.get_running_loop().create_task(work)
         self._chores.add(task)
         task.add_done_callback(self._chore_done)
@@ -340,11 +340,11 @@ class HttpEngine:
     def _chore_done(self, task: asyncio.Task[Any]) -> None:
         self._chores.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited for it has it; if nobody is left to, it is no news
+            task.exception()  # mark it as retrieved: waiters, if any, have it
 
     # --------------------------------------------------------------------------------------------------- all servers
     async def _ask_all(self, path: str, body: JSON | None = None) -> dict[str, JSON]:
-        """Ask every server at the same time; if one fails, so does this, naming one that did."""
+        """Ask every server concurrently; if one fails, this fails too, naming one that did."""
         if not self._is_open:
             raise self._not_open()
 
@@ -369,7 +369,7 @@ class HttpEngine:
 
     # ----------------------------------------------------------------------------------------------------- the model
     async def _model_at(self, base: str) -> ServedModel:
-        """Asked for once, by however many requests; again after the server was away."""
+        """Ask once for all requests; ask again after the server was unavailable."""
         asked = self._models.get(base)
         if asked is None or (asked.done() and (asked.cancelled() or asked.exception() is not None)):
             asked = self._models[base] = self._chore(self._ask_model(base))

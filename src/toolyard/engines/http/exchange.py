@@ -1,4 +1,4 @@
-"""One exchange with one server over HTTP: what was answered, or whose failure it is that nothing was."""
+"""One HTTP exchange with one server: its answer, or an error that says whose failure it is."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _AWAY = frozenset({502, 503, 504})
 
 
 class ServerFailedError(EngineError):
-    """One try at one server failed. `gone`: the server itself seems away, not just this answer wrong."""
+    """One attempt at one server failed. `gone`: the server itself seems unavailable, not just this answer invalid."""
 
     def __init__(self, message: str, *, gone: bool = False, busy: bool = False, wish: float = 0.0) -> None:
         super().__init__(message)
         self.gone = gone
         self.busy = busy
-        """It works, and asks for less."""
+        """It works, but is overloaded."""
         self.wish = wish
-        """Seconds it asks to be left alone."""
+        """Seconds it asks to wait."""
 
 
 class RefusedError(EngineRequestError):
-    """A server refused the request, in these words."""
+    """A server refused the request; `words` is its message."""
 
     def __init__(self, message: str, status: int, words: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class RefusedError(EngineRequestError):
 
 
 def permanent(message: str) -> EngineError:
-    """A failure that trying again does not mend."""
+    """A failure that a retry does not fix."""
     error = EngineError(message)
     error.retryable = False
     return error
@@ -72,24 +72,24 @@ class Exchanges:
             await session.close()
 
     async def ask(self, where: str, body: JSON | None = None, *, headers: Mapping[str, str] | None = None) -> JSON:
-        """POST `body`, or GET if there is none: the JSON object that is answered.
+        """POST `body`, or GET if there is none, and return the JSON object in the answer.
 
         Raises:
             RefusedError: the server refused.
-            ServerFailedError: there was no answer, or none that makes sense.
-            EngineError: the engine is closed, or the server's certificate is none.
+            ServerFailedError: there was no answer, or an invalid one.
+            EngineError: the engine is closed, or the server's certificate is invalid.
         """
         content = await self._exchange(where, body, headers or {})
         try:
             found = an_object(orjson.loads(content))
         except ValueError as error:
-            raise ServerFailedError(f"{where}: the answer is no JSON: {_short(content)}") from error
+            raise ServerFailedError(f"{where}: the answer is not JSON: {_short(content)}") from error
         if found is None:
-            raise ServerFailedError(f"{where}: the answer is no JSON object: {_short(content)}")
+            raise ServerFailedError(f"{where}: the answer is not a JSON object: {_short(content)}")
         return found
 
     async def tell(self, where: str, body: JSON | None) -> None:
-        """Like `ask`, to a server that has nothing to say about it."""
+        """Like `ask`, for a server that sends no answer."""
         await self._exchange(where, body, {})
 
     async def _exchange(self, where: str, body: JSON | None, headers: Mapping[str, str]) -> bytes:
@@ -115,7 +115,7 @@ class Exchanges:
         except aiohttp.ClientConnectorError as error:
             raise ServerFailedError(f"{where}: cannot connect: {error.os_error}", gone=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerFailedError(f"{where}: the server broke off: {error!r}", gone=True) from error
+            raise ServerFailedError(f"{where}: the connection broke: {error!r}", gone=True) from error
         except RuntimeError as error:
             if session.closed:
                 raise permanent(f"the engine was closed before {where} answered") from error
@@ -126,12 +126,12 @@ class Exchanges:
         try:
             words = _words_of(await _read(where, response, _ERROR_BYTES))
         except (ServerFailedError, aiohttp.ClientError):
-            words = "its words could not be read"
+            words = "its message could not be read"
         if self._api_key:
-            words = words.replace(self._api_key, "***")  # servers have been seen to repeat the key they refuse
+            words = words.replace(self._api_key, "***")  # some servers repeat the key they refuse
         if (status >= 500 and status != 501) or status in _TRY_AGAIN:
             wish = _retry_after(response)
-            # A server that says when to come back is not away.
+            # A server that says when to retry is not unavailable.
             busy = status == 429 or (status == 503 and wish is not None)
             return ServerFailedError(
                 f"{where}: HTTP {status}: {words}", gone=status in _AWAY and not busy, busy=busy, wish=wish or 0.0
@@ -140,10 +140,10 @@ class Exchanges:
 
 
 def base_url(url: str) -> str:
-    """`url` without its end slash.
+    """Return `url` without its trailing slash.
 
     Raises:
-        ConfigError: it is no address of a server, or has a password or a query in it.
+        ConfigError: it is not a server's address, or contains a password or a query.
     """
     try:
         parts = urlsplit(url)
@@ -151,14 +151,14 @@ def base_url(url: str) -> str:
     except ValueError as error:
         raise ConfigError(f"the engine's URL {url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"the engine's URL {url!r} is none: expected http://HOST:PORT")
+        raise ConfigError(f"the engine's URL {url!r} is invalid: expected http://HOST:PORT")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigError(f"the engine's URL for {parts.hostname} may hold no user, query or fragment; use api_key")
+        raise ConfigError(f"the engine's URL for {parts.hostname} must not have a user, query or fragment; use api_key")
     return url.rstrip("/")
 
 
 def routing_headers(request_id: str) -> dict[str, str]:
-    """`smg`, SGLang's router, keeps what has one key at one server."""
+    """`smg`, SGLang's router, sends requests with the same key to one server."""
     return {"x-smg-routing-key": quote(request_id, safe="-_.:/@#+=,")}
 
 
@@ -183,7 +183,7 @@ async def _read(where: str, response: aiohttp.ClientResponse, most: int) -> byte
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:
-    """A large body goes in pieces: written at once it would hold up the event loop, and aiohttp warns of it."""
+    """Send a large body in pieces: written at once it would block the event loop, and aiohttp warns about it."""
     return io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
 
 
@@ -194,21 +194,21 @@ def _short(content: bytes | str) -> str:
 
 
 def _words_of(content: bytes) -> str:
-    """What a server says is wrong: SGLang, vLLM, OpenAI and FastAPI each have their own place for it."""
+    """Extract the server's error message: SGLang, vLLM, OpenAI and FastAPI each have their own place for it."""
     try:
         found: Any = orjson.loads(content)
     except ValueError:
         return _short(content)
     for _ in range(2):
-        said = an_object(found)
-        if said is None:
+        fields = an_object(found)
+        if fields is None:
             break
-        found = next((said[name] for name in ("error", "message", "detail") if said.get(name)), str(said))
+        found = next((fields[name] for name in ("error", "message", "detail") if fields.get(name)), str(fields))
     return _short(str(found))
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds. The date form of the header is not worth a clock comparison between two machines."""
+    """Return seconds. The date form is ignored: it would compare the clocks of two machines."""
     try:
         wish = float(response.headers.get("Retry-After", ""))
     except ValueError:

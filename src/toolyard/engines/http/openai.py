@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's chat completions: messages in, a message out.
+"""Any server with OpenAI's chat completions: messages in, a message out.
 
-The server puts messages into tokens and takes calls out of them, in its own way. vLLM and SGLang can be asked which
-tokens these were, and are; what others answer can be evaluated and distilled from, but not trained on exactly.
+The server renders messages to tokens and parses calls in its own way. vLLM and SGLang return these tokens on request;
+answers of other servers can be evaluated and distilled from, but not trained on exactly.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _BAD_FIELD = frozenset({400, 422})
 
 
 class OpenaiEngine(HttpEngine):
-    """`OpenaiEngine("http://host:8000")`, or `https://api.example.com/v1`: a URL with a path is taken as it is.
+    """`OpenaiEngine("http://host:8000")`, or `https://api.example.com/v1`: a URL with a path is used unchanged.
 
-    Fields that only some servers know are tried, left out for a server that refuses them, and not tried there again.
-    What was asked for by name, such as `top_k`, is never left out: a server that does not know it refuses the request.
+    Fields that only some servers support are tried, and omitted from then on for a server that refuses them. Settings
+    that were requested explicitly, such as `top_k`, are never omitted: a server without support refuses the request.
 
-    An aborted request ends with its connection; what the server had said by then is lost.
+    An aborted request ends with its connection; what the server had sampled is lost.
     """
 
     _models_path = "/models"
     _health_path = "/models"
 
     def __init__(self, urls: Sequence[str] | str, *, model: str | None = None, **options: Unpack[HttpOptions]) -> None:
-        """`model`: as the server calls it; by default the first it lists."""
+        """`model`: its name on the server; by default the first that the server lists."""
         super().__init__(urls, **options)
         self._model = model
         self._refused: dict[str, frozenset[str]] = {}
-        """Fields that a server is known to refuse; `max_tokens` stands for its other name."""
+        """Fields that a server is known to refuse; `max_tokens` means that it needs the newer name."""
 
     async def chat(
         self,
@@ -74,7 +74,7 @@ class OpenaiEngine(HttpEngine):
         async def attempt(base: str, _: str) -> ChatGeneration:
             model = self._model or (await self._model_at(base)).name
             if model is None:
-                raise permanent(f"{base}{self._models_path} lists no model: say which with `model`")
+                raise permanent(f"{base}{self._models_path} lists no model; set `model`")
             return await self._chat(base, needed | {"model": model}, extras, request_id)
 
         found = await self._perform(request_id, attempt)
@@ -95,7 +95,7 @@ class OpenaiEngine(HttpEngine):
                     raise
                 refused |= more
             else:
-                # Only now is it known that the fields were to blame, and not the request.
+                # Only now is it known that the fields were the problem, not the request.
                 self._refused[base] = self._refused.get(base, frozenset()) | refused
                 return _answer(where, answer)
 
@@ -105,7 +105,7 @@ class OpenaiEngine(HttpEngine):
 
 
 def _asked(sampling: Sampling) -> JSON:
-    """What must be honoured."""
+    """Settings that must be respected."""
     asked: JSON = {"max_tokens": sampling.max_tokens}
     for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if getattr(sampling, name) != neutral:
@@ -120,9 +120,9 @@ def _asked(sampling: Sampling) -> JSON:
 
 
 def _extras(sampling: Sampling, has_tools: bool) -> JSON:
-    """What is good to have."""
+    """Optional fields."""
     extras: JSON = {"logprobs": True, "return_token_ids": True}
-    # Said although it is the default: vLLM takes its defaults from the model's own files.
+    # Sent although it is the default: vLLM takes its defaults from the model's own files.
     extras |= {name: 1.0 for name in ("temperature", "top_p") if getattr(sampling, name) == 1.0}
     if has_tools:
         extras["parallel_tool_calls"] = True
@@ -132,7 +132,7 @@ def _extras(sampling: Sampling, has_tools: bool) -> JSON:
 
 
 def _to_leave_out(error: RefusedError, body: JSON, extras: JSON) -> frozenset[str]:
-    """The fields to do without after this refusal: those that the server names, or else all that can be spared."""
+    """Return the fields to omit after this refusal: those that the server names, otherwise all optional ones."""
     if error.status not in _BAD_FIELD:
         return frozenset()
     if "max_tokens" in body and "max_completion_tokens" in error.words:
@@ -144,8 +144,8 @@ def _to_leave_out(error: RefusedError, body: JSON, extras: JSON) -> frozenset[st
 def _answer(where: str, answer: JSON) -> ChatGeneration:
     choices = a_list(answer.get("choices")) or []
     choice = an_object(choices[0]) if choices else None
-    said = an_object(choice.get("message")) if choice is not None else None
-    if choice is None or said is None:
+    raw = an_object(choice.get("message")) if choice is not None else None
+    if choice is None or raw is None:
         raise ServerFailedError(f"{where}: no choices[0].message in the answer: {str(answer)[:200]}")
     finish = choice.get("finish_reason")
     if finish == "content_filter":
@@ -158,7 +158,7 @@ def _answer(where: str, answer: JSON) -> ChatGeneration:
     usage = an_object(answer.get("usage")) or {}
     version = (an_object(answer.get("metadata")) or {}).get("weight_version")
     return ChatGeneration(
-        message=_message(where, said),
+        message=_message(where, raw),
         finish=ended,
         prompt_ids=prompt_ids,
         token_ids=token_ids,
@@ -169,19 +169,19 @@ def _answer(where: str, answer: JSON) -> ChatGeneration:
     )
 
 
-def _message(where: str, said: JSON) -> Message:
-    # vLLM calls it `reasoning`, SGLang and DeepSeek `reasoning_content`.
-    reasoning = said.get("reasoning_content") or said.get("reasoning")
+def _message(where: str, raw: JSON) -> Message:
+    # vLLM names it `reasoning`, SGLang and DeepSeek `reasoning_content`.
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
     whole = {
         "role": "assistant",
-        "content": said.get("content"),
+        "content": raw.get("content"),
         "reasoning_content": reasoning if isinstance(reasoning, str) else None,
-        "tool_calls": said.get("tool_calls"),
+        "tool_calls": raw.get("tool_calls"),
     }
     try:
         return Message.from_openai(whole)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ServerFailedError(f"{where}: the message is none: {error}") from error
+        raise ServerFailedError(f"{where}: the message is invalid: {error}") from error
 
 
 def _ids(where: str, name: str, *places: Any) -> list[int] | None:
@@ -190,7 +190,7 @@ def _ids(where: str, name: str, *places: Any) -> list[int] | None:
 
 
 def _logprobs(where: str, choice: JSON, token_ids: list[int] | None) -> list[float] | None:
-    """Those of the tokens. Fewer or more of them than tokens are of no use, and left out."""
+    """Return the tokens' log-probabilities; None if there are not as many as tokens."""
     content = a_list((an_object(choice.get("logprobs")) or {}).get("content"))
     if not content or (token_ids is not None and len(content) != len(token_ids)):
         return None

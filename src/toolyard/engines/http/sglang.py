@@ -1,7 +1,7 @@
 """SGLang's own route: token ids in, token ids and log-probabilities out.
 
-Log-probabilities are those that SGLang reports, by default of the distribution at the temperature that was asked for. A
-seed is honoured by servers started with `--enable-deterministic-inference`; others sample by their own chance.
+Log-probabilities are those that SGLang reports, by default of the distribution at the requested temperature. Seeds work
+on servers started with `--enable-deterministic-inference`; others use their own randomness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 
 
 class SglangEngine(HttpEngine):
-    """`SglangEngine("http://host:30000")`, or several URLs. Also before `smg`, SGLang's router."""
+    """`SglangEngine("http://host:30000")`, or several URLs. Also works with `smg`, SGLang's router."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
         return await self.generate_with_images(prompt_ids, (), sampling, request_id=request_id)
@@ -57,7 +57,7 @@ class SglangEngine(HttpEngine):
         return await self._perform(request_id, attempt) or aborted()
 
     async def weight_version(self) -> str | None:
-        """What all servers call their weights.
+        """Return the version of the weights on all servers.
 
         Raises:
             EngineError: they do not agree, or one does not answer.
@@ -70,37 +70,37 @@ class SglangEngine(HttpEngine):
         return None if version is None else str(version)
 
     async def pause_generation(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling at all servers, for new weights. What runs: `abort` ends it with what there is, `retract` and
-        `in_place` let it go on after `continue_generation`, with its cache computed again or as it was."""
+        """Stop sampling on all servers, to load new weights. Running requests: `abort` ends them with what they have,
+        `retract` and `in_place` resume them after `continue_generation`, with a recomputed or the old cache."""
         await self._ask_all("/pause_generation", {"mode": mode})
 
     async def continue_generation(self) -> None:
         await self._ask_all("/continue_generation", {})
 
     async def update_weight_version(self, version: str, *, abort_all: bool = False) -> None:
-        """Name the weights that the servers have from now on. `abort_all` ends what still runs."""
+        """Set the version of the servers' weights from now on. `abort_all` ends running requests."""
         await self._ask_all("/update_weight_version", {"new_version": version, "abort_all_requests": abort_all})
 
     async def update_weights_from_disk(self, folder: str | Path, version: str, *, abort: bool = True) -> None:
-        """Have all servers load the weights of a folder, forget what the old ones computed, and report `version`.
+        """Make all servers load the weights of a folder, clear their caches, and report `version`.
 
         Requests that arrive meanwhile wait, and are sampled with the new weights.
 
         Args:
-            folder: of the model that is served, in Hugging Face's format, at a place that the servers see as well.
-            abort: what is being sampled ends with `Finish.ABORT` and the old version; its request may go on from its
-                tokens. Without, it is waited for; or, after `pause_generation("retract")`, it goes on with the new
-                weights. Paused `in_place`, requests keep SGLang from emptying its cache, and it dies of that.
+            folder: The served model, in Hugging Face's format, at a path that the servers can read too.
+            abort: Running requests end with `Finish.ABORT` and the old version, and may continue from their tokens.
+                Otherwise they are waited for; or, after `pause_generation("retract")`, they continue with the new
+                weights. Requests paused `in_place` keep SGLang from clearing its cache, which crashes it.
 
         Raises:
-            EngineError: a server refused, failed or did not answer within `request_timeout`; it is named, with its
-                words. Other servers may have the new weights by then, and that one a part of them: sample from none
-                before this was done again, and worked. `weight_version` raises as long as they differ.
+            EngineError: a server refused, failed or did not answer within `request_timeout`; the message names it and
+                quotes its error. Other servers may have the new weights by then, and that one a part of them: do not
+                sample until a retry succeeds. `weight_version` raises as long as they differ.
         """
         path = "/update_weights_from_disk"
         for base, answer in (await self._ask_all(path, _from_disk(folder, version, abort))).items():
             if answer.get("success") is not True:
-                raise EngineError(f"{base}{path}: the new weights were not taken: {str(answer)[:300]}")
+                raise EngineError(f"{base}{path}: the new weights were not loaded: {str(answer)[:300]}")
 
     async def _abort_at(self, base: str, rid: str) -> bool:
         await self._exchanges.tell(f"{base}/abort_request", {"rid": rid})
@@ -109,7 +109,7 @@ class SglangEngine(HttpEngine):
 
 def _from_disk(folder: str | Path, version: str, abort: bool) -> JSON:
     return {
-        "model_path": os.path.abspath(folder),  # the servers have working directories of their own
+        "model_path": os.path.abspath(folder),  # the servers have other working directories
         "weight_version": version,
         "flush_cache": True,
         "abort_all_requests": abort,
@@ -125,7 +125,7 @@ def _sampling_params(sampling: Sampling, most: int) -> JSON:
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "ignore_eos": False,
-        # Nothing that was sampled may be missing from the answer, not even what the server finds ugly.
+        # Nothing that was sampled may be missing from the answer, not even special tokens.
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
@@ -139,20 +139,20 @@ def _sampling_params(sampling: Sampling, most: int) -> JSON:
 
 
 def _generation(where: str, answer: JSON, sampling: Sampling, most: int) -> Generation:
-    said = an_object(answer.get("meta_info")) or {}
-    ended = an_object(said.get("finish_reason"))
+    meta = an_object(answer.get("meta_info")) or {}
+    ended = an_object(meta.get("finish_reason"))
     if ended is None:
         raise ServerFailedError(f"{where}: no meta_info.finish_reason in the answer: {str(answer)[:200]}")
-    scored = said.get("output_token_logprobs")
-    # Ended before it began, a request has neither tokens nor their log-probabilities.
+    scored = meta.get("output_token_logprobs")
+    # A request that ended before it started has neither tokens nor log-probabilities.
     triples: list[Any] = [] if scored is None and ended.get("type") == "abort" else _triples(where, scored)
     ids = answer.get("output_ids")
     if ids is None:
         ids = [triple[1] for triple in triples]
     token_ids = integers(where, "output_ids", ids)
     if any(triple[1] != token for triple, token in zip(triples, token_ids, strict=False)):
-        raise ServerFailedError(f"{where}: output_token_logprobs are of other tokens than output_ids")
-    version = spanned_version(said.get("weight_versions")) or said.get("weight_version")
+        raise ServerFailedError(f"{where}: output_token_logprobs and output_ids have different tokens")
+    version = spanned_version(meta.get("weight_versions")) or meta.get("weight_version")
     return generation(
         where,
         sampling,
@@ -162,7 +162,7 @@ def _generation(where: str, answer: JSON, sampling: Sampling, most: int) -> Gene
         finish=str(ended.get("type")),
         matched=ended.get("matched"),
         weight_version=None if version is None else str(version),
-        cached_tokens=said.get("cached_tokens"),
+        cached_tokens=meta.get("cached_tokens"),
     )
 
 
@@ -170,6 +170,6 @@ def _triples(where: str, scored: Any) -> list[Any]:
     """`[[logprob, id, text], …]`."""
     found = a_list(scored)
     if found is None or not all(len(a_list(item) or ()) >= 2 for item in found):
-        what = "output_token_logprobs is no list of [logprob, id, text]"
+        what = "output_token_logprobs is not a list of [logprob, id, text]"
         raise ServerFailedError(f"{where}: {what}: {str(scored)[:120]}")
     return found

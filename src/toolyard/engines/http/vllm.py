@@ -1,9 +1,8 @@
 """vLLM: token ids in, token ids and log-probabilities out.
 
-Servers started with `--enable-scale-out` or `--tokens-only` have a route made for this, which also tells the version of
-the weights; whether a server has it is found out with its first request. Others are asked by `/v1/completions`. They
-cannot be told to abort, unless they run in development mode: there an abort closes the connection, and what was sampled
-until then is lost.
+Servers started with `--enable-scale-out` or `--tokens-only` have a route for this, which also returns the version of
+the weights; the first request shows whether a server has it. Otherwise `/v1/completions` is used. Such servers cannot
+be told to abort, unless they run in development mode: an abort closes the connection, and what was sampled is lost.
 
 Log-probabilities are those of vLLM's `--logprobs-mode`, by default of the model's own distribution.
 """
@@ -32,18 +31,18 @@ from toolyard.images import Image
 _TOKENS, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ABORTS = ("/inference/v1/abort_requests", "/abort_requests")
 _NO_SUCH_ROUTE = frozenset({403, 404, 405, 501})
-"""403 is what vLLM 0.32 says of routes that are switched off; older ones do not know them."""
+"""vLLM 0.32 answers 403 for disabled routes; older versions do not have them."""
 
 
 class VllmEngine(HttpEngine):
     """`VllmEngine("http://host:8000")`, or several URLs."""
 
     def __init__(self, urls: Sequence[str] | str, *, model: str | None = None, **options: Unpack[HttpOptions]) -> None:
-        """`model`: as the server calls it; by default the first it lists."""
+        """`model`: its name on the server; by default the first that the server lists."""
         super().__init__(urls, **options)
         self._model = model
         self._lacks: set[str] = set()
-        """URLs of routes that are not there."""
+        """URLs of routes that do not exist."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
         return await self.generate_with_images(prompt_ids, (), sampling, request_id=request_id)
@@ -51,7 +50,7 @@ class VllmEngine(HttpEngine):
     async def generate_with_images(
         self, prompt_ids: Ids, images: Sequence[Image], sampling: Sampling, *, request_id: str
     ) -> Generation:
-        """Images need the route for tokens.
+        """Like `generate`; images need the route for tokens.
 
         Raises:
             EngineRequestError: this server does not have it.
@@ -78,7 +77,7 @@ class VllmEngine(HttpEngine):
                     self._lacks.add(where)
             if images:
                 raise EngineRequestError(
-                    f"{base}{_COMPLETIONS} takes no images beside token ids: start vLLM with --enable-scale-out, or "
+                    f"{base}{_COMPLETIONS} takes no images with token ids: start vLLM with --enable-scale-out, or "
                     "set chat.images to hide"
                 )
             body = {"request_id": rid, "prompt": ids, "return_token_ids": True, **params}
@@ -89,7 +88,7 @@ class VllmEngine(HttpEngine):
         return await self._perform(request_id, attempt) or aborted()
 
     async def _abort_at(self, base: str, rid: str) -> bool:
-        # vLLM puts its own words around the name it was given.
+        # vLLM adds its own prefix and suffix to the id it was given.
         names = [f"generate-tokens-{rid}", f"cmpl-{rid}-0"]
         for path in _ABORTS:
             if f"{base}{path}" in self._lacks:
@@ -113,7 +112,7 @@ def _sampling_params(sampling: Sampling, most: int) -> JSON:
         "top_k": max(0, sampling.top_k),
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # only of the sampled token
         "ignore_eos": False,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
@@ -148,7 +147,7 @@ def _choice(where: str, answer: JSON) -> JSON:
     choices = a_list(answer.get("choices")) or []
     choice = an_object(choices[0]) if len(choices) == 1 else None
     if choice is None:
-        raise ServerFailedError(f"{where}: not one choice in the answer: {str(answer)[:200]}")
+        raise ServerFailedError(f"{where}: expected exactly one choice in the answer: {str(answer)[:200]}")
     if choice.get("token_ids") is None:
         raise ServerFailedError(f"{where}: no token_ids in the answer; vLLM returns them since 0.10.2")
     return choice

@@ -1,8 +1,8 @@
-"""Notices servers that have gone silent: they accept requests, and answer none.
+"""Detect servers that have gone silent: they accept requests, but answer none.
 
-A request can take minutes, so silence alone means little. A server that has answered nothing for some seconds is asked
-for its health. If it fails that twice in a row, or is silent for long while its peers answer, its requests are moved,
-and it rests until its health check passes again.
+A request can take minutes, so silence alone means little. A server that has answered nothing for some seconds gets a
+health check. If it fails two in a row, or is silent for long while its peers answer, its requests are moved, and it is
+not used until a health check succeeds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from toolyard.failover import Router
 
 _LOOK_SECONDS = 1.0
 _HEALTH_SECONDS = 5.0
-"""Silence after which a server is asked for its health; between two such questions; and what the answer may take."""
+"""Silence before a health check; time between two checks; and time limit of a check."""
 _HEALTH_FAILURES = 2
 _SLOWER = 4.0
-"""Silence is suspicious only if it is this much longer than the slowest answer of late."""
+"""Silence is suspicious only if it is this many times longer than the slowest recent answer."""
 _FORGET = 0.9
-"""What the slowest answer counts for after each further one."""
+"""Factor by which the slowest answer decays with each further one."""
 
 
 @dataclass(slots=True)
 class _Server:
     in_flight: int = 0
     quiet_since: float = 0.0
-    """Its last answer, or the first request after a time without any."""
+    """Time of its last answer, or of the first request after an idle period."""
     slowest: float = 0.0
-    """Seconds of the slowest answer of late."""
+    """Seconds of the slowest recent answer."""
     asked_at: float = 0.0
     failures: int = 0
-    """Health checks in a row that failed."""
+    """Consecutive failed health checks."""
 
 
-class Vigil:
-    """Keeps watch over several servers. `move` is told which server its requests must leave, and why."""
+class Watchdog:
+    """Watches several servers. `move` is called with the server that requests must leave, and why."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Vigil:
             found.slowest = max(seconds, found.slowest * _FORGET)
 
     async def watch(self) -> None:
-        """For as long as the engine is open."""
+        """Run for as long as the engine is open."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             async with asyncio.TaskGroup() as group:
@@ -94,10 +94,10 @@ class Vigil:
         if healthy:
             self._router.release(server, time.monotonic())
         elif found.failures >= _HEALTH_FAILURES and found.in_flight:
-            self._leave(server, "it does not pass its health check")
+            self._leave(server, "it fails its health check")
 
     def _silent(self, now: float) -> list[tuple[str, str]]:
-        """Servers that say nothing while others answer."""
+        """Return servers that are silent while others answer."""
         silent: list[tuple[str, str]] = []
         for server, found in self._servers.items():
             quiet = now - found.quiet_since

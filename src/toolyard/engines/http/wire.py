@@ -1,4 +1,4 @@
-"""What is checked of a prompt before it is sent, and of an answer before it is believed."""
+"""Validate prompts before they are sent, and answers before they are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.errors import EngineRequestError
 
 _NO_LOGPROB = -9999.0
-"""vLLM writes this where it has none. Taken for one, it would blow up a training step."""
+"""vLLM's placeholder for a missing log-probability. Used as one, it would ruin a training step."""
 _ROUNDING = 1e-3
 _SEED_BITS = (1 << 63) - 1
 
@@ -21,14 +21,14 @@ def checked_prompt(prompt_ids: Ids) -> list[int]:
     if not ids:
         raise EngineRequestError("the prompt is empty")
     if others := {*map(type, ids)} - {int}:
-        raise EngineRequestError(f"the prompt is not made of integers alone: it has {others.pop().__name__}")
+        raise EngineRequestError(f"the prompt must contain only integers, not {others.pop().__name__}")
     if (least := min(ids)) < 0:
-        raise EngineRequestError(f"the prompt has the id {least}, which is no token")
+        raise EngineRequestError(f"the prompt has the id {least}, which is not a token")
     return ids
 
 
 def room_for(ids: list[int], sampling: Sampling, context: int | None) -> int:
-    """How many tokens may be asked for: servers refuse what could outgrow their context, though it seldom would."""
+    """Return how many tokens may be requested: servers refuse what could exceed their context."""
     if context is None:
         return sampling.max_tokens
     left = context - len(ids)
@@ -38,14 +38,14 @@ def room_for(ids: list[int], sampling: Sampling, context: int | None) -> int:
 
 
 def wire_seed(seed: int) -> int:
-    """Any integer as one that servers take: 63 bits."""
+    """Map any integer to a seed that servers accept: 63 bits."""
     return seed & _SEED_BITS
 
 
 def integers(where: str, name: str, found: Any) -> list[int]:
     ids = a_list(found)
     if ids is None or not all(type(token) is int and token >= 0 for token in ids):
-        raise ServerFailedError(f"{where}: {name} is no list of token ids: {str(found)[:120]}")
+        raise ServerFailedError(f"{where}: {name} is not a list of token ids: {str(found)[:120]}")
     return ids
 
 
@@ -53,7 +53,7 @@ def log_probabilities(where: str, found: Sequence[Any]) -> list[float]:
     checked: list[float] = []
     for value in found:
         if type(value) not in (int, float) or not math.isfinite(value) or value > _ROUNDING or value <= _NO_LOGPROB:
-            raise ServerFailedError(f"{where}: token {len(checked)} has the log-probability {value!r}, which is none")
+            raise ServerFailedError(f"{where}: token {len(checked)} has an invalid log-probability: {value!r}")
         checked.append(min(0.0, float(value)))
     return checked
 
@@ -70,10 +70,11 @@ def generation(
     weight_version: str | None,
     cached_tokens: Any,
 ) -> Generation:
-    """A server's answer, if it is one. `matched`: the stop token or stop text that the server names.
+    """Validate a server's answer. `matched`: the stop token or stop string that the server names.
 
-    A stop token was sampled, so it belongs to the answer; both servers return it. One that leaves it out but has its
-    log-probability is completed. Without that, the answer is refused: trained on, it would teach never to stop.
+    A stop token was sampled, so it belongs to the answer; both servers return it. If it is missing but its
+    log-probability is there, it is added. Otherwise the answer is rejected: training on it would teach the model never
+    to stop.
     """
     try:
         ended = Finish(finish)
@@ -89,9 +90,9 @@ def generation(
     if len(logprobs) != len(token_ids):
         raise ServerFailedError(f"{where}: {len(token_ids)} tokens, but {len(logprobs)} log-probabilities")
     if len(token_ids) > most:
-        raise ServerFailedError(f"{where}: {len(token_ids)} tokens, though max_tokens was {most}")
+        raise ServerFailedError(f"{where}: {len(token_ids)} tokens, but max_tokens was {most}")
     if not token_ids and ended is not Finish.ABORT:
-        raise ServerFailedError(f"{where}: no token at all, and the finish_reason {finish!r}")
+        raise ServerFailedError(f"{where}: no tokens, but the finish_reason {finish!r}")
     return Generation(
         token_ids,
         logprobs,
@@ -103,11 +104,11 @@ def generation(
 
 
 def aborted() -> Generation:
-    """Of a request that ended before the server said anything."""
+    """The answer to a request that ended before the server sent anything."""
     return Generation([], [], Finish.ABORT)
 
 
 def spanned_version(spans: Any) -> str | None:
-    """`[{version, start, end}]` as one version, or several in their order if the weights changed under way."""
+    """Convert `[{version, start, end}]` to one version, or several in order if the weights changed meanwhile."""
     named = [(an_object(span) or {}).get("version") for span in a_list(spans) or ()]
     return ",".join(dict.fromkeys(str(version) for version in named if version is not None)) or None

@@ -1,4 +1,4 @@
-"""The embedded engine: a model in this process, by torch and transformers."""
+"""The embedded engine: a model in this process, using torch and transformers."""
 
 from __future__ import annotations
 

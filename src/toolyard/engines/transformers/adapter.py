@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format, merged into the weights of a model. PEFT itself is not needed."""
+"""LoRA adapters in PEFT's format, merged into a model's weights. PEFT itself is not needed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 _NO_MATTER = frozenset(
     {
-        # Where it comes from.
+        # Its origin.
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
-        # Which modules were to have one: the tensors say which have.
+        # The modules it was meant for: the tensors show which have one.
         *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform"),
-        # Of training.
+        # For training only.
         *("lora_dropout", "eva_config", "loftq_config", "runtime_config"),
-        # The module itself shows which way its weights lie; PEFT corrects what is said here in the same way.
+        # The orientation of weights: the module itself shows it, and PEFT corrects this value too.
         "fan_in_fan_out",
-        # Settings of things that have a switch of their own.
+        # Settings of features that have their own switch.
         *("megatron_core", "qalora_group_size"),
     }
 )
 _ONLY: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # Others take something out of the base's weights, and what they leave is not here.
+    # Others move part of the base weights into the adapter; the remainder is not available here.
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-_WAY_OUT = "merge it with PEFT (merge_and_unload, save_pretrained), and give that folder as the model"
+_WAY_OUT = "merge it with PEFT (merge_and_unload, save_pretrained), and use that folder as the model"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What is added to the weights of one module: `scale * up @ down`."""
+    """The update of one module's weights: `scale * up @ down`."""
 
     down: Tensor
     """Rank × inputs."""
@@ -68,17 +68,17 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """What a folder adds to a model, by the names of the modules."""
+    """A folder's updates to a model, by module name."""
 
     folder: Path
     updates: dict[str, LowRank]
 
     @torch.no_grad()
     def merge_into(self, model: Any) -> None:
-        """Add it to the weights, in float32, and round once to what they are.
+        """Add it to the weights in float32, rounding once to their dtype.
 
         Raises:
-            ConfigError: the model is not the one that the adapter was made for; nothing was changed.
+            ConfigError: the adapter was made for another model; nothing was changed.
         """
         modules: dict[str, nn.Module] = dict(model.named_modules())
         owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
@@ -94,10 +94,10 @@ class Adapter:
         if module is None:
             raise self._misfit(f"the model has no module {name!r}")
         if not isinstance(module, nn.Linear | Conv1D) or not module.weight.is_floating_point():
-            raise self._misfit(f"{name!r} is a {type(module).__name__}, and no plain linear layer: {_WAY_OUT}")
+            raise self._misfit(f"{name!r} is a {type(module).__name__}, not a plain linear layer: {_WAY_OUT}")
         shape = tuple(module.weight.shape)[:: -1 if isinstance(module, Conv1D) else 1]
         if shape != update.shape:
-            raise self._misfit(f"{name!r} is {list(shape)} in the model, and {list(update.shape)} in the adapter")
+            raise self._misfit(f"{name!r} is {list(shape)} in the model, but {list(update.shape)} in the adapter")
         if owners[id(module.weight)] > 1:
             raise self._misfit(f"{name!r} shares its weights with another module, which would change with it")
 
@@ -106,11 +106,11 @@ class Adapter:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """The LoRA adapter in a folder: adapter_config.json and adapter_model.safetensors.
+    """Read the LoRA adapter in a folder: adapter_config.json and adapter_model.safetensors.
 
     Raises:
-        ConfigError: there is none; or it holds something that cannot be merged like this, and that is named. Nothing
-            that is in the files is passed over.
+        ConfigError: there is none, or it contains something that cannot be merged, which the message names. Nothing in
+            the files is ignored.
     """
     place = Path(folder).expanduser()
     config = _config(place)
@@ -123,10 +123,10 @@ def read_adapter(folder: str | Path) -> Adapter:
     for name in names:
         down, up = (tensors.pop(f"{_PREFIX}{name}{end}", None) for end in (_DOWN, _UP))
         if down is None or up is None:
-            raise ConfigError(f"adapter {place}: {name!r} has not both of lora_A and lora_B, under {_PREFIX!r}")
+            raise ConfigError(f"adapter {place}: {name!r} needs both lora_A and lora_B, under {_PREFIX!r}")
         updates[name] = _low_rank(place, config, name, down, up)
     if tensors:
-        raise ConfigError(f"adapter {place}: {_listed(tensors)}: not understood; {_WAY_OUT}")
+        raise ConfigError(f"adapter {place}: {_listed(tensors)}: not supported; {_WAY_OUT}")
     if not updates:
         raise ConfigError(f"adapter {place}: {WEIGHTS} is empty")
     return Adapter(place, updates)
@@ -138,9 +138,9 @@ def _config(place: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"adapter {place}: {CONFIG} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"adapter {place}: {CONFIG} is no JSON: {error}") from error
+        raise ConfigError(f"adapter {place}: {CONFIG} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"adapter {place}: {CONFIG} holds no object")
+        raise ConfigError(f"adapter {place}: {CONFIG} is not an object")
     config = cast("dict[str, Any]", found)
     for key, value in config.items():
         if key in _ONLY:
@@ -148,7 +148,7 @@ def _config(place: Path) -> dict[str, Any]:
                 expected = ", ".join(map(repr, _ONLY[key]))
                 raise ConfigError(f"adapter {place}: {key} {value!r} is not supported ({expected}): {_WAY_OUT}")
         elif key not in _READ | _NO_MATTER and value:
-            # Also what PEFT has yet to invent: what is switched on changes the model, and is unknown here.
+            # Including future features of PEFT: whatever is enabled changes the model, in an unknown way.
             raise ConfigError(f"adapter {place}: {key} {str(value)[:80]} is not supported: {_WAY_OUT}")
     if "peft_type" not in config:
         raise ConfigError(f"adapter {place}: {CONFIG} has no peft_type")
@@ -168,7 +168,7 @@ def _low_rank(place: Path, config: dict[str, Any], name: str, down: Tensor, up: 
 
 
 def _by_pattern(patterns: dict[str, Any] | None, name: str, otherwise: Any) -> Any:
-    """As PEFT does it: the first that is the end of the name, from a dot on."""
+    """Like PEFT: return the first pattern that is a suffix of the name, starting at a dot."""
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             return value

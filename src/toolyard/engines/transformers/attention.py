@@ -1,9 +1,9 @@
-"""Attention over many sequences at once, for any model of transformers that lets its attention be chosen.
+"""Attention over many sequences at once, for any transformers model whose attention can be selected.
 
-A step is one forward pass over a flat list of tokens: the newest token of every row, then pieces of prompts. All that
-works token by token (most of a model) sees one long sequence without padding; only attention knows where one sequence
-ends and the next begins. It is registered with transformers under a name, and is given the `Step` as an argument that
-models hand through.
+A step is one forward pass over a flat list of tokens: the newest token of every row, then pieces of prompts. Everything
+that works token by token (most of a model) sees one long sequence without padding; only attention knows where one
+sequence ends and the next starts. It is registered with transformers under a name, and receives the `Step` as an
+argument that models pass through.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from toolyard.engines.transformers.cache import Rows, Span
 
 _attentions: Any = AttentionInterface
 
-_NOT_PLAIN = ("softcap", "s_aux", "position_bias")
-"""What some models want of their attention, and this one cannot: caps, sinks, biases."""
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Features of some models' attention that this one does not support: caps, sinks, biases."""
 
 PACKED = "toolyard_packed"
 """The name of this attention, for `attn_implementation`."""
@@ -30,13 +30,13 @@ PACKED = "toolyard_packed"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a prompt, from `start`, whose keys and values go into `span`."""
+    """Tokens of a prompt, starting at `start`, whose keys and values go into `span`."""
 
     ids: Sequence[int]
     start: int
     span: Span
     is_last: bool = True
-    """What follows it is wanted; else more of the prompt does."""
+    """Whether the prompt ends with it, so that its next token is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Masks:
 
 
 class Step:
-    """One forward pass: `newest[i]` is the token after what row i holds; pieces follow."""
+    """One forward pass: `newest[i]` is the token after the contents of row i; pieces follow."""
 
     def __init__(self, rows: Rows, newest: Sequence[int], pieces: Sequence[Piece], device: torch.device) -> None:
         self._rows = rows
@@ -72,15 +72,15 @@ class Step:
 
     @property
     def last(self) -> Tensor:
-        """Where the tokens are whose logits are wanted: of each row, then of each piece that is the last."""
+        """Return the positions of the tokens whose logits are wanted: of each row, then of each last piece."""
         ends = [place.stop - 1 for piece, place in self._pieces if piece.is_last]
         return torch.tensor([*range(self._count), *ends], dtype=torch.long, device=self.ids.device)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """From [heads, tokens, dim] to [tokens, heads, dim]. With a `window`, a token sees itself and the window - 1
-        tokens before it."""
+        """Attend, from [heads, tokens, dim] to [tokens, heads, dim]. With a `window`, a token sees itself and the
+        window - 1 tokens before it."""
         masks = self._masks_of(window)
         if not self._pieces:
             return self._attend_rows(layer, query, key, value, scale, masks.rows)
@@ -113,7 +113,7 @@ class Step:
         values[self._row, :, self._at] = value.transpose(0, 1)
         count, heads = self._count, keys.shape[1]
         attended = scaled_dot_product_attention(
-            # Query heads that share a key head stand as if they were positions: nothing has to be repeated for them.
+            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
             query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
             keys[:count, :, : self._longest],
             values[:count, :, : self._longest],
@@ -123,7 +123,7 @@ class Step:
         return attended.reshape(count, -1, value.shape[2])
 
     def _masks_of(self, window: int | None) -> _Masks:
-        """Made once for all layers that look back equally far."""
+        """Build masks once for all layers with the same window."""
         if window is not None and window >= self._end:
             window = None
         if window not in self._masks:
@@ -138,14 +138,14 @@ class Step:
 
 
 def _visible(at: Tensor, end: int, window: int | None) -> Tensor:
-    """[len(at), end]: which of the tokens before `end` those at `at` may see."""
+    """Return [len(at), end]: which of the tokens before `end` those at `at` may see."""
     there, here = torch.arange(end, device=at.device), at[:, None]
     causal = there <= here
     return causal if window is None else causal & (there > here - window)
 
 
 def _piece_mask(piece: Piece, device: torch.device, window: int | None) -> Tensor | None:
-    """None where a token sees all there is, or exactly what `is_causal` means."""
+    """Return None if a token sees everything, or exactly what `is_causal` means."""
     if window is None and (piece.start == 0 or len(piece.ids) == 1):
         return None
     end = piece.start + len(piece.ids)
@@ -163,8 +163,8 @@ def _packed_attention(
     toolyard_step: Any = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What models call: from [1, heads, tokens, dim] to [1, tokens, heads, dim]."""
-    asked = [name for name in _NOT_PLAIN if more.get(name) is not None]
+    """The function models call: from [1, heads, tokens, dim] to [1, tokens, heads, dim]."""
+    asked = [name for name in _UNSUPPORTED if more.get(name) is not None]
     if asked:
         raise ValueError(f"its attention has {', '.join(asked)}")
     attended = toolyard_step.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)

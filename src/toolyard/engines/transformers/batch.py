@@ -1,4 +1,4 @@
-"""The requests of the embedded engine, and what one step does for them. Runs in one thread, and knows no event loop."""
+"""The requests of the embedded engine, and what one step does for them. Runs in one thread, without an event loop."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from toolyard.engines.transformers.sampling import Chooser, choose
 from toolyard.errors import EngineError
 
 _WORTH_WAITING = 16
-"""Tokens of a prompt that another request is just computing: from here on, it is better to wait for those."""
+"""If another request is computing at least this many tokens of the same prompt, it pays to wait for them."""
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """A request on its way through the engine."""
+class EngineJob:
+    """A request in the engine."""
 
     request_id: str
     ids: list[int]
-    """The prompt, and then what was sampled."""
+    """The prompt, followed by what was sampled."""
     sampling: Sampling
     most: int
-    """How many tokens may be sampled."""
+    """Maximum number of tokens to sample."""
     deliver: Callable[[Generation | EngineError], None]
-    """Is called once, by the thread that runs the batch."""
+    """Called once, by the thread that runs the batch."""
     stops: StopTexts | None = None
     prompt: int = 0
     logprobs: list[float] = field(default_factory=list[float])
@@ -45,7 +45,7 @@ class Job:
     chooser: Chooser | None = None
     aborted: bool = False
     cancelled: bool = False
-    """Nobody waits for it any more: end it, and keep nothing."""
+    """Nobody waits for it: end it, and keep nothing."""
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -61,8 +61,8 @@ class Job:
 class Batch:
     """Waiting, prefilling, decoding: requests come and go at every step.
 
-    A step computes the next token of all that decode and, within `prefill_tokens`, more of the prompts of those that
-    prefill. The i-th that decodes has row i.
+    A step computes the next token of all decoding requests and, within `prefill_tokens`, more of the prompts of those
+    prefilling. The i-th decoding request has row i.
     """
 
     def __init__(self, model: PackedModel, *, most: int, prefill_tokens: int, cache_tokens: int) -> None:
@@ -73,9 +73,9 @@ class Batch:
         self._cache_tokens = cache_tokens
         self._rows = Rows(model.shape)
         self._prefixes = Prefixes(cache_tokens)
-        self._waiting: deque[Job] = deque()
-        self._prefilling: list[Job] = []
-        self._decoding: list[Job] = []
+        self._waiting: deque[EngineJob] = deque()
+        self._prefilling: list[EngineJob] = []
+        self._decoding: list[EngineJob] = []
 
     @property
     def is_busy(self) -> bool:
@@ -83,15 +83,15 @@ class Batch:
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens are kept for later."""
+        """Number of tokens kept for later."""
         return self._prefixes.tokens
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EngineJob) -> None:
         self._waiting.append(job)
 
     def step(self) -> None:
-        """One forward pass. Our own failure in it (no memory left, say) fails the requests that were part of it, and
-        the next step begins with nothing computed."""
+        """Run one forward pass. If we fail (for example, out of memory), the requests in it fail, and the next step
+        starts with nothing computed."""
         try:
             self._remove_unwanted()
             self._admit()
@@ -99,12 +99,12 @@ class Batch:
             if pieces or self._decoding:
                 self._run(pieces)
             if not self.is_busy and self._rows.capacity > self._cache_tokens:
-                self._rows.clear()  # idle, it takes no more memory than what is kept on purpose
+                self._rows.clear()  # while idle, only what is cached takes memory
         except Exception as error:
             self._fail_step(error)
 
     def fail_all(self, error: BaseException) -> None:
-        """The end: nothing more will be sampled."""
+        """End all requests: nothing more will be sampled."""
         everyone = self._everyone()
         self._waiting.clear()
         self._prefilling.clear()
@@ -113,14 +113,13 @@ class Batch:
             job.deliver(_failure(error))
 
     def abort_all(self) -> None:
-        """End everything that runs or waits with what there is, and keep nothing of it."""
+        """End all running and waiting requests with what they have, and keep nothing."""
         for job in self._everyone():
             job.cancelled = True
         self._remove_unwanted()
 
     def forget(self) -> None:
-        """After new weights: nothing that was computed is true any more. What is being sampled begins again from its
-        tokens."""
+        """After new weights: discard everything computed. Running requests restart from their tokens."""
         for job in (*self._prefilling, *self._decoding):
             job.span, job.done = None, 0
         self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
@@ -130,7 +129,7 @@ class Batch:
         self._prefixes.clear()
 
     # --------------------------------------------------------------------------------------------------- before a step
-    def _everyone(self) -> list[Job]:
+    def _everyone(self) -> list[EngineJob]:
         return [*self._waiting, *self._prefilling, *self._decoding]
 
     def _remove_unwanted(self) -> None:
@@ -138,8 +137,8 @@ class Batch:
             self._remove(job)
             job.end(Finish.ABORT, self.version)
 
-    def _remove(self, job: Job) -> None:
-        """Wherever it is. What was computed for it is kept, unless it was cancelled."""
+    def _remove(self, job: EngineJob) -> None:
+        """Remove it wherever it is. What was computed for it is kept, unless it was cancelled."""
         if job in self._waiting:
             self._waiting.remove(job)
             return
@@ -158,13 +157,13 @@ class Batch:
         if job.cancelled:
             self._prefixes.drop(job.request_id)
 
-    def _keep(self, job: Job, span: Span) -> None:
+    def _keep(self, job: EngineJob, span: Span) -> None:
         self._prefixes.keep(job.request_id, job.ids[: job.done], span)
 
     def _admit(self) -> None:
-        """As many as there is room for, in their order; but who would compute what another is just computing waits for
-        that one, and others may pass."""
-        passed: list[Job] = []
+        """Admit as many as fit, in order; but a request that would compute what another is computing waits for that
+        one, and others may overtake it."""
+        passed: list[EngineJob] = []
         while self._waiting and len(self._prefilling) + len(self._decoding) < self._most > len(passed):
             job = self._waiting.popleft()
             shared, source = self._longest_known(job)
@@ -180,8 +179,8 @@ class Batch:
             self._prefilling.append(job)
         self._waiting.extendleft(reversed(passed))
 
-    def _longest_known(self, job: Job) -> tuple[int, Source | None]:
-        """How many tokens of the job, at most all but one, are computed somewhere; and where."""
+    def _longest_known(self, job: EngineJob) -> tuple[int, Source | None]:
+        """Return how many tokens of the job, at most all but one, are computed somewhere; and where."""
         shared, source = self._prefixes.longest(job.request_id, job.ids)
         for row, other in enumerate(self._decoding):
             there = min(common_prefix(other.ids, job.ids), other.done)
@@ -189,16 +188,16 @@ class Batch:
                 shared, source = there, self._rows.row(row)
         return min(shared, len(job.ids) - 1), source
 
-    def _begin(self, job: Job, shared: int, source: Source | None) -> None:
+    def _begin(self, job: EngineJob, shared: int, source: Source | None) -> None:
         job.span = Span(self.model.shape, len(job.ids))
         if source is not None:
             job.span.copy_from(source, shared)
         job.done = shared
-        if job.chooser is None:  # else it was interrupted by new weights, and goes on
+        if job.chooser is None:  # otherwise it was interrupted by new weights and continues
             job.cached = shared
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
 
-    def _next_pieces(self) -> Iterator[tuple[Job, Piece]]:
+    def _next_pieces(self) -> Iterator[tuple[EngineJob, Piece]]:
         left = self._prefill_tokens
         for job in self._prefilling:
             take = min(left, len(job.ids) - job.done)
@@ -210,7 +209,7 @@ class Batch:
             left -= take
 
     # ----------------------------------------------------------------------------------------------- a step, and after
-    def _run(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+    def _run(self, pieces: Sequence[tuple[EngineJob, Piece]]) -> None:
         newest = [job.ids[-1] for job in self._decoding]
         step = Step(self._rows, newest, [piece for _, piece in pieces], self.model.device)
         logits = self.model.logits(step)
@@ -230,13 +229,13 @@ class Batch:
                 self._decoding.append(job)
                 job.span = None
 
-    def _sample(self, logits: Tensor, jobs: Sequence[Job]) -> None:
+    def _sample(self, logits: Tensor, jobs: Sequence[EngineJob]) -> None:
         if not jobs:
             return
         choosers = [job.chooser for job in jobs if job.chooser is not None]
         for job, token, logprob in zip(jobs, *choose(logits, choosers), strict=True):
             if not math.isfinite(logprob):
-                job.cancelled = True  # what was computed for it is of no use to anybody
+                job.cancelled = True  # what was computed for it is useless
                 if job in self._decoding:
                     self._rows.wipe(self._decoding.index(job))
                 self._remove(job)
@@ -255,7 +254,7 @@ class Batch:
             job.end(finish, self.version, stop_text)
 
     def _fail_step(self, error: Exception) -> None:
-        """Of a step. Whatever it had written is not to be trusted; memory that was kept may be what was missing."""
+        """Handle a failed step. What it wrote is invalid; cached memory may be what was missing."""
         failed = [*self._prefilling, *self._decoding]
         self._prefilling.clear()
         self._decoding.clear()

@@ -1,8 +1,8 @@
-"""Where keys and values lie: in rows while tokens are sampled, in spans before and after.
+"""Storage of keys and values: in rows while tokens are sampled, in spans before and after.
 
-A `Span` belongs to one sequence. The `Rows` are all sequences that are being sampled, side by side, so that one call
-attends for all of them. The `Prefixes` are spans of sequences that may be continued, by the next turn of the same
-request or by another request that begins alike; the least recently used go first.
+A `Span` belongs to one sequence. The `Rows` are all sequences being sampled, side by side, so that one call attends for
+all of them. The `Prefixes` are spans of sequences that may be continued, by the next turn of the same request or by
+requests that share its prefix; the least recently used are dropped first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 Source: TypeAlias = "tuple[Tensor, Tensor]"
-"""Keys and values of one sequence, to copy from."""
+"""Keys and values of one sequence, as a source to copy from."""
 
 _GROWTH = 256
-"""Rows are made longer by multiples of this many tokens."""
+"""Rows grow by multiples of this many tokens."""
 _ALIGNMENT = 32
 """Rows are read in multiples of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What one token takes."""
+class TokenShape:
+    """The size of one token's keys and values."""
 
     layers: int
     heads: int
@@ -36,7 +36,7 @@ class Shape:
     device: torch.device
 
     def room(self, make: Callable[..., Tensor], *sizes: int) -> Source:
-        """Keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
+        """Allocate keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
         *rows, tokens = sizes
         keys, values = (
             make(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
@@ -48,7 +48,7 @@ class Shape:
 class Span:
     """Keys and values of one sequence: [layers, heads, tokens, dim]."""
 
-    def __init__(self, shape: Shape, tokens: int) -> None:
+    def __init__(self, shape: TokenShape, tokens: int) -> None:
         self.keys, self.values = shape.room(torch.empty, tokens)
 
     @property
@@ -65,16 +65,16 @@ class Span:
 
 
 class Rows:
-    """Keys and values of the sequences that are being sampled, without gaps: [layers, rows, heads, tokens, dim]."""
+    """Keys and values of the sequences being sampled, without gaps: [layers, rows, heads, tokens, dim]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TokenShape) -> None:
         self._shape = shape
         self.lengths: list[int] = []
-        """Tokens in each row."""
+        """Number of tokens in each row."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget all, and free its memory."""
+        """Discard everything and free its memory."""
         self.lengths.clear()
         self._keys, self._values = self._shape.room(torch.zeros, 0, 0)
         self._split()
@@ -85,15 +85,15 @@ class Rows:
 
     @property
     def capacity(self) -> int:
-        """Tokens that there is room for, in all rows together."""
+        """Number of tokens that fit in all rows together."""
         return self._keys.shape[1] * self._keys.shape[3]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, to be read and written: [rows, heads, tokens, dim]."""
+        """Keys and values of a layer, for reading and writing: [rows, heads, tokens, dim]."""
         return self._layers[index]
 
     def join(self, span: Span, tokens: int) -> None:
-        """A row more, which begins with the first `tokens` of `span`."""
+        """Add a row that starts with the first `tokens` of `span`."""
         row = len(self.lengths)
         self.reserve(row + 1, tokens)
         self._keys[:, row, :, :tokens] = span.keys[:, :, :tokens]
@@ -101,17 +101,17 @@ class Rows:
         self.lengths.append(tokens)
 
     def row(self, index: int) -> Source:
-        """As it is, until the next change."""
+        """Return a view of a row, valid until the next change."""
         return self._keys[:, index], self._values[:, index]
 
     def span(self, row: int, tokens: int) -> Span:
-        """A copy of the beginning of a row."""
+        """Copy the start of a row."""
         span = Span(self._shape, tokens)
         span.copy_from(self.row(row), tokens)
         return span
 
     def leave(self, row: int) -> None:
-        """A row less. The last one takes its place."""
+        """Remove a row. The last one takes its place."""
         last = len(self.lengths) - 1
         if row != last:
             length = self.lengths[last]
@@ -121,20 +121,20 @@ class Rows:
         self.lengths.pop()
 
     def wipe(self, row: int) -> None:
-        """After numbers that are none: whoever comes into the row must not see them behind the end of his own."""
+        """After values that are not numbers: the row's next user must not read them beyond its own end."""
         self._keys[:, row] = 0
         self._values[:, row] = 0
 
     def reserve(self, rows: int, tokens: int) -> int:
-        """Make room. Returns how many tokens of each row are to be looked at: some more, so that it is the same number
-        for a while, and kernels that are made for one serve several steps."""
+        """Make room. Return how many tokens of each row to read: rounded up, so that the number stays the same for a
+        while, and kernels specialized for it serve several steps."""
         wanted = _rounded(tokens, _ALIGNMENT)
         had_rows, had_tokens = self._keys.shape[1], self._keys.shape[3]
         if rows <= had_rows and wanted <= had_tokens:
             return wanted
         rows = had_rows if rows <= had_rows else max(rows, 2 * had_rows)
         tokens = had_tokens if wanted <= had_tokens else _rounded(max(wanted, had_tokens + had_tokens // 2), _GROWTH)
-        # Not just empty: what is masked out counts nothing times its value, and nothing times "not a number" is that.
+        # Zeros, not uninitialized: masked values are multiplied by 0, and 0 times NaN is NaN.
         keys, values = self._shape.room(torch.zeros, rows, tokens)
         for row, length in enumerate(self.lengths):
             keys[:, row, :, :length] = self._keys[:, row, :, :length]
@@ -152,7 +152,7 @@ def _rounded(tokens: int, unit: int) -> int:
 
 
 class Prefixes:
-    """Spans that may be used again, by the request they belong to; never more than `most_tokens` in all."""
+    """Reusable spans, by request; never more than `most_tokens` in total."""
 
     def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens
@@ -160,7 +160,7 @@ class Prefixes:
         self.tokens = 0
 
     def keep(self, request_id: str, ids: list[int], span: Span) -> None:
-        """`span` holds exactly `ids`. What was kept for the request before goes."""
+        """Keep `span`, which contains exactly `ids`. It replaces what was kept for the request."""
         self.drop(request_id)
         if not ids or len(ids) > self._most:
             return
@@ -170,7 +170,7 @@ class Prefixes:
             self.drop(next(iter(self._kept)))
 
     def longest(self, request_id: str, ids: list[int]) -> tuple[int, Source | None]:
-        """The span that shares most of the beginning of `ids`, and how much."""
+        """Return the length of the longest common prefix with `ids`, and its span."""
         best, owner = 0, None
         own = (request_id,) if request_id in self._kept else ()
         for name in (*own, *self._kept):
@@ -195,7 +195,7 @@ class Prefixes:
 
 
 def common_prefix(one: list[int], other: list[int]) -> int:
-    """How many ids are the same from the start. Compares whole slices, which is as fast as C compares lists."""
+    """Return the length of the common prefix. Compares whole slices, which is as fast as C compares lists."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

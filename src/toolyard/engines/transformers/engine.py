@@ -1,7 +1,7 @@
-"""The embedded engine: a causal language model of transformers in this process, on the CPU or a GPU.
+"""The embedded engine: a causal language model in this process, with transformers, on the CPU or a GPU.
 
 One thread runs the model, step by step; requests join and leave at every step, and what was computed for a request is
-kept for its next turn, and for whoever begins alike.
+kept for its next turn, and for requests that share its prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import toolyard.engines.transformers.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before torch)
 from toolyard.engines.protocol import Generation, Ids, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.engines.transformers.batch import Batch, Job
+from toolyard.engines.transformers.batch import Batch, EngineJob
 from toolyard.engines.transformers.model import PackedModel, load
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weights: TypeAlias = "Mapping[str, Tensor] | Callable[[Any], None]"
-"""New values by name; or a function that changes the model in place."""
+"""New values by name; or a function that modifies the model in place."""
 
 
 class TransformersEngine:
-    """Samples from a model that it loads when it is entered.
+    """Samples from a model that is loaded on entry.
 
-    What it promises beyond the protocol:
+    Guarantees beyond the protocol:
 
     * Log-probabilities are those of the model's own distribution: log-softmax of the raw logits, in float32, at
-      temperature 1, whatever the sampling.
-    * A request with a seed samples from a generator of its own. The same seed after the same tokens yields the same
-      answer, whoever is sampled beside it, as far as the logits are the same: which sequences share a step, and where
-      a prompt was cut into pieces, changes the last bits of a logit, and so, rarely, which of two almost equally likely
-      tokens is taken. Bit-for-bit repetition needs the same requests in the same steps: `max_batch_size=1`.
-    * Keys and values of an answer are kept for the next turn of the same `request_id`, and used for any prompt that
-      begins with the same tokens. They never change an answer, except in the same last bits.
+      temperature 1, whatever the sampling settings.
+    * A request with a seed has its own random generator. The same seed after the same tokens gives the same answer,
+      whatever else is sampled, as long as the logits are the same: which sequences share a step, and where a prompt is
+      split into pieces, changes the last bits of a logit, and so, rarely, which of two almost equally likely tokens is
+      chosen. Bit-for-bit repetition needs the same requests in the same steps: `max_batch_size=1`.
+    * Keys and values of an answer are kept for the next turn of the same `request_id`, and reused for any prompt with
+      the same prefix. They never change an answer, except in the same last bits.
 
-    Models whose attention is not the plain causal one, with or without sliding windows, or cannot be replaced, are
-    refused when it is entered. With longrope, the context ends where its factors would change.
+    Models whose attention is not plain causal attention, with or without sliding windows, or cannot be replaced, are
+    refused on entry. With longrope, the context ends where its factors would change.
     """
 
     def __init__(
@@ -61,20 +61,21 @@ class TransformersEngine:
         decode: Callable[[Sequence[int]], str] | None = None,
         weight_version: str = "0",
     ) -> None:
-        """
+        """Configure the engine; nothing is loaded yet.
+
         Args:
-            model: a folder in Hugging Face's format, or a hub id; see `toolyard.engines.models.resolve_model`.
-            adapter: a folder with a LoRA adapter in PEFT's format, which is merged into the weights.
-            device: "auto" is the GPU if there is one, else the CPU.
+            model: A folder in Hugging Face's format, or a hub id; see `toolyard.engines.models.resolve_model`.
+            adapter: A folder with a LoRA adapter in PEFT's format, which is merged into the weights.
+            device: "auto" is the GPU if there is one, otherwise the CPU.
             dtype: "auto" is float32 on the CPU and bfloat16 elsewhere.
-            max_batch_size: how many requests are sampled at the same time; others wait.
-            max_model_len: tokens of prompt and answer together; never more than the model was made for.
-            prefill_tokens: how much of prompts a step computes at most, while others wait for their next token.
-            cache_tokens: how many tokens of finished turns are kept for later.
-            decode: the text of tokens, for stop texts. Without one, the model's tokenizer is loaded when it is needed.
+            max_batch_size: Maximum number of requests sampled at the same time; others wait.
+            max_model_len: Maximum tokens of prompt and answer together; limited by the model's own maximum.
+            prefill_tokens: Maximum prompt tokens computed per step, while others wait for their next token.
+            cache_tokens: How many tokens of finished turns are kept for later.
+            decode: Decodes tokens, for stop strings. By default, the model's tokenizer is loaded when needed.
         """
         if min(max_batch_size, prefill_tokens) < 1 or cache_tokens < 0:
-            raise ConfigError("max_batch_size and prefill_tokens are 1 at least, and cache_tokens is 0 at least")
+            raise ConfigError("max_batch_size and prefill_tokens must be at least 1, and cache_tokens at least 0")
         self._name = model
         self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype, adapter)
         self._limits = (max_batch_size, prefill_tokens, cache_tokens)
@@ -82,8 +83,8 @@ class TransformersEngine:
         self._decode = decode
         self._loading = threading.Lock()
         self._version = weight_version
-        self._worker: _Worker | None = None
-        self._jobs: dict[str, set[Job]] = {}
+        self._worker: _ModelThread | None = None
+        self._jobs: dict[str, set[EngineJob]] = {}
 
     @property
     def weight_version(self) -> str:
@@ -91,16 +92,17 @@ class TransformersEngine:
 
     @property
     def context(self) -> int:
-        """Tokens of a prompt and its answer together. Known while the engine is open."""
+        """Maximum tokens of a prompt and its answer together. Available while the engine is open."""
         return self._open().context
 
     async def __aenter__(self) -> Self:
-        """
+        """Load the model.
+
         Raises:
-            ConfigError: the model or its adapter cannot be loaded, or not be used.
+            ConfigError: the model or its adapter cannot be loaded or used.
         """
         if self._worker is not None:
-            raise EngineRequestError("the engine is open already")
+            raise EngineRequestError("the engine is already open")
         most, prefill, cached = self._limits
 
         def make() -> Batch:
@@ -108,12 +110,12 @@ class TransformersEngine:
             batch.version = self._version
             return batch
 
-        worker = _Worker(make, self._max_model_len)
+        worker = _ModelThread(make, self._max_model_len)
         try:
             await asyncio.wrap_future(worker.ready)
         except BaseException:
             worker.close()
-            await asyncio.to_thread(worker.join)  # a thread that goes on loading would disturb whoever loads next
+            await asyncio.to_thread(worker.join)  # a thread still loading would disturb the next load
             raise
         self._worker = worker
         return self
@@ -131,7 +133,7 @@ class TransformersEngine:
         most = min(sampling.max_tokens, worker.context - len(ids))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Generation] = loop.create_future()
-        job = Job(request_id, ids, sampling, most, lambda outcome: _deliver(loop, answer, outcome))
+        job = EngineJob(request_id, ids, sampling, most, lambda outcome: _deliver(loop, answer, outcome))
         self._jobs.setdefault(request_id, set()).add(job)
         try:
             if sampling.stop:
@@ -154,24 +156,24 @@ class TransformersEngine:
             self._worker.wake()
 
     async def update_weights(self, weights: Weights, version: str, *, abort: bool = True) -> None:
-        """Change the model between two steps, and forget what the old one computed.
+        """Change the model between two steps, and discard what the old one computed.
 
         Args:
-            weights: new values by name (what is not named stays), or a function that is called with the model, in the
+            weights: New values by name (others stay unchanged), or a function that is called with the model, in the
                 engine's thread, while nothing else uses it.
-            version: what answers report from now on.
-            abort: what is being sampled ends with `Finish.ABORT` and the old version; its request may go on from its
-                tokens, and then everything in it has one version or the other. Without, it is not interrupted: an
-                answer that began with the old weights ends with the new, and reports the new version.
+            version: The version that answers report from now on.
+            abort: Running requests end with `Finish.ABORT` and the old version, and may continue from their tokens, so
+                every token has one version or the other. Otherwise they are not interrupted: an answer that started
+                with the old weights ends with the new ones, and reports the new version.
 
         Raises:
-            ConfigError: a name or shape that the model has not; nothing was changed.
-            And what the function raises; the version stays, and what the function did as well.
+            ConfigError: the model has no such name or shape; nothing was changed.
+            Also whatever the function raises; the version stays, and so do the function's changes.
         """
         await asyncio.wrap_future(self._open().update(weights, version, abort))
         self._version = version
 
-    def _open(self) -> _Worker:
+    def _open(self) -> _ModelThread:
         if self._worker is None or not self._worker.is_alive:
             raise _not_open()
         return self._worker
@@ -183,8 +185,8 @@ class TransformersEngine:
             return self._decode
 
 
-class _Worker:
-    """The thread, and what is handed to it."""
+class _ModelThread:
+    """The thread, and its inbox."""
 
     def __init__(self, make: Callable[[], Batch], max_model_len: int | None) -> None:
         self.ready: Future[None] = Future()
@@ -192,10 +194,10 @@ class _Worker:
         self.vocabulary = 0
         self._make = make
         self._max_model_len = max_model_len
-        self._inbox: deque[Job | Callable[[Batch], None]] = deque()
+        self._inbox: deque[EngineJob | Callable[[Batch], None]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self.ready.set_running_or_notify_cancel()  # a caller that is cancelled meanwhile must not break the thread
+        self.ready.set_running_or_notify_cancel()  # cancelling the caller must not break the thread
         self._thread = threading.Thread(target=self._run, name="toolyard-engine", daemon=True)
         self._thread.start()
 
@@ -203,7 +205,7 @@ class _Worker:
     def is_alive(self) -> bool:
         return not self._closing
 
-    def add(self, job: Job | Callable[[Batch], None]) -> None:
+    def add(self, job: EngineJob | Callable[[Batch], None]) -> None:
         with self._changed:
             if self._closing:
                 raise _not_open()
@@ -261,14 +263,14 @@ class _Worker:
                 if batch.is_busy:
                     batch.step()
             batch.abort_all()
-        except BaseException as error:  # a bug of ours: nobody may wait for ever because of it
+        except BaseException as error:  # a bug of ours: nobody may wait forever because of it
             self.close()
             self._receive(batch)
             batch.fail_all(error)
             raise
 
     def _receive(self, batch: Batch) -> bool:
-        """Take what came in; wait for it if there is nothing else to do. False: it is time to end."""
+        """Process new work; wait for it if there is nothing else to do. False: it is time to end."""
         with self._changed:
             while not (self._inbox or self._closing or batch.is_busy):
                 self._changed.wait()
@@ -276,7 +278,7 @@ class _Worker:
             self._inbox.clear()
             going_on = not self._closing
         for item in arrived:
-            if isinstance(item, Job):
+            if isinstance(item, EngineJob):
                 batch.add(item)
             else:
                 item(batch)
@@ -287,11 +289,11 @@ def _not_open() -> EngineRequestError:
     return EngineRequestError("the engine is not open: use it with `async with`")
 
 
-def _check(ids: list[int], worker: _Worker) -> None:
+def _check(ids: list[int], worker: _ModelThread) -> None:
     if not ids:
         raise EngineRequestError("the prompt is empty")
     if min(ids) < 0 or max(ids) >= worker.vocabulary:
-        raise EngineRequestError(f"the prompt has an id that is none of the model's {worker.vocabulary} tokens")
+        raise EngineRequestError(f"the prompt has an id that is not one of the model's {worker.vocabulary} tokens")
     if len(ids) >= worker.context:
         raise EngineRequestError(f"a prompt of {len(ids)} tokens leaves no room in a context of {worker.context}")
 
@@ -307,7 +309,7 @@ def _deliver(
         else:
             answer.set_result(outcome)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
         loop.call_soon_threadsafe(settle)
 
 
@@ -318,5 +320,5 @@ def _load_decoder(model: str | Path) -> Callable[[Sequence[int]], str]:
     try:
         tokenizer = tokenizers.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise EngineRequestError(f"stop texts need the tokenizer of {str(model)!r}: {error}") from error
+        raise EngineRequestError(f"stop strings need the tokenizer of {str(model)!r}: {error}") from error
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -1,7 +1,7 @@
-"""A GGUF file as an ordinary Hugging Face folder, which loads in a second instead of half a minute.
+"""Convert a GGUF file to an ordinary Hugging Face folder, which loads in a second instead of half a minute.
 
-`python -m toolyard.engines.transformers.gguf GGUF FOLDER`: a process of its own, because reading GGUF takes several
-times the model's memory, and prints progress bars that nobody can turn off.
+`python -m toolyard.engines.transformers.gguf GGUF FOLDER`: a separate process, because reading GGUF takes several times
+the model's memory, and prints progress bars that cannot be disabled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from toolyard.gguf import mend_tokenizer
+from toolyard.gguf import fix_tokenizer
 
 _models: Any = transformers.AutoModelForCausalLM
 _tokenizers: Any = transformers.AutoTokenizer
@@ -24,20 +24,20 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write config.json, model.safetensors (float32, exactly the numbers in `gguf`), generation_config.json and the
     tokenizer's files into `folder`.
 
-    Raises whatever transformers does, if it is no GGUF file or one of an architecture that transformers cannot read.
+    Raises whatever transformers raises for an invalid GGUF file or an architecture that it cannot read.
     """
     _save_tokenizer(gguf, folder, context=_save_model(gguf, folder))
 
 
 def _save_model(gguf: Path, folder: Path) -> int:
-    """Returns the model's context, and nothing that would keep its weights in memory."""
+    """Save the model and return its context length, keeping nothing that holds its weights in memory."""
     model = _plain_model(gguf)
     model.save_pretrained(folder)
     return model.config.max_position_embeddings
 
 
 def _plain_model(gguf: Path) -> Any:
-    """The dequantised model. A model that knows that it was quantised refuses to be saved: this one never heard."""
+    """Return the dequantized model, unmarked as such: transformers refuses to save a model that was quantized."""
     loaded = _models.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = loaded.config
     del config.quantization_config
@@ -51,18 +51,18 @@ def _plain_model(gguf: Path) -> Any:
 
 def _save_tokenizer(gguf: Path, folder: Path, context: int) -> None:
     tokenizer = _tokenizers.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    mend_tokenizer(tokenizer, gguf)
+    fix_tokenizer(tokenizer, gguf)
     tokenizer.model_max_length = context
     tokenizer.save_pretrained(folder)
 
 
 def _read_once() -> None:
-    """Keep the header of the file, which transformers reads four times, and the table of names, which it makes anew for
+    """Cache the header of the file, which transformers reads four times, and the table of names, which it rebuilds for
     each module of a model. Together they took most of the time; this process is for one file."""
     import gguf
 
     class Reader(gguf.GGUFReader):
-        """Its views, several for each token it lists, are plain arrays: cheaper to make and keep than memmaps."""
+        """Stores its views, several per listed token, as plain arrays: cheaper to make and keep than memmaps."""
 
         @property
         def data(self) -> Any:
@@ -70,7 +70,7 @@ def _read_once() -> None:
 
         @data.setter
         def data(self, mapped: Any) -> None:
-            self._data = mapped.view(type(mapped).__base__)  # of a memmap: the plain array
+            self._data = mapped.view(type(mapped).__base__)  # from a memmap to the plain array
 
     patched: Any = gguf
     patched.GGUFReader = functools.cache(Reader)

@@ -1,4 +1,4 @@
-"""Loading a causal language model such that the packed attention serves it, and proving that it does."""
+"""Load a causal language model with the packed attention, and verify that it works."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers.adapter import read_adapter
 from toolyard.engines.transformers.attention import PACKED, Piece, Step
-from toolyard.engines.transformers.cache import Rows, Shape, Span
+from toolyard.engines.transformers.cache import Rows, Span, TokenShape
 from toolyard.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 _LOADING = threading.Lock()
-"""transformers changes the whole process while it loads: two that load at once get each other's empty tensors."""
+"""transformers changes global state while it loads: concurrent loads would get each other's empty tensors."""
 _models: Any = transformers.AutoModelForCausalLM
 _sdpa_kernel: Any = sdpa_kernel
 
 _COMPUTED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
-"""Values of a config's `layer_types` that the packed attention computes. Not chunks, indexers, convolutions, states."""
+"""Values of a config's `layer_types` that the packed attention supports. Not chunks, indexers, convolutions, states."""
 _PROBED_TOKENS, _PROBED_WINDOW = 12, 4
-"""Of the texts that prove a model, and of its sliding window meanwhile."""
+"""Length of the texts that verify a model, and of its sliding window meanwhile."""
 
 
 class PackedModel:
-    """A model, what one token of it takes, and how to run it."""
+    """A model, the size of one token's keys and values, and how to run it."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        """
+        """Verify that the packed attention works with the model.
+
         Raises:
-            ConfigError: the model's attention cannot be replaced, or is not one that can be computed here.
+            ConfigError: the model's attention cannot be replaced, or is not supported.
         """
         self.model = model
         self.device = device
@@ -58,33 +59,34 @@ class PackedModel:
         exact = self.shape.dtype == torch.float32
         if not difference < (0.001 if exact else 0.2):
             raise _unfit(
-                model, f"packed, its probabilities differ by {difference:.3g}: its attention is not the plain one"
+                model, f"packed, its probabilities differ by {difference:.3g}: its attention is not plain and causal"
             )
 
     def room(self, max_model_len: int | None) -> int:
-        """How many tokens a sequence may have: never more than the model was made for.
+        """Return how many tokens a sequence may have: never more than the model's maximum.
 
         Raises:
-            ConfigError: more are wanted than the engine can compute, although the model could.
+            ConfigError: `max_model_len` exceeds what the engine supports, although the model could.
         """
         if self._switch and self._switch < (max_model_len or 2**31):
             why = f"{type(self.model).__name__}: longrope changes the factors of sequences beyond {self._switch} tokens"
             if max_model_len:
                 remedy = f"use at most {self._switch} in the embedded engine, or use sglang or vllm"
-                raise ConfigError(f"{why}, and max_model_len is {max_model_len}: {remedy}")
+                raise ConfigError(f"{why}, but max_model_len is {max_model_len}: {remedy}")
             _log.warning("%s; the embedded engine ends them there", why)
         return min(filter(None, (self.context, max_model_len)), default=2**31)
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
-        """Of the tokens that `step.last` names, in float32."""
+        """Return the float32 logits of the tokens in `step.last`."""
         with self._kernels():
             return self._forward(step, step.ids, step.positions, step.last)
 
     def check_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """
+        """Check names and shapes.
+
         Raises:
-            ConfigError: a name or a shape that the model has not.
+            ConfigError: the model has no such name or shape.
         """
         own: dict[str, Tensor] = self.model.state_dict()
         for name, value in weights.items():
@@ -95,14 +97,14 @@ class PackedModel:
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy them in, after `check_weights`. What is not named stays."""
+        """Copy them in, after `check_weights`. Weights that are not named stay unchanged."""
         own: dict[str, Tensor] = self.model.state_dict()
         for name, value in weights.items():
             own[name].copy_(value)
 
     def _kernels(self) -> AbstractContextManager[Any]:
-        """On a GPU, without cuDNN's attention: it makes a plan for every new shape, which takes longer than a step, and
-        with requests that come and go every other shape is new."""
+        """On a GPU, disable cuDNN's attention: it makes a plan for every new shape, which takes longer than a step, and
+        as requests come and go every other shape is new."""
         if self.device.type != "cuda":
             return nullcontext()
         return _sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -115,8 +117,8 @@ class PackedModel:
 
     # ----------------------------------------------------------------------------------------------------- proving it
     @torch.inference_mode()
-    def _probed(self) -> Shape:
-        """The shape, as the attention of each layer is given it for one token."""
+    def _probed(self) -> TokenShape:
+        """Return the shape that each layer's attention gets for one token."""
         probe = _Probe()
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self._forward(probe, one, one, one[0])
@@ -129,12 +131,12 @@ class PackedModel:
         if unproved:
             raise _unfit(self.model, f"it has sliding windows of {unproved} tokens, which its config does not name")
         heads, key_dim, value_dim, dtype = shapes.pop()
-        return Shape(len(probe.seen), heads, key_dim, value_dim, dtype, self.device)
+        return TokenShape(len(probe.seen), heads, key_dim, value_dim, dtype, self.device)
 
     @torch.inference_mode()
     def _difference(self) -> float:
-        """How far the probabilities of two short texts side by side, taken in pieces and then token by token, are from
-        those that the model computes by itself: the largest share of probability that has moved."""
+        """Return how much the probabilities of two short texts computed together, in pieces and then token by token,
+        differ from those that the model computes by itself: the largest share of probability that has moved."""
         texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
         rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
         found: list[tuple[int, int, Tensor]] = []
@@ -161,7 +163,7 @@ class PackedModel:
 
 
 class _Probe:
-    """In a step's place: attends within the call, and remembers what it was given."""
+    """Replaces a step: attends within the call, and records what it was given."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
@@ -179,9 +181,10 @@ class _Probe:
 def load(
     model: str | Path, device: str = "auto", dtype: str = "auto", adapter: str | Path | None = None
 ) -> PackedModel:
-    """
+    """Load a model.
+
     Raises:
-        ConfigError: there is no such model, adapter, device or dtype; or it cannot be used here.
+        ConfigError: there is no such model, adapter, device or dtype; or it is not supported.
     """
     place = _device(device)
     added = None if adapter is None else read_adapter(adapter)
@@ -194,7 +197,7 @@ def load(
             loaded.eval().requires_grad_(False).to(place)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {str(model)!r} cannot be loaded on {place}: {error}") from error
-    except KeyError as error:  # of a model that looks its attention up in a table of its own
+    except KeyError as error:  # from a model that has its own table of attentions
         why = f"its attention cannot be replaced ({error} is unknown to it)"
         raise ConfigError(
             f"model {str(model)!r} cannot be used with the embedded engine: {why}; use sglang or vllm"
@@ -221,18 +224,18 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _refuse_by_name(model: Any, config: Any) -> None:
-    """What differs from plain attention only in sequences that are too long to be tried out."""
+    """Reject differences from plain attention that only show in sequences too long to test."""
     others = sorted({*(getattr(config, "layer_types", None) or ())} - _COMPUTED_LAYERS)
     if others:
         raise _unfit(model, f"it has layers of {', '.join(others)}")
     if getattr(config, "attn_temperature_tuning", False):
-        raise _unfit(model, "its attn_temperature_tuning takes the place in a batch for the position in a sequence")
+        raise _unfit(model, "its attn_temperature_tuning confuses positions in a batch with positions in a sequence")
 
 
 def _rope_switch(config: Any) -> int | None:
-    """After how many tokens longrope changes its factors, for all tokens of a sequence and of a batch. No cache can
-    follow that: log-probabilities of tokens before the switch would be others after it. Dynamic factors change after
-    `max_position_embeddings`, which no sequence passes."""
+    """Return after how many tokens longrope changes its factors, for all tokens of a sequence and a batch. No cache can
+    support that: log-probabilities of tokens before the switch would change after it. Dynamic factors change after
+    `max_position_embeddings`, which no sequence exceeds."""
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     nested: list[dict[str, Any]] = [value for value in parameters.values() if isinstance(value, dict)]
     own = getattr(config, "original_max_position_embeddings", None)
@@ -246,20 +249,20 @@ def _rope_switch(config: Any) -> int | None:
 
 @contextmanager
 def _short_window(model: Any, config: Any, context: int | None) -> Generator[None]:
-    """Makes a sliding window so small that a short text passes it, both in the model's own masks and in what it tells
-    its attention."""
+    """Make a sliding window so small that a short text exceeds it, both in the model's own masks and in what it passes
+    to its attention."""
     window = _count(config, "sliding_window")
     if window is None or (context is not None and window >= context):
         yield
         return
     modules: list[Any] = list(model.modules())
-    told = [module for module in modules if getattr(module, "sliding_window", None) == window]
-    for place in (config, *told):
+    windowed = [module for module in modules if getattr(module, "sliding_window", None) == window]
+    for place in (config, *windowed):
         place.sliding_window = _PROBED_WINDOW
     try:
         yield
     finally:
-        for place in (config, *told):
+        for place in (config, *windowed):
             place.sliding_window = window
 
 
@@ -274,7 +277,7 @@ def _unfit(model: Any, why: str) -> ConfigError:
 
 @contextmanager
 def without_bars() -> Generator[None]:
-    """transformers draws one for whatever it reads or writes, in the middle of what others show."""
+    """Disable the progress bars that transformers shows when it reads or writes anything."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

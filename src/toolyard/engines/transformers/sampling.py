@@ -1,7 +1,7 @@
-"""From logits to tokens.
+"""Choose tokens from logits.
 
-Chance comes from a generator of each request's own, one number per token: what a request samples depends on its seed
-and its logits, not on who is sampled beside it.
+Each request has its own random generator, with one number per token: what it samples depends on its seed and its
+logits, not on the other requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from toolyard.engines.protocol import Sampling
 
 _HEAD = 256
-"""Most often, the likeliest tokens among which `top_p` and the like choose are fewer. Then nothing has to be sorted."""
+"""Usually `top_p` and the like choose among fewer of the most likely tokens than this. Then nothing needs sorting."""
 
 
 class Chooser:
@@ -37,15 +37,15 @@ class Chooser:
 
     @property
     def is_cut(self) -> bool:
-        """Not all tokens are considered."""
+        """Whether not all tokens are considered."""
         return self.sampling.top_k > 0 or self.sampling.top_p < 1 or self.sampling.min_p > 0
 
     def number(self) -> float:
-        """From 0 to 1, without 1."""
+        """Return a random number in [0, 1)."""
         return self._chance.random()
 
-    def penalised(self, logits: Tensor) -> Tensor:
-        """Tokens that were there before are made less likely (or more, below 1)."""
+    def penalized(self, logits: Tensor) -> Tensor:
+        """Make tokens that occurred before less likely (or more, below 1)."""
         if self._seen is None:
             return logits
         penalty = self.sampling.repetition_penalty
@@ -57,10 +57,10 @@ class Chooser:
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
-    """One token for each row of `logits` (float32), and its log-probability as the model has it: at temperature 1, with
-    nothing penalised or cut off. It is not a number if the model's own numbers are not."""
+    """Choose one token for each row of `logits` (float32); also return its log-probability under the model: at
+    temperature 1, without penalties or cuts. It is NaN if the model's own numbers are."""
     if any(chooser.sampling.repetition_penalty != 1 for chooser in choosers):
-        shaped = torch.stack([chooser.penalised(row) for row, chooser in zip(logits, choosers, strict=True)])
+        shaped = torch.stack([chooser.penalized(row) for row, chooser in zip(logits, choosers, strict=True)])
     else:
         shaped = logits
     tokens = torch.zeros(len(choosers), dtype=torch.long, device=logits.device)
@@ -92,7 +92,7 @@ def _from_all(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
 
 
 def _from_likeliest(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    """`top_k` first; of those that it leaves, `top_p` and `min_p`."""
+    """Apply `top_k` first, then `top_p` and `min_p` to what it leaves."""
     scaled = logits / _column([chooser.sampling.temperature for chooser in choosers], logits)
     vocabulary = logits.shape[1]
     ranks = [chooser.sampling.top_k if chooser.sampling.top_k > 0 else vocabulary for chooser in choosers]
@@ -110,13 +110,13 @@ def _from_likeliest(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
         kept[:, 0] = True
         enough = not any(head < most < vocabulary for most in ranks) and not bool((kept[:, -1:] & ~limited).any())
         if enough:
-            break  # no request considers more than was looked at
+            break  # no request considers more tokens than this
     return tokens.gather(1, _drawn(weights * kept, choosers)[:, None])[:, 0]
 
 
 def _drawn(weights: Tensor, choosers: Sequence[Chooser]) -> Tensor:
-    """The index at which the running sum of the weights passes the request's number."""
-    # In double precision: single would give the last of 50,000 tokens no chance, or all the rest of it.
+    """Return the index at which the running sum of the weights exceeds the request's number."""
+    # In double precision: in single, the last of 50,000 tokens would get no probability, or all of the remainder.
     sums = weights.cumsum(1, dtype=torch.float64)
     totals = sums[:, -1:]
     numbers = torch.tensor([[chooser.number()] for chooser in choosers], dtype=torch.float64, device=weights.device)

@@ -1,4 +1,4 @@
-"""Scoring by running: the program in an answer, on a task's test cases."""
+"""Score answers by running their program on a task's test cases."""
 
 from __future__ import annotations
 

@@ -1,25 +1,25 @@
-"""Reads test cases in the forms that data sets write them, and refuses whatever it would have to guess.
+"""Read test cases in the forms that datasets use, and reject anything ambiguous.
 
-`read_suite` takes a mapping, or JSON text of one (also text within text), with arrays as parquet gives them:
+`read_suite` accepts a mapping, or JSON text of one (even nested text), with arrays as parquet gives them:
 
 * `{"inputs": […], "outputs": […]}`: stdin and stdout. Each is text, a number, or a list of lines.
-* The same with `"fn_name": "f"` (or `"Solution.f"`): calls. An input is the list of arguments, or text with one of them
-  on each line, in JSON or as a Python literal. Where inputs are text, outputs are so too; what is neither JSON nor a
-  literal is the text itself, unless it begins like one. Where inputs are lists, outputs are values and text is text;
-  only if every output is text that holds a list or a mapping, these are meant.
-  APPS wraps each value in a list of one. From one output it cannot be told whether `[3]` means 3 or [3], but if another
-  output of the suite is no list of one, none is wrapped. If all are, either reading is accepted (`Wrapped`).
+* The same with `"fn_name": "f"` (or `"Solution.f"`): calls. An input is the list of arguments, or text with one
+  argument per line, as JSON or a Python literal. If inputs are text, so are outputs; an output that is neither JSON nor
+  a literal is the text itself, unless it starts like one. If inputs are lists, outputs are values and text is text;
+  only if every output is text that contains a list or a mapping, those are meant.
+  APPS wraps each value in a list of one. A single output does not show whether `[3]` means 3 or [3], but if another
+  output of the suite is not a list of one, none is wrapped. If all are, either meaning is accepted (`Wrapped`).
 * `{"assert_case": […]}`, `{"asserts": […]}`, `{"test_list": […]}`: test code, one case each. verl's placeholders beside
-  it (empty inputs, no outputs) do not count.
-* `{"test": "…", "entry_point": "f"}`: test code that defines `check(candidate)`, as HumanEval has it. Without
-  `entry_point`: test code that runs as it is.
-* `[{"input": …, "output": …, "testtype": "stdin" | "functional"}, …]`, as in LiveCodeBench; functional ones name the
+  it (empty inputs, no outputs) are ignored.
+* `{"test": "…", "entry_point": "f"}`: test code that defines `check(candidate)`, as in HumanEval. Without
+  `entry_point`: test code that runs as is.
+* `[{"input": …, "output": …, "testtype": "stdin" | "functional"}, …]`, as in LiveCodeBench; functional cases name the
   function in `metadata.func_name`.
-* `{"input_output": …}`, a row of APPS or TACO: one of the above is in it.
+* `{"input_output": …}`, a row of APPS or TACO that contains one of the above.
 
-Beside them: `language`, `checker`, `comparison`, and code to run first (`setup`, `test_setup_code`, `import_prefix`,
-`test_imports`; text or a list of lines). A key whose value is null or empty text is absent, other keys are ignored, but
-not those that look like one of these misspelt. Python code is parsed here, and test code that could not fail refused.
+Further keys: `language`, `checker`, `comparison`, and code to run first (`setup`, `test_setup_code`, `import_prefix`,
+`test_imports`; text or a list of lines). A key whose value is null or empty text counts as absent. Unknown keys are
+ignored unless they look like misspellings of these. Python code is parsed here; test code that cannot fail is rejected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KEYS = (
 )
 _ITEM_KEYS = ("input", "output", "testtype", "metadata", "fn_name")
 _LONGEST_KEY = 40
-"""Characters of a key that may be meant for another one."""
+"""Maximum characters of a key that may be a misspelling."""
 _MEANT = {
     **dict.fromkeys(("function_name", "func_name", "function", "method_name", "method"), "fn_name"),
     **dict.fromkeys(("expected_outputs", "expected", "stdout"), "outputs"),
@@ -59,9 +59,10 @@ _CALLED_CHECK = re.compile(r"^check\(", re.MULTILINE)
 
 
 def read_suite(tests: str | bytes | Mapping[str, Any] | list[Any] | Suite) -> Suite:
-    """
+    """Read test cases in any of the forms above.
+
     Raises:
-        ConfigError: they are in none of the forms above, or empty, or contradict themselves. A mistake in the task must
+        ConfigError: they have none of the forms above, are empty, or contradict themselves. A mistake in the task must
             not look like a wrong answer.
     """
     if isinstance(tests, Suite):
@@ -83,7 +84,7 @@ def read_suite(tests: str | bytes | Mapping[str, Any] | list[Any] | Suite) -> Su
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Without the keys that hold nothing, which parquet gives to every row. Empty for what is no mapping."""
+    """Drop keys without a value, which parquet gives every row. Empty for what is not a mapping."""
     if not isinstance(value, Mapping):
         return {}
     items = cast("Mapping[str, Any]", value).items()
@@ -95,7 +96,7 @@ def _read_mapping(tests: dict[str, Any]) -> Suite:
     options = _read_options(tests)
     named = [key for key in (*_ASSERT_LISTS, "test") if not _is_empty(tests.get(key))]
     if len(named) > 1:
-        raise wrong(" and ".join(named), "…", "two forms of test code; leave one")
+        raise wrong(" and ".join(named), "…", "two forms of test code; keep one")
     if named:
         _refuse_pairs(tests, named[0])
         return options.suite(SuiteKind.ASSERTS, _read_asserts(tests, named[0], options))
@@ -103,10 +104,10 @@ def _read_mapping(tests: dict[str, Any]) -> Suite:
     if missing:
         empty = next((key for key in (*_ASSERT_LISTS, "test") if key in tests), None)
         if empty and len(missing) == 2:
-            raise wrong(empty, tests[empty], "there is no test case in it")
+            raise wrong(empty, tests[empty], "it has no test cases")
         raise wrong(missing[0], sorted(tests), "missing")
     if "entry_point" in tests:
-        raise wrong("entry_point", tests["entry_point"], 'goes with "test"; for calls write "fn_name"')
+        raise wrong("entry_point", tests["entry_point"], 'only allowed with "test"; for calls use "fn_name"')
     pairs = _Pairs(items_of(tests["inputs"], "inputs"), items_of(tests["outputs"], "outputs"))
     return pairs.suite(tests.get("fn_name"), options)
 
@@ -116,7 +117,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _read_items(items: Sequence[Any]) -> Suite:
-    """LiveCodeBench's list."""
+    """Read LiveCodeBench's list."""
     kinds: set[str] = set()
     names: set[str] = set()
     for index, item in enumerate(items):
@@ -145,7 +146,7 @@ def _read_items(items: Sequence[Any]) -> Suite:
     return pairs.suite(function, _Options())
 
 
-# What goes with every form -------------------------------------------------------------------------------------------
+# Options of every form -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class _Options:
 
     def suite(self, kind: SuiteKind, cases: Sequence[Case], function: str | None = None) -> Suite:
         if kind is SuiteKind.STDIO and self.setup:
-            raise wrong("setup", self.setup, "only for calls and test code: a program over stdin is run as it is")
+            raise wrong("setup", self.setup, "only for calls and test code; a program that reads stdin runs as is")
         if kind is not SuiteKind.STDIO and self.checker is not None:
             raise wrong("checker", self.checker, "only for stdin and stdout")
         return Suite(kind, tuple(cases), function, self.language, self.checker, self.setup, self.comparison)
@@ -198,8 +199,8 @@ def _refuse_misspelt(given: Mapping[Any, Any], known: Sequence[str], where: str)
         if key in known:
             continue
         if not isinstance(key, str):
-            raise wrong(f"key {where}{key!r}", given[key], "expected text as keys")
-        # Cut: comparing takes time, and no key is misspelt by so much.
+            raise wrong(f"key {where}{key!r}", given[key], "expected a string as key")
+        # Long keys are skipped: comparing takes time, and they are not misspellings.
         close = difflib.get_close_matches(key[:_LONGEST_KEY].casefold(), known, n=1, cutoff=0.8)
         meant = _MEANT.get(key.casefold()) if known is _KEYS else None
         if meant or close:
@@ -219,7 +220,7 @@ def _read_asserts(tests: Mapping[str, Any], key: str, options: _Options) -> list
         place = where.format(index)
         text = encodable(text_of(code, place), place)
         if not text.strip():
-            raise wrong(place, text, "there is no code")
+            raise wrong(place, text, "it has no code")
         cases.append(Case(test=python_code(text, place, must_run=True) if options.python else text))
     return cases
 
@@ -240,7 +241,7 @@ def _refuse_pairs(tests: Mapping[str, Any], key: str) -> None:
     for pairs in ("inputs", "outputs"):
         given = items_of(tests.get(pairs, []), pairs)
         if any(item is not None and item != "" for item in plain(given, pairs)):
-            raise wrong(f"{key} and {pairs}", given, "two forms at once; leave one")
+            raise wrong(f"{key} and {pairs}", given, "two forms at once; keep one")
 
 
 # Inputs and outputs --------------------------------------------------------------------------------------------------
@@ -256,9 +257,9 @@ class _Pairs:
     def suite(self, function: Any, options: _Options) -> Suite:
         if len(self.inputs) != len(self.outputs):
             count = f"{len(self.inputs)} inputs and {len(self.outputs)} outputs"
-            raise wrong("inputs and outputs", count, "expected as many of one as of the other")
+            raise wrong("inputs and outputs", count, "expected the same number of both")
         if not self.inputs:
-            raise wrong("inputs", self.inputs, "there is no test case")
+            raise wrong("inputs", self.inputs, "there are no test cases")
         if function is None:
             return options.suite(SuiteKind.STDIO, [Case(stdin=i, expected=o) for i, o in self._texts()])
         if not isinstance(function, str) or not _NAME.fullmatch(function):
@@ -277,7 +278,7 @@ class _Pairs:
         texts = [isinstance(given, str | bytes) for given in self.inputs]
         if any(texts) and not all(texts):
             index = texts.index(not texts[0])
-            raise wrong(self.input_place.format(index), self.inputs[index], "some inputs are text, and some are not")
+            raise wrong(self.input_place.format(index), self.inputs[index], "some inputs are text and some are not")
         return all(texts)
 
     def _arguments(self, index: int, given: Any) -> tuple[Any, ...]:
@@ -286,7 +287,7 @@ class _Pairs:
         if isinstance(given, list):
             return tuple(cast("list[Any]", given))
         if not isinstance(given, str):
-            raise wrong(place, given, "expected the list of arguments, or text with one on each line")
+            raise wrong(place, given, "expected a list of arguments, or text with one per line")
         try:
             return tuple(literal(line, place) for line in given.split("\n") if line.strip())
         except ValueError as error:
@@ -294,10 +295,10 @@ class _Pairs:
         try:  # one argument, written on several lines
             return (literal(given, place),)
         except ValueError:
-            raise wrong(place, given, f"expected one argument on each line: {problem}") from None
+            raise wrong(place, given, f"expected one argument per line: {problem}") from None
 
     def _values(self, as_text: bool) -> list[Any]:
-        """What the calls should return, by the rules at the top."""
+        """Return the expected return values, by the rules at the top."""
         places = list(map(self.output_place.format, range(len(self.outputs))))
         values = [plain(value, place, other_keys=True) for value, place in zip(self.outputs, places, strict=True)]
         if all(isinstance(value, list) and len(cast("list[Any]", value)) == 1 for value in values):
@@ -314,7 +315,7 @@ class _Pairs:
 
 
 def _text(value: Any, place: str, index: int) -> str:
-    if type(value) is str and value.isascii():  # as most are
+    if type(value) is str and value.isascii():  # the common case
         return value
     where = place.format(index)
     return encodable(text_of(value, where), where)

@@ -1,24 +1,24 @@
-"""When the output of a program is the expected one; and if not, where it first differs.
+"""Decide whether a program's output is the expected one; if not, find the first difference.
 
-Line ends `\n`, `\r\n` and `\r` are the same. White space (as `str.isspace` says) at the ends of lines, empty lines
-at the end of the text and a missing last line end never count. In mode `lines` everything else does: white space at the
-beginning of a line and within it, empty lines before others. In mode `trimmed` these two do not: what is compared, and
-shown, are the lines that are not empty, without white space around them. In mode `tokens` only the words between white
-space count. In mode `exact` every character counts, and no other setting does.
+Line ends `\n`, `\r\n` and `\r` are equal. White space (by `str.isspace`) at the ends of lines, empty lines at the end
+of the text and a missing final line end are always ignored. In mode `lines` everything else counts: white space at the
+start of a line and within it, and empty lines between others. Mode `trimmed` also ignores white space at the start of
+lines and all empty lines, both when comparing and in messages. Mode `tokens` compares only the words between white
+space. In mode `exact` every character counts, and other settings have no effect.
 
 Numbers in text. Without a tolerance they are text: `1.0` is not `1`. With one, two words that are decimal numbers (`1`,
-`-.5`, `1e5`, `inf`, `Infinity`, `nan`, `-0.0`; not `1_000`, `0x1f` or `1,5`) and not both integers are the same if they
-differ by no more than `absolute_tolerance` or `relative_tolerance` times the expected one, whichever is more. Two
-integers are the same if they are written alike. `nan` is the same as `nan`, and an infinity as itself.
+`-.5`, `1e5`, `inf`, `Infinity`, `nan`, `-0.0`; not `1_000`, `0x1f` or `1,5`) and not both integers are equal if they
+differ by at most `absolute_tolerance` or `relative_tolerance` times the expected one, whichever is more. Two integers
+are equal if they are written alike. `nan` equals `nan`, and an infinity equals itself.
 
-Any order. `unordered="lines"` compares the lines as a multiset (in mode `tokens`: lines as lists of words, empty ones
-left out), `"tokens"` the words of each line (in mode `tokens`: of the whole text). With a tolerance, they are paired by
-size, which finds a pairing of single numbers wherever there is one, and if that does not fit, in every way, as long as
-there are at most 100 with 10,000 words in them (equal ones may be left out of both). So nothing wrong is ever accepted;
-a right output is refused only where more lines than that, of several numbers each, are within tolerance of one another.
+Any order. `unordered="lines"` compares the lines as a multiset (in mode `tokens`: lines as lists of words, without
+empty ones), `"tokens"` the words of each line (in mode `tokens`: of the whole text). With a tolerance, they are paired
+by size, which finds a pairing of single numbers if there is one; if that fails, every pairing is tried, for up to 100
+items with 10,000 words in total (equal ones may be left out of both). So nothing wrong is ever accepted; a right output
+is rejected only if more lines than that, of several numbers each, are within tolerance of one another.
 
-Time is about linear. An output is taken apart no further than into one piece more than the expected one has, so that a
-flood costs no more memory than a few copies of itself.
+Time is about linear. An output is split into at most one piece more than the expected one has, so a flood takes no more
+memory than a few copies of itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHOWN_BEFORE, _SHOWN = 15, 60
 
 
 def difference(actual: str, expected: str, comparison: Comparison) -> str | None:
-    """None if they are the same by the rules above; else one line that shows the first difference."""
+    """Return None if they are equal by the rules above; else one line that shows the first difference."""
     if actual == expected:
         return None
     if comparison.mode == "exact":
@@ -90,7 +90,7 @@ def _trimmed(text: str) -> Iterator[str]:
 
 
 def _lines(text: str, most: int = -1) -> list[str]:
-    """`most`: and if there are more, these are one more."""
+    """Split into at most `most` lines, plus one with the rest."""
     return text.split("\n", most) if text else []
 
 
@@ -132,7 +132,7 @@ def _words_difference(
 
 
 def _line_of_word(text: str, index: int | None) -> int:
-    """The line of the word with this number; the last line for None."""
+    """Return the line of the word with this number; the last line for None."""
     if index is None:
         return text.count("\n")
     before = text.split(None, index)
@@ -153,7 +153,7 @@ def _unordered_lines(actual: str, expected: str, shown: tuple[str, str], mode: s
 
 
 def _keyed_lines(text: str, mode: str, most_words: int) -> Iterator[tuple[int, str]]:
-    """With their numbers. In mode `tokens` without the empty ones."""
+    """Yield lines with their numbers. In mode `tokens` without empty ones."""
     keyed = ((index, _key(line, mode, most_words)) for index, line in enumerate(io.StringIO(text)))
     return ((index, key) for index, key in keyed if key or mode != "tokens")
 
@@ -169,7 +169,7 @@ def _number(word: str) -> float | None:
     if not _NUMBER.fullmatch(word):
         return None
     number = float(word)
-    # What is too large for a float is text, or all such numbers would be the same.
+    # Numbers too large for a float are text; otherwise all of them would be equal.
     return None if math.isinf(number) and word[-1].isdigit() else number
 
 
@@ -188,7 +188,7 @@ def _same_words(actual: Sequence[str], expected: Sequence[str], tolerance: Toler
 
 
 def _first_other_word(actual: Sequence[str], expected: Sequence[str], tolerance: Tolerance) -> tuple[int, int] | None:
-    """Where in either line the first word is that is not the same; None if all are."""
+    """Return where the first different word is in each line; None if all are equal."""
     if _same_words(actual, expected, tolerance):
         return None
     pairs = enumerate(zip(actual, expected, strict=False))
@@ -201,7 +201,7 @@ def _by_size(line: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def _by_number(line: Sequence[str]) -> float:
-    """The same for lines of one word: bare floats are sorted much faster."""
+    """Like `_by_size` for lines of one word: bare floats sort much faster."""
     return _sized(line[0])[0]
 
 
@@ -213,7 +213,7 @@ def _sized(word: str) -> tuple[float, str]:
 def _unpaired(
     got: Sequence[str], wanted: Sequence[str], tolerance: Tolerance, words: Callable[[str], list[str]]
 ) -> tuple[int | None, int | None] | None:
-    """None if the two are the same multiset; else the first of each that found no partner."""
+    """Return None if the two are the same multiset; else the first item on each side without a partner."""
 
     def fits(some: Sequence[int], others: Sequence[int]) -> bool:
         one, other = [words(got[index]) for index in some], [words(wanted[index]) for index in others]
@@ -232,7 +232,7 @@ def _at_line(index: int, texts: tuple[str, str], at: tuple[int, int] | None = No
 
 
 def _difference(index: int, got: str | None, wanted: str | None, *, at: tuple[int, int] | None = None) -> str:
-    """`at`: which place of either line to show; None: their first difference."""
+    """`at`: which position of each line to show; None: the first difference."""
     first = _first_difference(got or "", wanted or "")
     places = zip((got, wanted), at or (first, first), strict=True)
     one, other = ("the end" if text is None else _shown(text, place) for text, place in places)
@@ -240,7 +240,7 @@ def _difference(index: int, got: str | None, wanted: str | None, *, at: tuple[in
 
 
 def _first_difference(one: str, other: str) -> int:
-    """The place of the first difference of two texts, by halving: comparing slices is faster than characters."""
+    """Return the position of the first difference, by bisection: comparing slices is faster than characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -257,7 +257,7 @@ def _shown(text: str, at: int, start: int = 0) -> str:
     return f"{'…' if begin > start else ''}{piece!r}{'…' if begin + _SHOWN < len(text) else ''}"
 
 
-# Numbers within a tolerance, and things in any order: what comparing texts and comparing values have in common.
+# Tolerances and unordered comparison, shared by texts and values.
 
 
 T = TypeVar("T")
@@ -266,18 +266,18 @@ _ALL_WAYS_ITEMS, _ALL_WAYS_PARTS = 100, 10_000
 
 
 class Tolerance(NamedTuple):
-    """By how much two numbers may differ. False if they may not at all."""
+    """By how much two numbers may differ. False if not at all."""
 
     absolute: float
     relative: float
 
     def allows(self, actual: float, expected: float) -> bool:
-        """Whether they differ by no more than the absolute one, or the relative one of `expected`. NaN is NaN."""
+        """Whether they differ by at most the absolute tolerance, or the relative one times `expected`. NaN is NaN."""
         if math.isnan(actual) or math.isnan(expected):
             return math.isnan(actual) and math.isnan(expected)
         if not self or math.isinf(actual) or math.isinf(expected):
             return actual == expected
-        # 1.1 - 1.0 is more than 0.1 in binary: the subtraction's own error does not count.
+        # 1.1 - 1.0 is more than 0.1 in binary: ignore the rounding error of the subtraction.
         rounding = 2 * sys.float_info.epsilon * max(abs(actual), abs(expected))
         return abs(actual - expected) <= max(self.absolute, self.relative * abs(expected)) + rounding
 
@@ -290,14 +290,14 @@ def unpaired(
     wanted: Sequence[Hashable],
     fits: Callable[[Sequence[int], Sequence[int]], bool] | None,
 ) -> tuple[int | None, int | None] | None:
-    """None if the two are the same in some order; else the place of the first on each side that has no equal.
+    """Return None if the two are equal in some order; else the index of the first item on each side without an equal.
 
-    `fits` tells whether those at these places, as many on either side, can be paired although they are not equal.
+    `fits` says whether the items at these indexes, equally many on both sides, can be paired although not equal.
     """
     extra, missing = _left_over(got, wanted)
     if not extra and not missing:
         return None
-    # It is rare that equal ones must be parted so that others fit, and dear to find out: last.
+    # Equal items rarely have to be separated so that others fit, and checking that is expensive: do it last.
     if (
         fits is not None
         and len(got) == len(wanted)
@@ -308,7 +308,7 @@ def unpaired(
 
 
 def _left_over(got: Sequence[Hashable], wanted: Sequence[Hashable]) -> tuple[list[int], list[int]]:
-    """The places of what remains on each side when equal ones are paired off."""
+    """Return the indexes of what remains on each side when equal items are paired."""
     surplus = Counter(got)
     surplus.subtract(wanted)
 
@@ -329,12 +329,12 @@ def fit(
     size: Callable[[T], int],
     same: Callable[[T, T], bool],
 ) -> bool:
-    """Whether each can have a partner of its own on the other side. Both are of one length.
+    """Whether every item can have its own partner on the other side. Both have the same length.
 
-    Never true without such a pairing. False although there is one: only if it is not the pairing by `order`, and there
-    are too many, or they have too many parts together (`size`), to try every way.
+    Never true without such a pairing. May be false although there is one, but only if it is not the pairing by `order`
+    and there are too many items, or too many parts in total (`size`), to try every pairing.
     """
-    # Of single numbers this finds a pairing wherever there is one: the ranges around them lie in the order of size.
+    # For single numbers this finds any pairing: the ranges around them are ordered by size.
     by_size = zip(sorted(got, key=order), sorted(wanted, key=order), strict=True)
     if all(same(one, other) for one, other in by_size):
         return True
@@ -345,14 +345,14 @@ def fit(
 
 
 def _all_paired(partners: Sequence[Sequence[int]]) -> bool:
-    """Whether each on the left can have one of its partners for itself: by augmenting paths."""
+    """Whether each item on the left can have one of its partners to itself, by augmenting paths."""
     owner: dict[int, int] = {}
     held: dict[int, int] = {}
     for start in range(len(partners)):
         reached_from: dict[int, int] = {}
         waiting = [start]
         free: int | None = None
-        for left in waiting:  # grows while it is read
+        for left in waiting:  # grows during iteration
             for right in partners[left]:
                 if right in reached_from:
                     continue

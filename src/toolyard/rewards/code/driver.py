@@ -1,7 +1,7 @@
-"""The harness's half inside the sandbox, as text: Python that needs nothing but an interpreter.
+"""The part of the harness that runs inside the sandbox, as text: plain Python without dependencies.
 
-It runs anew for every case, so it is short, and imports only what it cannot do without. `names()`, what the answer may
-use without importing it, is written for each answer.
+It runs for every case, so it is short and imports only the essentials. `names()`, what the answer may use without
+importing it, is generated for each answer.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def finish(arguments, module, name, given, dumps=json.dumps):
         odd.append(f"{{type(value).__name__}}: {{error}}"[:200])
     return (b"odd", dumps(odd[0]), None) if odd else (b"returned", text, None)
 """
-"""Call a function with the arguments that come by stdin as JSON, and say what it returned."""
+"""Call a function with the arguments read from stdin as JSON, and report what it returned."""
 
 ASSERTS = f"""{_COMMON}
 
@@ -173,4 +173,4 @@ def ran(beyond):
     results = [getattr(frame.f_locals.get("self"), "result", None) for frame in beyond]
     return all(result is None or result.testsRun > len(result.skipped) for result in results)
 """
-"""Run the test code that comes by stdin, and say whether it was content."""
+"""Run the test code read from stdin, and report whether it passed."""

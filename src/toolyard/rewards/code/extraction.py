@@ -1,10 +1,10 @@
-"""Which part of an answer is the program: a fenced block of Markdown, chosen by its language and its place.
+"""Find the program in an answer: a fenced Markdown block, chosen by its language and position.
 
-Fences are CommonMark's: three or more backticks or tildes at the beginning of a line, indented by at most three columns
-(within an item of a list: from where its text begins), closed by at least as many of the same character alone on a
-line, or by the end of the text. The fence's own indentation is taken off the lines of the block. Two differences: HTML
-and block quotes are read like other text, so that `<answer>` right before a fence does not hide it; and a block ends
-only at its fence, not at a line that leaves its list, because models indent carelessly.
+Fences are CommonMark's: three or more backticks or tildes at the start of a line, indented by at most three columns
+(in a list item: from where its text starts), closed by at least as many of the same character alone on a line, or by
+the end of the text. The fence's own indentation is removed from the lines of the block. Two differences: HTML and block
+quotes are treated like other text, so that `<answer>` right before a fence does not hide it; and a block ends only at
+its fence, not at a line that leaves its list, because models indent carelessly.
 
 Line ends become `\\n`, and each line of the program has one. Time is linear in the length of the answer.
 """
@@ -26,7 +26,7 @@ _FENCE = re.compile(r"(?P<fence>`{3,}+|~{3,}+)(?P<info>.*+)")
 _MARKER = re.compile(r"(?:[-*+]|[0-9]{1,9}[.)])(?P<gap>[ \t]++|$)")
 _INDENT = re.compile(r"[ \t]*+")
 _ITEMS_IN_A_LINE = 8
-# In quotes or in single backticks it is spoken of; three backticks are the fence of a block that follows it.
+# In quotes or single backticks it is only a mention; three backticks are the fence of a following block.
 _END_OF_REASONING = re.compile(r"""</think>(?!["'\\]|`(?!``))""")
 _CLASS = re.compile(r"\.(?P<word>[^\s.,:;={}\"']+)")
 _WORD = re.compile(r"[{.\s]*+(?P<word>[^\s,:;={}\"']+)")
@@ -38,9 +38,9 @@ _SHELL = "bash"
 class _Block:
     code: str
     word: str | None
-    """The language as the fence writes it, in lower case."""
+    """The language as written in the fence, in lower case."""
     language: str | None
-    """In the table's own word; None: it is not in the table, or not named."""
+    """The table's name for it; None: it is not in the table, or not given."""
     closed: bool
 
     @property
@@ -55,34 +55,34 @@ def extract_code(
     block: Choice = "last",
     without_fences: Literal["refuse", "whole"] = "refuse",
 ) -> ExtractedCode:
-    """The program in an answer.
+    """Extract the program from an answer.
 
     Blocks without code never count. Of the others:
 
-    1. If the answer has `</think>` (its last one; not in quotes or backticks), the blocks behind it, if there are any.
-    2. Of these, the first of the following kinds that occurs. With `language`: blocks that name it (by any of its
-       aliases, with a version or without); blocks that name none; those in another language of the table; the rest
-       (`text`, `output`, `haskell`). With None: blocks in a language of the table other than the shell's; blocks that
-       name none; the shell's, which mostly tell how to start the program; the rest.
+    1. If the answer has `</think>` (the last one; not in quotes or backticks), the blocks after it, if there are any.
+    2. Of these, the first of the following kinds that occurs. With `language`: blocks in it (under any alias, with a
+       version or without); blocks without a language; those in another language of the table; the rest (`text`,
+       `output`, `haskell`). With None: blocks in a language of the table other than the shell's; blocks without a
+       language; the shell's, which mostly show how to start the program; the rest.
     3. Of these, the `last`, the `first`, or the `longest` (in characters; the last of several). `joined`: those in the
-       language of the last, in their order, with an empty line between them; `chosen` is the last of them.
+       language of the last, in order, with an empty line between them; `chosen` is the last of them.
 
-    `blocks` counts all, and `chosen` counts among all. An answer without any fence has no program, or with
-    `without_fences="whole"` is one, from behind its reasoning on.
+    `blocks` counts all blocks, and `chosen` is an index among all. An answer without any fence has no program; with
+    `without_fences="whole"` it is the program, without its reasoning.
 
     Raises:
-        ConfigError: there is no such `block`.
+        ConfigError: `block` is unknown.
     """
     text = answer.replace("\r\n", "\n").replace("\r", "\n")
     ends = list(_END_OF_REASONING.finditer(text))
     reasoning = _find_blocks(text[: ends[-1].start()]) if ends else []
-    said = text[ends[-1].end() :] if ends else text
-    blocks = reasoning + _find_blocks(said)
+    visible = text[ends[-1].end() :] if ends else text
+    blocks = reasoning + _find_blocks(visible)
     written = [index for index, found in enumerate(blocks) if found.code.strip()]
     candidates = [index for index in written if index >= len(reasoning)] or written
     if not candidates:
-        whole = without_fences == "whole" and not blocks and said.strip()
-        return ExtractedCode(code=said if whole else None, language=None, blocks=len(blocks), chosen=None)
+        whole = without_fences == "whole" and not blocks and visible.strip()
+        return ExtractedCode(code=visible if whole else None, language=None, blocks=len(blocks), chosen=None)
     wanted = None if language is None else _known(language.casefold()) or language.casefold()
     best = min(_rank(blocks[index], wanted) for index in candidates)
     chosen = _choose(blocks, [index for index in candidates if _rank(blocks[index], wanted) == best], block)
@@ -126,7 +126,7 @@ class _Opening:
     info: str
     column: int
     base: int
-    """Where the text of the list item around it begins; 0 outside lists."""
+    """Where the text of the surrounding list item starts; 0 outside lists."""
 
     def is_closed_by(self, line: str) -> bool:
         if self.fence not in line:
@@ -151,7 +151,7 @@ def _find_blocks(text: str) -> list[_Block]:
         code = lines[first:at]
         closed = at < len(lines)
         if not closed and code and not code[-1]:
-            code.pop()  # behind the last line end there is no line
+            code.pop()  # there is no line after the last line end
         word = _named(opening.info)
         written = "".join(f"{_unindented(line, opening.column)}\n" for line in code)
         blocks.append(_Block(written, word, _known(word) if word else None, closed))
@@ -160,7 +160,7 @@ def _find_blocks(text: str) -> list[_Block]:
 
 
 def _opening(line: str, items: list[int]) -> _Opening | None:
-    """The fence that this line opens, if it does. `items` are the columns of the open list items' texts: kept up."""
+    """Return the fence that this line opens, if any. Updates `items`, the text columns of the open list items."""
     at = _indent(line)
     if at == len(line):
         return None
@@ -173,7 +173,7 @@ def _opening(line: str, items: list[int]) -> _Opening | None:
             return None
         if line[at] in "`~":
             found = _FENCE.match(line, at)
-            # With a backtick in the rest of the line it is code within a sentence.
+            # With a backtick in the rest of the line it is inline code.
             if found is None or (line[at] == "`" and "`" in found["info"]):
                 return None
             return _Opening(found["fence"], found["info"], column, base)
@@ -182,7 +182,7 @@ def _opening(line: str, items: list[int]) -> _Opening | None:
             return None
         behind = _columns(line, marker.end())
         marked = _columns(line, marker.start("gap"))
-        if marker.end() == len(line) or behind - marked > 4:  # the text begins on the next line, or is indented code
+        if marker.end() == len(line) or behind - marked > 4:  # the text starts on the next line, or is indented code
             items.append(marked + 1)
             return None
         items.append(behind)
@@ -197,18 +197,18 @@ def _indent(line: str) -> int:
 
 
 def _columns(line: str, length: int) -> int:
-    """The column behind the first `length` characters, with tabs at every fourth."""
+    """Return the column after the first `length` characters, with tab stops every four columns."""
     return len(line[:length].expandtabs(4)) if "\t" in line[:length] else length
 
 
 def _unindented(line: str, columns: int) -> str:
-    """Without that much white space at its beginning, or as much as there is."""
+    """Remove that much white space from the start, or as much as there is."""
     if columns == 0:
         return line
     at = min(_indent(line), columns)
     while at > 0 and _columns(line, at) > columns:
         at -= 1
-    if _columns(line, at) < columns and line[at : at + 1] == "\t":  # a tab across the border: its rest is spaces
+    if _columns(line, at) < columns and line[at : at + 1] == "\t":  # a tab across the limit: the rest becomes spaces
         return " " * (_columns(line, at + 1) - columns) + line[at + 1 :]
     return line[at:]
 
@@ -223,5 +223,5 @@ def _named(info: str) -> str | None:
 
 
 def _known(word: str) -> str | None:
-    """The table's own word for a language, also if it is written with a version: `python3.11`, `c++17`."""
+    """Return the table's name for a language, even with a version: `python3.11`, `c++17`."""
     return languages.own_name(word) or languages.own_name(word.rstrip("0123456789.-"))

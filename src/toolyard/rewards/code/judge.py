@@ -1,11 +1,11 @@
-"""`CodeJudge`: what an answer is worth, by running the program in it on a task's test cases.
+"""`CodeJudge`: scores an answer by running its program on a task's test cases.
 
     async with CodeJudge(aggregation="fraction") as judge:
         result = await judge.judge(answer, {"inputs": ["1 2\\n"], "outputs": ["3\\n"]})
         result.score, result.why, result.cases[0].verdict
 
-What the program does is a verdict. What is wrong with the task, or with the setup of this machine, is a `ConfigError`.
-Our own failures are retried, and then take the score away: it is None, never 0, and `why` tells the reason.
+What the program does is a verdict. A mistake in the task, or in the setup of this machine, is a `ConfigError`. Our own
+failures are retried; if they persist, the score is None, never 0, and `why` gives the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolyard.limits.protocol import Limiter
 from toolyard.rewards.code.cases import read_suite
 from toolyard.rewards.code.extraction import extract_code
 from toolyard.rewards.code.harness import Harness, writable
-from toolyard.rewards.code.ledger import Ledger, why_not_one
+from toolyard.rewards.code.ledger import Ledger, explain_score
 from toolyard.rewards.code.protocol import (
     CaseResult,
     CodeResult,
@@ -34,7 +34,7 @@ from toolyard.rewards.code.protocol import (
     SuiteKind,
 )
 from toolyard.rewards.code.run import Run, first_of
-from toolyard.rewards.code.verdicts import Plan
+from toolyard.rewards.code.verdicts import JudgePlan
 from toolyard.rewards.code.workplaces import code_workplaces
 from toolyard.rewards.protocol import read_options
 from toolyard.sandbox.languages import find_language, own_name
@@ -46,19 +46,19 @@ __all__ = ["CodeJudge"]
 _log = logging.getLogger(__name__)
 
 _MOST_OUTPUT = 256 * MIB
-"""What a sandbox keeps at most."""
+"""The most a sandbox keeps."""
 
 Tests = Suite | str | Mapping[str, Any] | list[Any]
 
 
 class CodeJudge:
-    """Scores answers. Used from any number of tasks and event loops; each loop has a sandbox of its own.
+    """Scores answers. May be used from any number of tasks and event loops; each loop has its own sandbox.
 
-    `sandbox` and `limiter` are used as they are, and stay open: what is not given is opened by whoever comes first, and
-    closed by `close()`. Other keyword arguments are fields of `CodeSettings`, and go before those of `settings`.
+    `sandbox` and `limiter` are used as they are and stay open; what is not given is opened on first use and closed by
+    `close()`. Other keyword arguments are fields of `CodeSettings` and override those of `settings`.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is invalid.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CodeJudge:
         await self.close()
 
     async def close(self) -> None:
-        """Close what was opened here, for this event loop. An answer judged after that opens it again."""
+        """Close what was opened here for this event loop. Judging again reopens it."""
         await self._places.close()
 
     # ------------------------------------------------------------------------------------------------- one answer
@@ -109,18 +109,18 @@ class CodeJudge:
         """Score one answer.
 
         Args:
-            answer: The whole text; the program in it is found by `extract_code`. Without one the score is 0.
-            tests: A suite, or one of the forms that `read_suite` reads.
+            answer: The whole text; `extract_code` finds the program in it. Without one the score is 0.
+            tests: A suite, or any form that `read_suite` reads.
             tenant: Unit of fairness at the limiter.
-            deadline_seconds: For all of it, waiting included. Cases that have not ended by then are our failure.
-            patience_seconds: How much longer than it may take itself the next case may keep us waiting, once it is this
-                answer's turn: no more are let in than pays. Neither other answers can exhaust it nor a program that
-                uses up its own time, which is its doing.
-            on_case: Called once for each case, in their order, as soon as it and all before it are known.
+            deadline_seconds: Total time limit, including waiting. Cases that have not ended by then are our failure.
+            patience_seconds: How much longer than its own time limit the next case may take once this answer is
+                admitted; only as many are admitted as pays off. Neither other answers can exhaust it, nor a program
+                that uses up its own time, which is its own fault.
+            on_case: Called once per case, in order, as soon as it and all before it are known.
 
         Raises:
-            ConfigError: the tests are not in order, or what the task asks for cannot be had here.
-            SandboxError: no sandbox could be opened at all.
+            ConfigError: the tests are invalid, or what the task requires is not available here.
+            SandboxError: no sandbox could be opened.
         """
         began = asyncio.get_running_loop().time()
         deadline = None if deadline_seconds is None else began + deadline_seconds
@@ -155,19 +155,19 @@ class CodeJudge:
         results = ledger.close()
         score = ledger.score(results)
         seconds = asyncio.get_running_loop().time() - began
-        return CodeResult(score, results, extracted, why or why_not_one(results, score), seconds)
+        return CodeResult(score, results, extracted, why or explain_score(results, score), seconds)
 
     async def _run(
-        self, plan: Plan, ledger: Ledger, tenant: str, deadline: float | None, patience: float | None
+        self, plan: JudgePlan, ledger: Ledger, tenant: str, deadline: float | None, patience: float | None
     ) -> str:
-        """Why not all was run that was to be; empty if it was."""
+        """Return why some cases were not run; empty if all were."""
         clock = asyncio.get_running_loop().time
         if deadline is not None and clock() >= deadline:
-            return "the deadline had passed before it began"
+            return "the deadline had passed before it started"
 
         strict, patient = asyncio.timeout_at(deadline), asyncio.timeout(None)
 
-        def begin_anew() -> None:
+        def restart_deadline() -> None:
             if patience is not None and not patient.expired():
                 patient.reschedule(clock() + patience + plan.longest_case)
 
@@ -175,17 +175,17 @@ class CodeJudge:
             async with strict:
                 place = await self._places.here()
                 async with nullcontext() if patience is None else place.turns, patient:
-                    begin_anew()
-                    await Run(place, plan, ledger, self.settings, tenant, begin_anew).run()
+                    restart_deadline()
+                    await Run(place, plan, ledger, self.settings, tenant, restart_deadline).run()
         except TimeoutError:
             if not (strict.expired() or patient.expired()):
                 raise
             return "the deadline passed"
         return ""
 
-    def _plan(self, suite: Suite, code: str, language: str | None, fence: str | None) -> Plan:
+    def _plan(self, suite: Suite, code: str, language: str | None, fence: str | None) -> JudgePlan:
         harness = None if suite.kind is SuiteKind.STDIO else Harness(suite, code)
-        return Plan(
+        return JudgePlan(
             suite,
             Program(
                 writable(code) if harness is None else harness.program, language or fence or self.settings.language
@@ -204,13 +204,13 @@ class CodeJudge:
         deadline_seconds: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[CodeResult]:
-        """Score many answers, a bounded number of them at a time: one result for each, in the same order.
+        """Score many answers, a bounded number at a time; return one result each, in the same order.
 
-        Tenants take turns. A task that is not in order does not stop the others: its answers have no score, and `why`
-        tells the reason. `progress` is called with the number of results so far and of all.
+        Tenants take turns. An invalid task does not stop the others: its answers have no score, and `why` gives the
+        reason. `progress` is called with the number of results so far and the total.
 
         Raises:
-            SandboxError: no sandbox could be opened at all.
+            SandboxError: no sandbox could be opened.
         """
         clock = asyncio.get_running_loop().time
         deadline = None if deadline_seconds is None else clock() + deadline_seconds
@@ -231,7 +231,7 @@ class CodeJudge:
                 done += 1
                 if progress is not None:
                     progress(done, len(submissions))
-                await asyncio.sleep(0)  # answers without a program wait for nothing else
+                await asyncio.sleep(0)  # answers without a program never yield otherwise
 
         at_once = min(len(submissions), (await self._places.here()).at_once) if submissions else 0
         try:
@@ -250,7 +250,7 @@ def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_l
     checked = read_options(CodeSettings, {**given, **options})
     try:
         if checked.sandbox_fusion_url:
-            RemoteSandbox(checked.sandbox_fusion_url)  # says what is wrong with it
+            RemoteSandbox(checked.sandbox_fusion_url)  # validates the URL
         elif not any_language:
             find_language(checked.language)
     except ProgramError as error:
@@ -261,10 +261,10 @@ def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_l
 
 
 def _language_of(suite: Suite) -> str | None:
-    """What the suite insists on; None: it leaves it to the answer.
+    """Return the language that the suite requires; None: the answer chooses.
 
     Raises:
-        ConfigError: a function is called, or test code run, in Python only.
+        ConfigError: calls and test code are supported in Python only.
     """
     language = suite.language and (own_name(suite.language) or suite.language)
     if suite.kind is SuiteKind.STDIO:
@@ -275,7 +275,8 @@ def _language_of(suite: Suite) -> str | None:
 
 
 def _refuse_unreachable(suite: Suite, most: int) -> None:
-    """
+    """Reject suites that no answer can pass.
+
     Raises:
         ConfigError: no answer could be right.
     """
@@ -286,12 +287,12 @@ def _refuse_unreachable(suite: Suite, most: int) -> None:
             raise ConfigError(f"case {index}: expected output {case.expected!r:.80}: expected text")
         if len(case.expected) > most:
             raise ConfigError(
-                f"case {index}: {len(case.expected)} characters are expected, and max_output_bytes is {most}"
+                f"case {index}: {len(case.expected)} characters are expected, but max_output_bytes is {most}"
             )
 
 
 def _turns(submissions: Sequence[Submission]) -> Iterator[int]:
-    """Their numbers, one of each tenant at a time."""
+    """Yield their indexes, one of each tenant at a time."""
     waiting: dict[str, deque[int]] = {}
     for index, submission in enumerate(submissions):
         waiting.setdefault(submission.tenant, deque()).append(index)

@@ -1,7 +1,7 @@
-"""Which cases are still to be run, what became of the others, and what that is worth. Pure.
+"""Track which cases are still to run and the results of the others, and compute the score. Pure.
 
-Results do not depend on which case happened to end first: under `stop_at_first_failure` every case behind the first
-that failed is NOT_RUN, also one that was run at the same time on another worker.
+Results do not depend on which case ended first: under `stop_at_first_failure` every case after the first failure is
+NOT_RUN, even one that ran at the same time on another worker.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ FAILED = frozenset(
 
 
 class Ledger:
-    """Of one answer."""
+    """The cases of one answer."""
 
     def __init__(self, cases: int, settings: CodeSettings, on_case: Callable[[CaseResult], None] | None = None) -> None:
         self._all_or_nothing = settings.aggregation is Aggregation.ALL
         stop = settings.stop_at_first_failure
         self.stops = self._all_or_nothing if stop is None else stop
-        """At the first failure."""
+        """Whether to stop at the first failure."""
         self._count = min(cases, settings.first_n) if settings.aggregation is Aggregation.CONTINUOUS else cases
         self._end = self._count
-        """Cases from here on need not be run."""
+        """Cases from this index on need not run."""
         self._pending = deque(range(self._count))
         self._results: list[CaseResult | None] = [None] * cases
         self._uncompiled: CaseResult | None = None
         self._on_case = on_case
         self._told = 0
         self.compiled = False
-        """A case got beyond the compiler, so the program's text is in order."""
+        """Whether a case got past the compiler, so the program compiles."""
         self.cut_short = ""
-        """Why cases that were to be run were not."""
+        """Why cases that should have run did not."""
 
     # ------------------------------------------------------------------------------------------------ what to run
     @property
@@ -50,11 +50,11 @@ class Ledger:
         return len(self._pending)
 
     def take(self, most: int) -> deque[int]:
-        """The next cases to be run, in order; empty if there are none left."""
+        """Return the next cases to run, in order; empty if none are left."""
         return deque(self._pending.popleft() for _ in range(min(most, len(self._pending))))
 
     def put_back(self, cases: Sequence[int]) -> None:
-        """Taken, but not run."""
+        """Return cases that were taken but not run."""
         self._pending.extendleft(index for index in reversed(cases) if index < self._end)
 
     def needs(self, index: int) -> bool:
@@ -73,7 +73,7 @@ class Ledger:
             self._tell(known)
 
     def skip(self) -> None:
-        """There is nothing to run: no case will be."""
+        """There is nothing to run: skip all cases."""
         self._end_at(0)
 
     def _end_at(self, index: int) -> None:
@@ -88,7 +88,7 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------- the result
     def close(self) -> tuple[CaseResult, ...]:
-        """One result for each case. Those that were to be run and were not are our failure."""
+        """Return one result per case. Cases that should have run but did not are our failure."""
         failed = any(one is not None and one.verdict in FAILED for one in self._results)
         decided = failed and self._all_or_nothing
         left = CaseVerdict.NOT_RUN if decided else CaseVerdict.INFRASTRUCTURE
@@ -105,7 +105,7 @@ class Ledger:
         return known or CaseResult(index, left, why=self.cut_short, tries=0)
 
     def score(self, results: Sequence[CaseResult]) -> float | None:
-        """None: our failure keeps it from being told. All or nothing, one case that failed tells it all the same."""
+        """None if our failure makes it unknown. With ALL, one failed case decides it anyway."""
         counted = results[: self._count]
         if self._all_or_nothing and any(one.verdict in FAILED for one in counted):
             return 0.0
@@ -114,8 +114,8 @@ class Ledger:
         return sum(one.verdict is CaseVerdict.PASSED for one in counted) / len(counted)
 
 
-def why_not_one(results: Sequence[CaseResult], score: float | None) -> str:
-    """The first case that took the score away, or some of it. Empty for a full score."""
+def explain_score(results: Sequence[CaseResult], score: float | None) -> str:
+    """Describe the first case that lowered the score or prevented it. Empty for a full score."""
     if score == 1.0:
         return ""
     guilty = {CaseVerdict.INFRASTRUCTURE} if score is None else FAILED

@@ -1,12 +1,12 @@
-"""The nouns of scoring by running: test cases in, results out, and the settings between them.
+"""Types for scoring by running code: test cases in, results out, and settings.
 
     suite = read_suite(test_cases)                        # `cases`: the common forms
-    answer = extract_code(text)                           # `extraction`: which block of an answer is the program
+    answer = extract_code(text)                           # `extraction`: finds the program in an answer
     result = await judge.judge(text, suite)               # `judge`: runs it, case by case
-    result.score                                          # None if it is our failure, and never 0 for that
+    result.score                                          # None, never 0, if we failed
 
-What the program did is a `CaseVerdict`. What we failed to do is one too, `INFRASTRUCTURE`, so that the other cases'
-results are not lost; it takes the score away, and says why.
+What the program did is a `CaseVerdict`. Our own failure is one too, `INFRASTRUCTURE`, so that the other cases' results
+are not lost; then there is no score, and `why` gives the reason.
 """
 
 from __future__ import annotations
@@ -25,60 +25,59 @@ class CaseVerdict(StrEnum):
 
     PASSED = "passed"
     WRONG_ANSWER = "wrong_answer"
-    """It ran well and said something else (or nothing); an assertion of the test that failed."""
+    """The program ran, but its output is wrong or missing; or an assertion of the test failed."""
     RUNTIME_ERROR = "runtime_error"
-    """It crashed or ended with a non-zero exit code, or wrote more than it may."""
+    """It crashed, exited with a non-zero code, or wrote more than allowed."""
     TIME_LIMIT = "time_limit"
     MEMORY_LIMIT = "memory_limit"
     COMPILE_ERROR = "compile_error"
-    """The compiler refused it; of Python, a SyntaxError of the program's own text. Then every case has this verdict."""
+    """The compiler rejected it; for Python, a SyntaxError in the program's own text. Every case has this verdict."""
     INFRASTRUCTURE = "infrastructure"
-    """Our failure, again after every retry. Neither right nor wrong: there is no score."""
+    """Our failure, even after all retries. Neither right nor wrong: there is no score."""
     NOT_RUN = "not_run"
-    """The score was decided without it: an earlier case failed, or it is past the first N."""
+    """The score was decided without it: an earlier case failed, or it is beyond the first N."""
 
 
 class SuiteKind(StrEnum):
     STDIO = "stdio"
     """A program that reads stdin and writes stdout."""
     FUNCTION = "function"
-    """A function, or a method of `Solution`, that is called with arguments and returns."""
+    """A function, or a method of `Solution`, whose return value is compared."""
     ASSERTS = "asserts"
-    """Test code that runs after the program, in the same process, and raises if it is not content."""
+    """Test code that runs after the program, in the same process, and raises on failure."""
 
 
 class Comparison(BaseModel):
-    """When two outputs are the same. Line ends and white space at the ends of lines and of the whole never count."""
+    """When two outputs are equal. Line ends and white space at the ends of lines and of the text are always ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["lines", "trimmed", "tokens", "exact"] = "lines"
-    """`lines`: line by line, each without white space at its end. `trimmed`: the same without white space at their
-    beginning, and without empty lines. `tokens`: white space of any kind and amount separates. `exact`: byte by byte,
-    whatever else is set here."""
+    """`lines`: line by line, each without trailing white space. `trimmed`: also without leading white space and empty
+    lines. `tokens`: words separated by any white space. `exact`: byte by byte; other settings have no effect."""
     absolute_tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float = Field(default=0.0, ge=0)
-    """Where both are 0, `1.0` and `1` differ in stdout. Above that, tokens that both read as numbers, one of them not
-    an integer, may differ by the larger of the two. Returned floats get a relative 1e-9 where both are 0."""
+    """If both are 0, `1.0` and `1` differ in stdout. Otherwise two tokens that are numbers, at least one of them not an
+    integer, may differ by the larger of the two. If both are 0, returned floats get a relative tolerance of 1e-9."""
     unordered: Literal["no", "lines", "tokens"] = "no"
-    """Lines, or tokens within a line, may come in any order. Of a returned list: its elements."""
+    """Lines, or tokens within a line, may come in any order; for a returned list, its elements."""
     ignore_case: bool = False
 
 
 PRIME_CODE = Comparison(mode="trimmed", absolute_tolerance=1e-8, relative_tolerance=1e-5)
-"""What verl's `prime_code` forgives."""
+"""The comparison of verl's `prime_code`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test case, in the words of its suite's kind."""
+    """One test case; which fields it uses depends on its suite's kind."""
 
     stdin: str = ""
-    """STDIO: what the program reads."""
+    """STDIO: the program's input."""
     arguments: tuple[Any, ...] = ()
-    """FUNCTION: positional, in JSON's terms."""
+    """FUNCTION: positional arguments, as JSON values."""
     expected: Any = None
-    """STDIO: the text; FUNCTION: the value, in JSON's terms; ASSERTS: nothing."""
+    """STDIO: the text; FUNCTION: the JSON value; ASSERTS: unused."""
     test: str = ""
     """ASSERTS: the code."""
 
@@ -90,39 +89,39 @@ class Suite:
     kind: SuiteKind
     cases: tuple[Case, ...]
     function: str | None = None
-    """FUNCTION: its name."""
+    """FUNCTION: the function's name."""
     language: str | None = None
-    """None: the answer's own, or the settings' default."""
+    """None: the answer's own, or the default of the settings."""
     checker: str | None = None
-    """STDIO: a Python program that decides instead of the comparison. Files `input`, `output` and `expected` lie in its
-    working directory; exit code 0 accepts, 1 refuses. If it breaks, the output is wrong where it accepts the
-    expected one, and else the task is not in order."""
+    """STDIO: a Python program that replaces the comparison. Files `input`, `output` and `expected` are in its working
+    directory; exit code 0 accepts, 1 rejects. If it fails, the output is wrong if it accepts the expected output;
+    otherwise the task is invalid."""
     setup: str = ""
     """FUNCTION and ASSERTS: code that runs before the program (imports, helpers)."""
     comparison: Comparison | None = None
-    """None: the settings'."""
+    """None: that of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What became of one test case."""
+    """The result of one test case."""
 
     index: int
     verdict: CaseVerdict
     stdout: str = ""
     """As much as was kept; FUNCTION: what the program itself printed."""
     stderr: str = ""
-    """Of the run; of the compiler for COMPILE_ERROR."""
+    """The program's stderr; for COMPILE_ERROR, the compiler's."""
     exit_code: int | None = None
-    """Negative: died of that signal. None: stopped at a limit, or not run."""
+    """Negative: killed by that signal. None: stopped at a limit, or not run."""
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     max_memory_bytes: int = 0
-    """0 where the sandbox cannot tell."""
+    """0 if the sandbox does not report it."""
     why: str = ""
-    """In one line: the first difference, the exception, the limit, or our failure. Empty for PASSED."""
+    """One line: the first difference, the exception, the limit, or our failure. Empty for PASSED."""
     returned: Any = None
-    """FUNCTION: the value, in JSON's terms, cut where it is huge."""
+    """FUNCTION: the return value as JSON, cut if huge."""
     tries: int = 1
 
 
@@ -131,87 +130,87 @@ class ExtractedCode:
     """The program in an answer."""
 
     code: str | None
-    """None: there is none."""
+    """None if there is none."""
     language: str | None
-    """As the fence names it, in the languages table's own word. None: it does not say."""
+    """The fence's language, by its name in the languages table. None: not given."""
     blocks: int
-    """Fenced blocks in the answer."""
+    """Number of fenced blocks in the answer."""
     chosen: int | None
-    """Which of them it is, from 0; None: none, or the whole text."""
+    """Index of the chosen block; None: none, or the whole text."""
     unclosed: bool = False
-    """The block's fence was never closed: the answer was cut off."""
+    """The block's fence was never closed: the answer was truncated."""
 
 
 class Aggregation(StrEnum):
-    """From cases to one number."""
+    """How the cases are combined into one number."""
 
     ALL = "all"
     """1.0 if every case passed, else 0.0."""
     FRACTION = "fraction"
     """The share of cases that passed."""
     CONTINUOUS = "continuous"
-    """The share of the first `first_n` that passed. Later cases are not run."""
+    """The share of the first `first_n` cases that passed. Later cases are not run."""
 
 
 class CodeSettings(BaseModel):
-    """How answers are scored. `code_reward` of a config file, and keyword arguments of `CodeJudge`."""
+    """How answers are scored: `code_reward` in a config file, and keyword arguments of `CodeJudge`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     aggregation: Aggregation = Aggregation.ALL
     first_n: PositiveInt = 10
-    """Of CONTINUOUS."""
+    """Number of cases that CONTINUOUS counts."""
     stop_at_first_failure: bool | None = None
-    """Cases after a failed one are NOT_RUN. None: with ALL, where they cannot change the score. True with another
+    """Cases after a failed one are NOT_RUN. None: only with ALL, where they cannot change the score. True with another
     aggregation counts them as failed."""
     language: str = "python"
-    """Of answers and suites that name none."""
+    """Language of answers and suites that do not name one."""
     run_seconds: Seconds = 10.0
-    """For one case."""
+    """Time limit of one case."""
     compile_seconds: Seconds = 30.0
     memory_limit_mb: int = Field(default=1024, gt=0, lt=1 << 42)
-    """A foreign SandboxFusion service is told of it only if it is set."""
+    """Sent to a SandboxFusion service only if set explicitly."""
     comparison: Comparison = Comparison()
     without_fences: Literal["refuse", "whole"] = "refuse"
-    """An answer without a fenced block: no program (score 0), or all of it is the program."""
+    """An answer without a fenced block: `refuse` finds no program (score 0), `whole` takes all of it."""
     block: Literal["last", "first", "longest", "joined"] = "last"
-    """Which block is the program where there are several in the language."""
+    """Which block is the program if several are in the language."""
     retries: int = Field(default=2, ge=0)
-    """Of a case that our failure kept from running, before it counts as INFRASTRUCTURE."""
+    """Retries of a case that our failure kept from running, before it counts as INFRASTRUCTURE."""
     cases_per_run: PositiveInt = 16
-    """How many cases of one program are run one after the other under one permit, from one prepared parent."""
+    """Maximum cases of one program that run in sequence under one permit, from one prepared parent process."""
     sandbox_fusion_url: str | tuple[str, ...] = ""
-    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
-    another. Empty: the embedded sandbox."""
+    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of URLs: if one fails, the next is tried.
+    Empty: the embedded sandbox."""
     rate_limit: PositiveInt = 10
-    """Executions in flight, as in `code_interpreter`, whose limiter it shares."""
+    """Maximum executions in flight; the limiter is shared with `code_interpreter`."""
     enable_global_rate_limit: bool = True
     num_workers: PositiveInt = 10
-    """Executions of this process at once."""
+    """Maximum concurrent executions in this process."""
     max_output_bytes: PositiveInt = 16 << 20
-    """Kept of stdout for comparing. An answer longer than that cannot be right unless the checker says so."""
+    """How much stdout is kept for comparison. A longer output cannot be right unless the checker accepts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeResult:
-    """What an answer is worth, and why."""
+    """The score of an answer, and why."""
 
     score: float | None
-    """None: it could not be told, by our failure (`why`). Never 0 for that."""
+    """None, never 0, if our failure prevented it (see `why`)."""
     cases: tuple[CaseResult, ...]
-    """One for each case of the suite, in its order."""
+    """One per case of the suite, in order."""
     extracted: ExtractedCode
     why: str = ""
-    """Why there is no score, or why it is below 1: the first case that failed, or the missing program."""
+    """Why there is no score, or why it is below 1: the first failed case, or the missing program."""
     wall_seconds: float = 0.0
-    """From begin to end, waiting included."""
+    """Total time, including waiting."""
 
     @property
     def passed(self) -> int:
         return sum(case.verdict is CaseVerdict.PASSED for case in self.cases)
 
     def counts(self) -> dict[str, int]:
-        """Cases by verdict, those that occur."""
+        """Number of cases by verdict, for those that occur."""
         found: dict[str, int] = {}
         for case in self.cases:
             found[case.verdict.value] = found.get(case.verdict.value, 0) + 1
@@ -224,7 +223,7 @@ class Submission:
 
     answer: str
     tests: Suite | str | dict[str, Any] | list[Any]
-    """A suite, or one of the forms that `read_suite` reads."""
+    """A suite, or any form that `read_suite` reads."""
     tenant: str = ""
     """Unit of fairness at the limiter."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])

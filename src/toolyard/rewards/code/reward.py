@@ -1,4 +1,4 @@
-"""Final rewards by running: the answer's program on the task's test cases, which are its ground truth."""
+"""The final reward that runs the answer's program on the task's test cases, which are its ground truth."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _WHY_CHARS = 300
 
 
 class CodeReward(FinalReward):
-    """One judge for all answers. The first of them opens its sandbox.
+    """One judge for all answers. The first answer opens its sandbox.
 
-    The deadline is for what is not the program's doing. Neither waiting for one's turn, while others are judged, counts
-    towards it, nor what the program takes within its own limits, and it begins anew with every case that ends.
+    The deadline limits what is not the program's fault. Neither the wait for a slot, while others are judged, counts
+    toward it, nor the time the program takes within its own limits, and it restarts with every case that ends.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
-        """
+        """Check the options.
+
         Raises:
             ConfigError: an option is unknown or wrong.
         """
@@ -42,18 +43,18 @@ class CodeReward(FinalReward):
         deadline_seconds: float,
     ) -> FinalScore:
         if ground_truth is None:
-            raise GroundTruthError(f"reward {self.name!r}: the task has no ground truth, which holds the test cases")
-        # A tenant of its own: at the limiter, each answer waits like a trajectory's tool call, not behind all answers.
+            raise GroundTruthError(f"reward {self.name!r}: the task has no ground truth, which must be the test cases")
+        # Its own tenant: at the limiter, each answer waits like a trajectory's tool call, not behind all answers.
         tenant = f"reward-{next(self._numbers)}"
         try:
             result = await self._judge.judge(
                 solution_str, ground_truth, tenant=tenant, patience_seconds=deadline_seconds
             )
         except ToolyardError as error:
-            told = f"reward {self.name!r}: {error}"
+            message = f"reward {self.name!r}: {error}"
             if isinstance(error, ConfigError) and not isinstance(error, LimiterError):
-                raise GroundTruthError(told) from error
-            raise RewardError(told) from error
+                raise GroundTruthError(message) from error
+            raise RewardError(message) from error
         if result.score is None:
             raise RewardError(f"reward {self.name!r}: {result.why}", whose=OURS)
         return FinalScore(result.score, _extras(result))
@@ -63,7 +64,7 @@ class CodeReward(FinalReward):
 
 
 def _extras(result: CodeResult) -> dict[str, Any]:
-    """Small: one for each trajectory of a dump, so nothing of what programs printed but what `why` tells."""
+    """Keep it small: it is stored with every trajectory, so no program output except in `why`."""
     extras: dict[str, Any] = {
         "passed": result.passed,
         "cases": len(result.cases),

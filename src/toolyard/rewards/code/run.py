@@ -1,4 +1,4 @@
-"""Runs the cases of one answer: in batches under permits, on as many workers as are free, again after our failures."""
+"""Run the cases of one answer: in batches under permits, on as many workers as are free, retrying our failures."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import cast
 from toolyard.errors import ConfigError, LimiterError, ProgramError, SandboxBusyError, SandboxError, ToolyardError
 from toolyard.rewards.code.ledger import Ledger
 from toolyard.rewards.code.protocol import CaseResult, CaseVerdict, CodeSettings
-from toolyard.rewards.code.verdicts import Plan, last_line, one_line, raised, read_execution
+from toolyard.rewards.code.verdicts import JudgePlan, last_line, one_line, raised, read_execution
 from toolyard.rewards.code.workplaces import Workplace
 from toolyard.sandbox.protocol import MIB, Execution, Program, Sandbox, Verdict
 
 _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_ASKED = 0.05, 5.0, 60.0
-"""Seconds between two tries: at first, at most, and at most if a service asks for it."""
+"""Seconds between two attempts: first, maximum, and maximum if a service asks for it."""
 _LARGE = 512 * 1024
-"""Outputs longer than that are compared in a thread: the event loop has others to serve."""
+"""Longer outputs are compared in a thread, so that they do not block the event loop."""
 _MOST_INPUT = 16 * MIB
-"""Of one batch, unless a single case has more."""
-_chance = random.SystemRandom()
+"""Maximum input of one batch, unless a single case has more."""
+_random = random.SystemRandom()
 
 
 class Run:
-    """One answer's cases. What becomes of them is in the ledger, also if this is cancelled. `settled`: one ended."""
+    """The cases of one answer. Results are in the ledger, even if cancelled. `settled`: called when a case ends."""
 
     def __init__(
         self,
         place: Workplace,
-        plan: Plan,
+        plan: JudgePlan,
         ledger: Ledger,
         settings: CodeSettings,
         tenant: str,
@@ -46,24 +46,25 @@ class Run:
         self._tenant = tenant
         self._settled = settled
         self._at: dict[asyncio.Task[None], int] = {}
-        """Who runs which case."""
+        """Which task runs which case."""
         self._given_up = False
-        """The last case to end was given up: if the next is as well, it is not the case's doing."""
+        """Whether the last case was given up: if the next one is as well, it is not the case's fault."""
         self._kills_itself = False
 
     async def run(self) -> None:
-        """
+        """Run all cases.
+
         Raises:
-            ConfigError: the task, or this machine's setup, does not allow it.
+            ConfigError: the task or this machine's setup is invalid.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                self._hire()
+                self._start_worker()
         except BaseExceptionGroup as failures:
             raise first_of(failures) from None
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         task = self._group.create_task(self._work())
         self._at[task] = 0
         self._place.busy += 1
@@ -103,11 +104,11 @@ class Run:
             except ProgramError as error:
                 if not self._plan.chosen_by_answer:
                     raise ConfigError(str(error)) from error
-                # The model may name any language; that this one is not to be had here is no answer's fault.
+                # The model may name any language; that this one is not installed here is not the answer's fault.
                 self._give_up(todo, error, tries)
 
     async def _attempt(self, me: asyncio.Task[None], todo: deque[int], tries: int) -> None:
-        """Take from `todo` what is done, for good; the rest too, if it is not needed or better done by others."""
+        """Remove finished cases from `todo`; also the rest, if they are not needed or better run by others."""
         async with aclosing(self._executions(self._inputs(todo))) as executions:
             async for execution in executions:
                 result = await self._result(todo[0], execution, tries)
@@ -116,14 +117,14 @@ class Run:
                 self._settle(result)
                 if not todo:
                     return
-                # After a time-out, which took long, workers may have come free for the rest.
+                # A timeout took long: workers may have become free for the rest.
                 if result.verdict is CaseVerdict.TIME_LIMIT or not self._ledger.needs(todo[0]):
                     self._ledger.put_back(todo)
                     todo.clear()
-                    self._hire_for_the_rest()
+                    self._start_workers_for_rest()
                     return
                 self._at[me] = todo[0]
-        raise SandboxError(f"the sandbox ran fewer cases than it was given: {len(todo)} are missing")
+        raise SandboxError(f"the sandbox ran fewer cases than requested: {len(todo)} are missing")
 
     def _settle(self, result: CaseResult) -> None:
         self._ledger.add(result)
@@ -132,12 +133,12 @@ class Run:
         for task, index in self._at.items():
             if not self._ledger.needs(index) and task is not asyncio.current_task():
                 task.cancel()
-        # Not before the first case is known: most wrong answers fail there, and what does not compile is told once.
-        self._hire_for_the_rest()
+        # Not before the first case is known: most wrong answers fail there, and a compile error is reported once.
+        self._start_workers_for_rest()
 
-    def _hire_for_the_rest(self) -> None:
+    def _start_workers_for_rest(self) -> None:
         for _ in range(min(self._place.free, self._ledger.pending)):
-            self._hire()
+            self._start_worker()
 
     def _give_up(self, todo: deque[int], error: ToolyardError, tries: int) -> None:
         why = one_line(f"{type(error).__name__}: {error}")
@@ -153,7 +154,7 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------- one case
     def _inputs(self, todo: deque[int]) -> list[str]:
-        """What the first of them read, as many as are sent at once. The others are put back."""
+        """Return the inputs of the first cases, as many as fit in one batch. The others are put back."""
         stdins: list[str] = []
         size = 0
         for index in todo:
@@ -170,9 +171,9 @@ class Run:
 
     def _executions(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:
         batches = self._place.batches
-        # With a checker, one by one: a batch would hold the worker that the checker waits for.
+        # With a checker, one by one: a batch would occupy the worker that the checker needs.
         if batches is not None and self._plan.suite.checker is None:
-            # One by one where a result may make others needless, or workers wait for the first of them.
+            # One by one if a result may make others unnecessary, or workers wait for the first of them.
             all_wanted = not self._ledger.stops and not self._place.free
             return batches.run_each(self._plan.program, stdins, self._plan.limits, in_bunches=all_wanted)
         return self._one_by_one(stdins)
@@ -191,17 +192,17 @@ class Run:
             result = read_execution(plan, index, execution, tries)
         if result.verdict is CaseVerdict.COMPILE_ERROR and self._ledger.compiled:
             if execution.verdict is Verdict.COMPILE_FAILED:
-                raise SandboxError(f"what was compiled before is not compiled now: {result.why}")
-            return replace(result, verdict=CaseVerdict.RUNTIME_ERROR)  # it only says so
+                raise SandboxError(f"the program compiled before but does not now: {result.why}")
+            return replace(result, verdict=CaseVerdict.RUNTIME_ERROR)  # the program only claims it
         if plan.suite.checker is not None and result.verdict is CaseVerdict.PASSED:
             return await check(self._place.sandbox, plan, result, execution)
         return result
 
     def _doubt_kill(self, execution: Execution, tries: int) -> None:
-        """A machine that runs out of memory kills as well. Whether a program kills itself shows when it is run again.
+        """A machine that runs out of memory kills as well. Another run shows whether a program kills itself.
 
         Raises:
-            SandboxError: it was killed, for the first time, by whomever.
+            SandboxError: it was killed for the first time.
         """
         if execution.exit_code != -signal.SIGKILL or execution.isolation == "unknown" or self._kills_itself:
             return
@@ -211,13 +212,13 @@ class Run:
 
 
 def _delay(error: ToolyardError, tries: int) -> float:
-    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * _chance.uniform(0.5, 1.0)
+    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2**tries) * _random.uniform(0.5, 1.0)
     asked = error.retry_after if isinstance(error, SandboxBusyError) else None
     return max(delay, min(asked or 0.0, _LONGEST_ASKED))
 
 
 def first_of(failure: BaseException) -> BaseException:
-    """Of a group of tasks, the failure that came first: the others were stopped for it."""
+    """Return the failure of a task group that came first: the others were cancelled because of it."""
     while isinstance(failure, BaseExceptionGroup):
         failure = cast("BaseException", failure.exceptions[0])  # pyright: ignore[reportUnknownMemberType]
     return failure
@@ -226,33 +227,33 @@ def first_of(failure: BaseException) -> BaseException:
 # A task's own checker: a Python program that reads `input`, `output` and `expected`, and decides by its exit code.
 
 
-async def check(sandbox: Sandbox, plan: Plan, result: CaseResult, execution: Execution) -> CaseResult:
-    """The result of a case whose program ran well, as the checker sees it.
+async def check(sandbox: Sandbox, plan: JudgePlan, result: CaseResult, execution: Execution) -> CaseResult:
+    """Return the checker's result for a case whose program ran.
 
-    One that breaks (it raises, hangs, crashes, ends with another exit code than 0 and 1) is asked once more, about the
-    expected output. If it accepts that, it was the program's output that it could not make sense of.
+    If the checker fails (raises, hangs, crashes, or exits with a code other than 0 and 1), it is run again on the
+    expected output. If it accepts that, the program's output was what it could not parse.
 
     Raises:
         ConfigError: the checker failed.
     """
     assert execution.run is not None
-    said = await _ask(sandbox, plan, result.index, execution.run.stdout_bytes)
-    if said.verdict is Verdict.OK:
+    verdict_run = await _ask(sandbox, plan, result.index, execution.run.stdout_bytes)
+    if verdict_run.verdict is Verdict.OK:
         return result
-    why = last_line(said.stderr) or last_line(said.stdout)
-    if said.exit_code != 1 or raised(said.stderr):
-        ending = said.verdict.value if said.exit_code is None else f"exit code {said.exit_code}"
+    why = last_line(verdict_run.stderr) or last_line(verdict_run.stdout)
+    if verdict_run.exit_code != 1 or raised(verdict_run.stderr):
+        ending = verdict_run.verdict.value if verdict_run.exit_code is None else f"exit code {verdict_run.exit_code}"
         once_more = await _ask(sandbox, plan, result.index, _text(plan.suite.cases[result.index].expected))
         if once_more.verdict is not Verdict.OK:
-            why = one_line(why) or "it says nothing"
+            why = one_line(why) or "no message"
             raise ConfigError(f"case {result.index}: the checker failed ({ending}): {why}")
-        why = f"it cannot make sense of the output: {why or ending}"
+        why = f"it cannot parse the output: {why or ending}"
     return replace(
-        result, verdict=CaseVerdict.WRONG_ANSWER, why=one_line(f"the checker refuses it: {why}".rstrip(": "))
+        result, verdict=CaseVerdict.WRONG_ANSWER, why=one_line(f"the checker rejects it: {why}".rstrip(": "))
     )
 
 
-async def _ask(sandbox: Sandbox, plan: Plan, index: int, output: bytes) -> Execution:
+async def _ask(sandbox: Sandbox, plan: JudgePlan, index: int, output: bytes) -> Execution:
     case = plan.suite.cases[index]
     files = {"input": _text(case.stdin), "output": output, "expected": _text(case.expected)}
     assert plan.suite.checker is not None

@@ -1,15 +1,15 @@
-"""`POST /submit` of the service, by `CodeJudge`: answers to rows of data sets in SandboxFusion's forms.
+"""`POST /submit` of the service, using `CodeJudge`: answers to dataset rows in SandboxFusion's forms.
 
     serve(config, sandbox, judge=SubmissionJudge())
 
-A row (`provided_data`) is one of these, told by the form of its `test`:
+A row (`provided_data`) is one of these, distinguished by the form of its `test`:
 
 * a list of `{"input": {"stdin": …}, "output": {"stdout": …}}`, as CommonOJDataset has it;
 * `{"code": "assert …"}`, as AutoEvalDataset has it: Python that runs after the answer's program;
 * any other form that `read_suite` reads: `inputs` and `outputs`, `test_list`, `test` with `entry_point`, …
 
-`test` and `labels` may be JSON text, as parquet files have them. Not offered, and refused: data sets of the server's
-own, files beside stdin and stdout, test code in other languages, `custom_extract_logic`.
+`test` and `labels` may be JSON text, as in parquet files. Not supported, and rejected: the server's own datasets, files
+besides stdin and stdout, test code in other languages, `custom_extract_logic`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENDED = (CaseVerdict.PASSED, CaseVerdict.WRONG_ANSWER)
 
 
 class SubmissionJudge:
-    """What the service asks: see `toolyard.sandbox.service.app.Judge`."""
+    """The service's judge: see `toolyard.sandbox.service.app.Judge`."""
 
     async def judge(
         self,
@@ -44,10 +44,11 @@ class SubmissionJudge:
         max_cases: int,
         patience_seconds: float,
     ) -> EvalResult:
-        """
+        """Judge an answer.
+
         Raises:
-            ConfigError: the row is not one of the forms above, or asks for what is not offered.
-            SandboxBusyError: there was no worker for it, or our failure kept a test from running. Safe to retry.
+            ConfigError: the row is not one of the forms above, or needs something unsupported.
+            SandboxBusyError: no worker was available, or our failure kept a test from running. Safe to retry.
         """
         suite = read_row(request)
         if len(suite.cases) > max_cases:
@@ -80,20 +81,20 @@ class SubmissionJudge:
 
 
 def read_row(request: SubmitRequest) -> Suite:
-    """The tests of the row that `request` provides.
+    """Read the tests of the row in `request`.
 
     Raises:
-        ConfigError: there is none, or it cannot be judged here. The message names the field.
+        ConfigError: it is missing or not supported. The message names the field.
     """
     config = request.config
     if config.custom_extract_logic:
-        raise ConfigError("custom_extract_logic: not offered; the answer's last fenced block is the program")
+        raise ConfigError("custom_extract_logic: not supported; the answer's last fenced block is the program")
     row = _row(config.provided_data, request.id)
     labels = _decoded(row.get("labels"), "labels")
     named = cast("dict[str, Any]", labels) if isinstance(labels, dict) else {}
     language = config.language or named.get("programming_language") or named.get("execution_language") or None
     if not isinstance(language, str | None):
-        raise ConfigError("provided_data.labels: the language is no text")
+        raise ConfigError("provided_data.labels: the language is not text")
     tests = _decoded(row.get("test"), "test")
     if isinstance(tests, list) and tests:
         cases = tuple(_stdio(case, index) for index, case in enumerate(cast("list[Any]", tests)))
@@ -101,14 +102,14 @@ def read_row(request: SubmitRequest) -> Suite:
     if isinstance(tests, Mapping) and "code" in tests:
         code = cast("Mapping[str, Any]", tests)
         if code.get("asset"):
-            raise ConfigError("provided_data.test.asset: files beside the program are not offered")
+            raise ConfigError("provided_data.test.asset: files besides the program are not supported")
         return read_suite({"asserts": [code["code"]], "language": language or "python"})
     return read_suite({**row, "test": tests, "language": row.get("language") or language})
 
 
 def _row(provided: dict[str, Any] | list[dict[str, Any]] | None, wanted: int | str) -> dict[str, Any]:
     if not provided:
-        raise ConfigError("provided_data: missing; this server has no data sets of its own")
+        raise ConfigError("provided_data: missing; this server has no datasets")
     if isinstance(provided, dict):
         return provided
     found = [row for row in provided if str(row.get("id")) == str(wanted)]
@@ -137,7 +138,7 @@ def _stdio(case: Any, index: int) -> Case:
             raise ConfigError(f'{where}: expected {{"{stream}": text}}')
         named = cast("Mapping[str, Any]", given)
         if files := [name for name in named if name != stream]:
-            raise ConfigError(f"{where}: file {files[0]!r}: only {stream} is offered")
+            raise ConfigError(f"{where}: file {files[0]!r}: only {stream} is supported")
         if not isinstance(named.get(stream, ""), str):
             raise ConfigError(f"{where}.{stream}: expected text")
         streams.append(named.get(stream, ""))
@@ -146,10 +147,12 @@ def _stdio(case: Any, index: int) -> Case:
 
 def _test(case: CaseResult, suite: Suite) -> EvalTestCase:
     given = suite.cases[case.index]
-    told: dict[str, Any] | None = None
+    test_info_fields: dict[str, Any] | None = None
     if suite.kind is SuiteKind.STDIO:
-        told = {"input": {"stdin": given.stdin}, "output": {"stdout": given.expected}}
-    return EvalTestCase(passed=case.verdict is CaseVerdict.PASSED, exec_info=_execution(case, suite), test_info=told)
+        test_info_fields = {"input": {"stdin": given.stdin}, "output": {"stdout": given.expected}}
+    return EvalTestCase(
+        passed=case.verdict is CaseVerdict.PASSED, exec_info=_execution(case, suite), test_info=test_info_fields
+    )
 
 
 def _execution(case: CaseResult, suite: Suite) -> RunCodeResponse:

@@ -1,4 +1,4 @@
-"""When what a function returned is the expected value; and if not, where it first differs."""
+"""Decide whether a function returned the expected value; if not, find the first difference."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _ATOMS = (str, int, float, bool, type(None))
 
 
 class Wrapped(list[Any]):
-    """An expected value that may stand for itself, or for its only element: APPS writes both so. See `cases`."""
+    """An expected value that may mean itself or its only element: APPS writes both this way. See `cases`."""
 
 
 def value_difference(returned: Any, expected: Any, comparison: Comparison) -> str | None:
-    """None if a returned value is the expected one; else one line that shows the first difference.
+    """Return None if a returned value is the expected one; else one line that shows the first difference.
 
-    In JSON's terms: a tuple is a list, the keys of a mapping are text (`1` is `"1"`, None is `"null"`). Numbers are the
-    same if their values are (`3` and `3.0`), true and false are no numbers, and text is no number either. Two integers
-    must be equal. Where one is a float, the tolerances hold, and if there are none a relative one of 1e-9, because sums
-    in another order are right as well; mode `exact` allows nothing. NaN is the same as NaN. `ignore_case` is for text,
-    not for keys. `unordered`, in either form, lets the elements of the returned list come in any order, by the rules
-    above; the lists within it keep theirs. A `Wrapped` expectation may be itself or its element. Any depth is fine.
+    Values are compared as JSON: a tuple is a list, and the keys of a mapping are text (`1` is `"1"`, None is `"null"`).
+    Numbers are compared by value (`3` equals `3.0`); booleans and text are not numbers. Two integers must be equal. If
+    one is a float, the tolerances apply, or if there are none a relative tolerance of 1e-9, because sums in another
+    order are right as well; mode `exact` allows nothing. NaN equals NaN. `ignore_case` applies to text, not to keys.
+    `unordered`, in either form, allows any order of the returned list's elements, by the rules above; nested lists keep
+    their order. A `Wrapped` expectation may be itself or its element. Any depth is fine.
     """
     if isinstance(expected, Wrapped):
         if value_difference(returned, list(expected), comparison) is None:
@@ -59,11 +59,11 @@ def _unordered_values(returned: Sequence[Any], expected: Sequence[Any], toleranc
         return None
     if left[0] is None or left[1] is None or len(returned) != len(expected):
         return f"got a list of {len(returned)}, expected one of {len(expected)}, in any order"
-    return f"got {_short(returned[left[0]])}, which is not expected; {_short(expected[left[1]])} is missing"
+    return f"got {_short(returned[left[0]])}, which was not expected; {_short(expected[left[1]])} is missing"
 
 
 def _flat(value: Any, fold: bool) -> tuple[Any, ...]:
-    """A value as a flat tuple that can be hashed and sorted: equal ones have equal tuples."""
+    """Flatten a value to a tuple that can be hashed and sorted: equal values have equal tuples."""
     atoms: list[Any] = []
     waiting = [value]
     while waiting:
@@ -109,13 +109,13 @@ def _walk(returned: Any, expected: Any, tolerance: Tolerance, fold: bool) -> str
 def _compare(
     returned: Any, expected: Any, tolerance: Tolerance, fold: bool
 ) -> tuple[Iterator[tuple[Any, Any, Any]] | None, str | None]:
-    """What remains to be compared within the two, or what is wrong with them; nothing of both if they are the same."""
+    """Return what remains to be compared within the two, or the problem; neither if they are equal."""
     if isinstance(returned, list | tuple) and isinstance(expected, list | tuple):
         one, other = cast("Sequence[Any]", returned), cast("Sequence[Any]", expected)
         if len(one) != len(other):
             return None, f"got a list of {len(one)}, expected one of {len(other)}"
         pairs = enumerate(zip(one, other, strict=True))
-        # For speed: most elements of long lists are equal numbers or texts.
+        # For speed: most elements of long lists are equal numbers or strings.
         return ((i, x, y) for i, (x, y) in pairs if type(x) is not type(y) or type(x) not in _ATOMS or x != y), None
     if isinstance(returned, Mapping) and isinstance(expected, Mapping):
         got, wanted = _keyed(cast("Mapping[Any, Any]", returned)), _keyed(cast("Mapping[Any, Any]", expected))
@@ -140,7 +140,7 @@ def _same_atom(returned: Any, expected: Any, tolerance: Tolerance, fold: bool) -
             return False
         try:
             return tolerance.allows(float(returned), float(expected))
-        except OverflowError:  # an integer beyond all floats, and not equal
+        except OverflowError:  # an integer beyond all floats, so not equal
             return False
     if isinstance(returned, str) and isinstance(expected, str):
         return returned == expected or (fold and returned.casefold() == expected.casefold())
@@ -152,7 +152,7 @@ def _keyed(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def key_text(key: Any) -> str:
-    """A mapping's key as JSON writes it."""
+    """Return a mapping's key as JSON writes it."""
     return {None: "null", True: "true", False: "false"}[key] if key is None or isinstance(key, bool) else str(key)
 
 

@@ -1,4 +1,4 @@
-"""From what the sandbox reports to what a test case is worth. Pure, apart from the time that comparing takes."""
+"""Convert what the sandbox reports to results of test cases. Pure, apart from the time that comparing takes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from toolyard.errors import ConfigError, SandboxError
 from toolyard.rewards.code import harness as code_harness
 from toolyard.rewards.code.comparison import difference
-from toolyard.rewards.code.harness import Harness, Report
+from toolyard.rewards.code.harness import Harness, HarnessReport
 from toolyard.rewards.code.protocol import CaseResult, CaseVerdict, Comparison, Suite
 from toolyard.rewards.code.values import value_difference
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, StageResult, Verdict
 from toolyard.sandbox.remote.http import failure
 
 _KEPT_CHARS = 64 * 1024
-"""Of stdout and of stderr, each, in a result: a batch holds many thousands of them."""
+"""Maximum characters each of stdout and stderr in a result: a batch has many thousands of results."""
 _KEPT_VALUE_CHARS = 4096
 _WHY_CHARS = 400
 _FLOOD = MIB
-"""Bytes. A foreign service does not tell that it kept no more, or that it killed a program for it: then it may have."""
+"""Bytes. From here on, a SandboxFusion service may have truncated output, or killed the program, without saying so."""
 _PIPE = 64 * 1024
-"""Bytes. What a service keeps that does not read while the program writes: SandboxFusion cuts outputs of 300 KB."""
+"""Bytes kept by a service that does not read while the program writes: SandboxFusion cuts outputs of 300 KB."""
 _LAST_CHARACTER = 4
-"""Of what was cut, as it may look that is only half there."""
+"""Maximum bytes of a character that was cut in half."""
 _TRACEBACK = "Traceback (most recent call last):"
 _NOT_COMPILED = ("SyntaxError", "IndentationError", "TabError", "RecursionError")
 _PLACE = re.compile(r'^  File ".*", line \d+$', re.MULTILINE)
@@ -38,11 +38,11 @@ _OUT_OF_MEMORY = {
     "rust": "memory allocation of ",
     "go": "runtime: out of memory",
 }
-"""What a program of that language says when it was refused memory, rather than killed for it."""
+"""What a program of that language prints when it is denied memory, rather than killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JudgePlan:
     """How one answer is run against one suite."""
 
     suite: Suite
@@ -53,11 +53,11 @@ class Plan:
     harness: Harness | None
     """None: the program reads stdin and writes stdout itself."""
     chosen_by_answer: bool
-    """The language is the answer's own choice, not the task's."""
+    """Whether the answer, not the task, chose the language."""
 
     @property
     def longest_case(self) -> float:
-        """Seconds that one may take, if nothing has to wait. A checker may be asked twice."""
+        """Seconds that one case may take without waiting. A checker may run twice."""
         runs = 1 if self.suite.checker is None else 3
         return self.limits.compile_seconds + runs * self.limits.run_seconds
 
@@ -66,12 +66,12 @@ class Plan:
         return case.stdin if self.harness is None else self.harness.stdin(case, index)
 
 
-def read_execution(plan: Plan, index: int, execution: Execution, tries: int) -> CaseResult:
-    """The result of a case that ran. With a checker, which is asked later, PASSED means that it ran well.
+def read_execution(plan: JudgePlan, index: int, execution: Execution, tries: int) -> CaseResult:
+    """Return the result of a case that ran. With a checker, which runs later, PASSED means that it ran normally.
 
     Raises:
         ConfigError: the suite's own code failed.
-        SandboxError: the program never had its turn, which is safe to retry; or the service has cut a right output.
+        SandboxError: the program did not start, which is safe to retry; or the service truncated a right output.
     """
     if execution.run is None:
         return _uncompiled(plan, index, execution, tries)
@@ -83,7 +83,7 @@ def read_execution(plan: Plan, index: int, execution: Execution, tries: int) -> 
             raise ConfigError(f"case {index}: the suite's own code failed before the answer ran: {report.value}")
         if report.word is None:
             why = last_line(execution.stderr) or _ending(execution.run)
-            raise SandboxError(f"the harness did not begin ({execution.verdict.value}): {why}")
+            raise SandboxError(f"the harness did not start ({execution.verdict.value}): {why}")
     text = stdout.decode("utf-8", "backslashreplace")
     if execution.verdict is not Verdict.OK:
         verdict, why = _failure(plan, execution)
@@ -106,22 +106,22 @@ def case_result(
     )  # fmt: skip
 
 
-def _uncompiled(plan: Plan, index: int, execution: Execution, tries: int) -> CaseResult:
+def _uncompiled(plan: JudgePlan, index: int, execution: Execution, tries: int) -> CaseResult:
     stage = execution.compile
     if stage is None:
         raise SandboxError("the sandbox reports neither a run nor a compilation")
     if stage.verdict is Verdict.TIMED_OUT:
         why = f"the compiler was stopped after {plan.limits.compile_seconds:g} s"
     elif stage.verdict in (Verdict.OK, Verdict.FAILED):
-        said = stage.stderr or stage.stdout
-        errors = (line for line in said.splitlines() if "error" in line.lower())
-        why = next(errors, "") or last_line(said) or "the compiler refused it"
+        output = stage.stderr or stage.stdout
+        errors = (line for line in output.splitlines() if "error" in line.lower())
+        why = next(errors, "") or last_line(output) or "the compiler refused it"
     else:
         why = f"the compiler ended with {stage.verdict.value}"
     return case_result(index, CaseVerdict.COMPILE_ERROR, stage, why, stage.stdout, tries=tries)
 
 
-def _failure(plan: Plan, execution: Execution) -> tuple[CaseVerdict, str]:
+def _failure(plan: JudgePlan, execution: Execution) -> tuple[CaseVerdict, str]:
     limits, stage = plan.limits, execution.run
     assert stage is not None
     match execution.verdict:
@@ -148,7 +148,7 @@ def _failure(plan: Plan, execution: Execution) -> tuple[CaseVerdict, str]:
     if language in _OUT_OF_MEMORY and _OUT_OF_MEMORY[language] in stderr:
         return CaseVerdict.MEMORY_LIMIT, last
     if _is_foreign(execution) and stage.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        # Nobody but the service kills a program there. For time it says so, and what is left is memory, or a flood.
+        # Only the service kills a program there. It reports timeouts, so what remains is memory, or a flood.
         written = max(len(stage.stdout_bytes), len(stage.stderr_bytes))
         if written >= _FLOOD:
             return CaseVerdict.RUNTIME_ERROR, f"killed by the service after {written} bytes of output"
@@ -157,9 +157,9 @@ def _failure(plan: Plan, execution: Execution) -> tuple[CaseVerdict, str]:
 
 
 def was_not_compiled(stderr: str) -> bool:
-    """Whether it is Python's way to refuse a program's text: a place in it, and no line that ran.
+    """Whether this is how Python rejects a program's text: a location in it, and no line that ran.
 
-    A program may end with the word `SyntaxError` too, about its input.
+    A program may also print the word `SyntaxError`, about its input.
     """
     last = last_line(stderr)
     if last.partition(":")[0] not in _NOT_COMPILED or _TRACEBACK in stderr:
@@ -172,7 +172,7 @@ def raised(stderr: str) -> bool:
     return _TRACEBACK in stderr or was_not_compiled(stderr)
 
 
-def _by_report(plan: Plan, index: int, report: Report, execution: Execution) -> tuple[CaseVerdict, str]:
+def _by_report(plan: JudgePlan, index: int, report: HarnessReport, execution: Execution) -> tuple[CaseVerdict, str]:
     assert execution.run is not None
     match report.word:
         case code_harness.RETURNED:
@@ -193,21 +193,21 @@ def _by_report(plan: Plan, index: int, report: Report, execution: Execution) -> 
             return CaseVerdict.RUNTIME_ERROR, f"ended with exit code 0 before it {done}"
 
 
-def _by_output(plan: Plan, index: int, text: str, execution: Execution) -> tuple[CaseVerdict, str]:
+def _by_output(plan: JudgePlan, index: int, text: str, execution: Execution) -> tuple[CaseVerdict, str]:
     assert execution.run is not None
     expected = plan.suite.cases[index].expected
     why = difference(text, expected, plan.comparison)
     if why is None and execution.run.stdout_truncated:
         why = _too_long(plan)
-    if why is not None and _is_foreign(execution) and may_be_cut(text, expected):
-        raise failure(f"the service has kept {len(text)} bytes of the output, which is right so far", retryable=False)
+    if why is not None and _is_foreign(execution) and may_be_truncated(text, expected):
+        raise failure(f"the service kept only {len(text)} bytes of the output, which is right so far", retryable=False)
     return (CaseVerdict.PASSED, "") if why is None else (CaseVerdict.WRONG_ANSWER, why)
 
 
-def may_be_cut(stdout: str, expected: str) -> bool:
-    """Whether it could be the beginning of a right output, of which a service kept no more.
+def may_be_truncated(stdout: str, expected: str) -> bool:
+    """Whether it could be the start of a right output that a service truncated.
 
-    Below a megabyte only if it ends within a line: a program that stops too early mostly ends its last one.
+    Below a megabyte only if it ends within a line: a program that stops too early usually completes its last line.
     """
     most = len(expected)
     long = _FLOOD <= len(stdout) < most or (_PIPE <= len(stdout) < most and not stdout.endswith("\n"))
@@ -219,7 +219,7 @@ def _is_foreign(execution: Execution) -> bool:
 
 
 def _failed_test(value: Any) -> str:
-    """As the harness puts it, or whoever spoke in its place."""
+    """Describe a failed test as the harness reported it; a forged report may contain anything."""
     match value:
         case [int(line), str(source), str(message)]:
             return f"test line {line}: {source}" + (f": {message}" if message else "")
@@ -227,11 +227,11 @@ def _failed_test(value: Any) -> str:
             return "a test failed"
 
 
-def _too_long(plan: Plan) -> str:
+def _too_long(plan: JudgePlan) -> str:
     return f"printed more than {plan.limits.output_bytes} bytes"
 
 
-def _returned(report: Report) -> Any:
+def _returned(report: HarnessReport) -> Any:
     if report.size <= _KEPT_VALUE_CHARS:
         return report.value
     return json.dumps(report.value)[:_KEPT_VALUE_CHARS] + "…"
@@ -257,8 +257,8 @@ def one_line(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Beginning and end; exceptions are told at the end."""
+    """Keep the start and the end, which has the exception."""
     if len(text) <= _KEPT_CHARS:
         return text
     half = _KEPT_CHARS // 2
-    return f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"
+    return f"{text[:half]}\n… ({len(text) - 2 * half} characters omitted) …\n{text[-half:]}"

@@ -1,4 +1,4 @@
-"""Where answers are run: in a sandbox that keeps imported what answers import, under permits, in batches."""
+"""The sandbox for answers, with their imports preloaded, and the permits to use it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _IMPORTED = (
     *("bisect", "collections", "copy", "functools", "heapq", "itertools", "json", "math", "operator", "re", "string"),
     "typing",
 )
-"""Kept imported for all answers: what they import most, and the harness. Each would cost more than running the case.
-Others are imported once for all cases of an answer, and make those of other answers no larger."""
+"""Preloaded for all answers: their most common imports, and the harness. Each would take longer than running the case.
+Others are imported once for all cases of an answer, and do not enlarge those of other answers."""
 
 
 @runtime_checkable
 class RunsEach(Protocol):
-    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+    """A sandbox that can run one program on many inputs more cheaply than one by one."""
 
     def run_each(
         self,
@@ -39,19 +39,19 @@ class RunsEach(Protocol):
 
 
 class Workplace:
-    """The sandbox of one event loop, the permits to use it, and how many batches of ours do."""
+    """The sandbox of one event loop, the permits to use it, and the number of our running batches."""
 
     def __init__(self, sandbox: Sandbox, workers: Limiter, limiter: Limiter | None) -> None:
         self.sandbox = sandbox
         self.batches = sandbox if isinstance(sandbox, RunsEach) else None
         self._workers, self._limiter = workers, limiter
         self.capacity = workers.limit if limiter is None else min(workers.limit, limiter.limit)
-        """Batches that can make progress at the same time."""
+        """Number of batches that can make progress at the same time."""
         if isinstance(sandbox, LocalSandbox):
             self.capacity = min(self.capacity, sandbox.statistics().workers)
         self.busy = 0
         self.at_once = 2 * self.capacity
-        """Answers that it pays to judge at the same time: while one is settled, the next waits at the door."""
+        """Number of answers worth judging at the same time: while one is finished, the next waits for a permit."""
         self.turns = asyncio.Semaphore(self.at_once)
 
     @property
@@ -59,12 +59,12 @@ class Workplace:
         return max(0, self.capacity - self.busy)
 
     def permits(self, tenant: str) -> AbstractAsyncContextManager[None]:
-        """The right to run one batch."""
+        """Hold the right to run one batch."""
         return permits(self._workers, self._limiter, tenant)
 
 
 def code_workplaces(settings: CodeSettings, sandbox: Sandbox | None, limiter: Limiter | None) -> Workplaces[Workplace]:
-    """What you pass is used as it is and stays open; the rest is opened when needed, and closed by `close()`."""
+    """Arguments passed in are used as they are and stay open; the rest is opened on demand and closed by `close()`."""
     workers = LocalLimiter(settings.num_workers)
 
     async def open_place(shared: Limiter | None) -> Workplace:

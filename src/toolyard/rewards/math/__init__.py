@@ -1,4 +1,4 @@
-"""Scoring answers that are mathematical expressions."""
+"""Score answers that are mathematical expressions."""
 
 from __future__ import annotations
 

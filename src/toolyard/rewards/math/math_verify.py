@@ -1,7 +1,7 @@
-"""A process that compares answers by `math-verify`: the child's side of `process`, which says how they speak.
+"""A process that compares answers with `math-verify`: the child's side of `process`, which documents the protocol.
 
-It is killed when it takes too long, so math-verify's own time-outs, which are signals and stop no C code, are off. It
-may not have more memory than it is allowed, nor write files: an expression that explodes is a failure of its own check.
+It is killed at the deadline, so math-verify's own timeouts, which are signals and cannot stop C code, are off. Its
+memory is limited and it cannot write files: an expression that explodes only fails its own check.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from io import BufferedRWPair
 from typing import Any
 
 LENGTH = struct.Struct("<I")
-"""Before each message, which is JSON in ASCII."""
+"""Precedes each message, which is ASCII JSON."""
 
 _PR_SET_PDEATHSIG = 1
 _WARM_UP = r"\frac{x^2 - 1}{x - 1} + \sqrt{2}", r"x + 1 + \sqrt{2}"
 _PLACES = 6
-"""Decimals are compared after rounding to that many; if the ground truth is small, to that many that count in it."""
+"""Decimals are compared after rounding to this many places; if the ground truth is small, to as many digits of it."""
 _SHOWN_CHARS = 1000
 
 
 def serve(channel: int, parent: int, memory_bytes: int) -> None:
-    """Answer requests from the socket `channel` until it ends. To be killed when the process `parent` is gone."""
+    """Answer requests from the socket `channel` until it closes. The kernel kills it when the process `parent` ends."""
     _die_with(parent)
     warnings.simplefilter("ignore")
     logging.disable()
@@ -47,20 +47,20 @@ def serve(channel: int, parent: int, memory_bytes: int) -> None:
         _send(stream, {"ready": True})
         while (request := _receive(stream)) is not None:
             verdict = check(request, lambda parsed: _send(stream, {"truth": parsed}))
-            # Having been that large, it may be short of memory for the next check, which would be unjust.
+            # After growing this large, it may lack memory for the next check, which would be unfair.
             _send(stream, {**verdict, "spent": _largest_size() > memory_bytes // 2})
 
 
 def _largest_size() -> int:
-    """Bytes that this process ever held. Not `ru_maxrss`, which begins with what its parent held."""
+    """Return the peak memory of this process. Not `ru_maxrss`, which starts at the parent's."""
     with open("/proc/self/status", "rb") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:")), 0)
 
 
 def _die_with(parent: int) -> None:
-    """By the kernel: at once, and also while C code holds the interpreter's lock."""
+    """Let the kernel kill this process: immediately, even while C code holds the GIL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
@@ -95,7 +95,7 @@ def _receive(stream: BufferedRWPair) -> dict[str, Any] | None:
 def _load() -> Callable[[dict[str, Any], Callable[[bool], None]], dict[str, Any]]:
     import math_verify  # pyright: ignore[reportMissingTypeStubs]
 
-    package: Any = math_verify  # its types are half known
+    package: Any = math_verify  # it is only partly typed
     targets = [package.LatexExtractionConfig(boxed_match_priority=0), package.ExprExtractionConfig()]
 
     def parse(text: str) -> list[Any]:
@@ -110,15 +110,15 @@ def _load() -> Callable[[dict[str, Any], Callable[[bool], None]], dict[str, Any]
         tell_truth(is_expression)
         right, answer = False, list[Any]()
         if is_expression:
-            # math-verify itself catches most, and calls them false.
+            # math-verify itself catches most errors and returns false.
             with contextlib.suppress(MemoryError, RecursionError):
                 answer = parse(_boxed(request["answer"]) if request["boxed"] else request["answer"])
                 right = bool(answer) and compare(truth, answer)
-        # Never an expression as text: making it may take for ever.
+        # Never format an expression: that may take forever.
         found = next((piece[:_SHOWN_CHARS] for piece in answer if isinstance(piece, str)), None)
         return {"right": right, "extracted": found}
 
-    # What is loaded and compiled on first use is not to count against the first check's deadline.
+    # Warm up, so that lazy loading does not count against the first check's deadline.
     compare(parse(_boxed(_WARM_UP[0])), parse(_boxed(_WARM_UP[1])))
     return check
 
@@ -128,7 +128,7 @@ def _boxed(expression: str) -> str:
 
 
 def _places(truth: Any) -> int:
-    """More for a small number, of which six would leave nothing: 0 is not the answer where 0.0000012 is."""
+    """More places for a small number, of which six would leave nothing: 0 is not 0.0000012."""
     places = _PLACES
     if getattr(truth, "is_Rational", False) or getattr(truth, "is_Float", False):
         size = abs(truth)

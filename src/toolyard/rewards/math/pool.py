@@ -1,7 +1,7 @@
 """Processes that check answers, kept warm, and killed when they take too long.
 
-Each belongs to a thread of ours, which starts it, gives it one check at a time, and kills it at the deadline. It dies
-with its parent, by the kernel's hand. A fork of the parent forgets all of them, and starts its own.
+Each belongs to a thread, which starts it, gives it one check at a time, and kills it at the deadline. The kernel kills
+it with its parent. A fork of the parent forgets all of them and starts its own.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import replace
 from weakref import WeakSet
 
 from toolyard.errors import OURS, RewardError
-from toolyard.rewards.math.process import Child, LostError, Reply, Request
+from toolyard.rewards.math.process import CheckReply, CheckRequest, Child, LostError
 
 _TRIES = 2
 
 
-class Job:
-    """One check that somebody waits for."""
+class CheckJob:
+    """One pending check."""
 
-    def __init__(self, request: Request, seconds: float) -> None:
+    def __init__(self, request: CheckRequest, seconds: float) -> None:
         self.request = request
         self.seconds = seconds
-        self.outcome: Future[Reply] = Future()
+        self.outcome: Future[CheckReply] = Future()
         self.given_up = False
         self.child: Child | None = None
-        """That is working on it."""
+        """The worker that runs it."""
 
 
 class Pool:
-    """At most `children` processes, each started when there is a check that no other is free for."""
+    """At most `children` processes, each started when a check finds none idle."""
 
     def __init__(self, children: int, memory_bytes: int, checks_per_child: int) -> None:
         self.children = children
@@ -45,11 +45,11 @@ class Pool:
 
     def _begin(self) -> None:
         self.changed = threading.Condition()
-        self.waiting: deque[Job] = deque()
-        self._workers: list[_Worker] = []
+        self.waiting: deque[CheckJob] = deque()
+        self._workers: list[_CheckWorker] = []
 
-    def submit(self, request: Request, seconds: float) -> Job:
-        job = Job(request, seconds)
+    def submit(self, request: CheckRequest, seconds: float) -> CheckJob:
+        job = CheckJob(request, seconds)
         with self.changed:
             self.waiting.append(job)
             if len(self.waiting) > sum(worker.idle for worker in self._workers):
@@ -60,31 +60,31 @@ class Pool:
     def _grow(self) -> None:
         if len(self._workers) == self.children:
             return
-        worker = _Worker(self)
+        worker = _CheckWorker(self)
         try:
             worker.thread.start()
-        except RuntimeError as error:  # there can be no more threads, or the interpreter is ending
+        except RuntimeError as error:  # no more threads can be started, or the interpreter is ending
             if not self._workers:
                 self.waiting.clear()
                 raise RewardError(f"an answer cannot be checked: {error}", whose=OURS) from error
         else:
             self._workers.append(worker)
 
-    def give_up(self, job: Job) -> None:
-        """Nobody waits for it any more. If it has begun, its process is killed."""
+    def give_up(self, job: CheckJob) -> None:
+        """Abandon a check. If it is running, its process is killed."""
         with self.changed:
             job.given_up = True
             if not job.outcome.cancel() and job.child is not None:
                 job.child.kill()
 
     def pids(self) -> list[int]:
-        """Of the children alive."""
+        """Return the ids of the live children."""
         with self.changed:
             found = [worker.child for worker in self._workers]
         return [child.pid for child in found if child is not None and child.alive]
 
     def close(self) -> None:
-        """End all processes. Checks under way or waiting fail; a later one starts anew."""
+        """End all processes. Running and waiting checks fail; a later one starts new processes."""
         with self.changed:
             workers, self._workers = self._workers, []
             waiting, self.waiting = self.waiting, deque()
@@ -100,14 +100,14 @@ class Pool:
             worker.thread.join()
 
     def forget(self) -> None:
-        """In a fork: the threads are not here, and the processes are the parent's."""
+        """In a fork: the threads do not exist, and the processes are the parent's."""
         for worker in self._workers:
             if worker.child is not None:
                 worker.child.disown()
         self._begin()
 
 
-class _Worker:
+class _CheckWorker:
     """A thread and its process."""
 
     def __init__(self, pool: Pool) -> None:
@@ -115,7 +115,7 @@ class _Worker:
         self.idle = False
         self.stopped = False
         self._pool = pool
-        # A daemon: the interpreter's end must not wait for it, and `atexit` closes the pool before.
+        # A daemon: the interpreter must not wait for it at exit; `atexit` closes the pool before.
         self.thread = threading.Thread(target=self._work, name="toolyard-math", daemon=True)
 
     def _work(self) -> None:
@@ -129,11 +129,11 @@ class _Worker:
                     job.outcome.set_exception(error)
                 else:
                     job.outcome.set_result(reply)
-                del job  # idle, it must not keep the answer
+                del job  # an idle worker must not keep the answer alive
         finally:
             self._drop()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> CheckJob | None:
         pool = self._pool
         with pool.changed:
             self.idle = True
@@ -142,7 +142,7 @@ class _Worker:
             self.idle = False
             return None if self.stopped else pool.waiting.popleft()
 
-    def _perform(self, job: Job) -> Reply:
+    def _perform(self, job: CheckJob) -> CheckReply:
         complaint, crashes = "", 0
         for _ in range(_TRIES):
             try:
@@ -151,26 +151,26 @@ class _Worker:
                 complaint, crashes = str(error), crashes + error.crashed
         if crashes == _TRIES:
             with contextlib.suppress(LostError):
-                return replace(self._ask_beside_one(job), right=False, extracted=None)
+                return replace(self._check_truth_alone(job), right=False, extracted=None)
         raise RewardError(f"an answer could not be checked, in {_TRIES} tries: {complaint}", whose=OURS)
 
-    def _judge(self, job: Job) -> Reply:
+    def _judge(self, job: CheckJob) -> CheckReply:
         reply = self._ask(job, job.request)
         if reply.timed_out and not reply.truth_problem:
-            problem = self._ask_beside_one(job).truth_problem
+            problem = self._check_truth_alone(job).truth_problem
             return replace(reply, truth_problem=problem)
         return reply
 
-    def _ask_beside_one(self, job: Job) -> Reply:
-        """Whose doing was it? A ground truth that does as much harm beside the simplest answer is to blame itself."""
-        reply = self._ask(job, Request(job.request.truth, "1", boxed=True))
+    def _check_truth_alone(self, job: CheckJob) -> CheckReply:
+        """Find out who is to blame: a ground truth that also fails with the simplest answer is itself at fault."""
+        reply = self._ask(job, CheckRequest(job.request.truth, "1", boxed=True))
         if reply.timed_out:
             return replace(reply, truth_problem=f"could not be compared with anything within {job.seconds:g} s")
         return reply
 
-    def _ask(self, job: Job, request: Request) -> Reply:
+    def _ask(self, job: CheckJob, request: CheckRequest) -> CheckReply:
         try:
-            reply = self._let_check(job, request)
+            reply = self._check_in_child(job, request)
         except BaseException:
             self._drop()
             raise
@@ -178,29 +178,29 @@ class _Worker:
             self._drop()
         return reply
 
-    def _let_check(self, job: Job, request: Request) -> Reply:
-        self._insist(job)
+    def _check_in_child(self, job: CheckJob, request: CheckRequest) -> CheckReply:
+        self._ensure_wanted(job)
         child = self._live_child()
         with self._pool.changed:
-            self._insist(job)
+            self._ensure_wanted(job)
             job.child = child
         try:
             return child.check(request, job.seconds)
         except LostError:
-            self._insist(job)
+            self._ensure_wanted(job)
             raise
         finally:
-            with self._pool.changed:  # from here on it is not killed for this job's sake
+            with self._pool.changed:  # from here on it is not killed for this job
                 job.child = None
 
-    def _insist(self, job: Job) -> None:
+    def _ensure_wanted(self, job: CheckJob) -> None:
         if self.stopped:
             raise _closed()
         if job.given_up:
-            raise RewardError("nobody waits for this check any more", whose=OURS)
+            raise RewardError("this check was abandoned", whose=OURS)
 
     def _live_child(self) -> Child:
-        if self.child is not None and not self.child.alive:  # it died while it was idle
+        if self.child is not None and not self.child.alive:  # it died while idle
             self._drop()
         if self.child is None:
             self.child = Child(self._pool.memory_bytes)

@@ -1,11 +1,11 @@
-"""A process that checks answers, one after the other: the parent's side. The child's is `math_verify`.
+"""The parent's side of a process that checks answers, one at a time. The child's side is `math_verify`.
 
-They speak over a socket pair, in messages of a length and JSON:
+They talk over a socket pair, in messages of a length and JSON:
 
     child:   {"ready": true} or {"failed": traceback}                                       once
     parent:  {"truth": "1/2", "answer": "0.5", "boxed": true}
-    child:   {"truth": true}                  as soon as it knows whether the ground truth is an expression
-             {"right": true, "extracted": "0.5", "spent": false}            spent: it wants to be replaced
+    child:   {"truth": true}                  as soon as the ground truth is parsed
+             {"right": true, "extracted": "0.5", "spent": false}            spent: replace this child
 
 No `multiprocessing`: its children import the main module, which is not ours.
 """
@@ -29,24 +29,24 @@ from toolyard.rewards.math import math_verify
 from toolyard.rewards.math.math_verify import LENGTH
 
 _START_SECONDS = 120.0
-"""For importing sympy on a machine that is busy with other things."""
+"""For importing sympy on a busy machine."""
 _SEND_SECONDS = 10.0
-"""It does nothing but wait for a request."""
+"""An idle child only waits for a request."""
 _POLL_SECONDS = 3600.0
-"""A socket's time-out cannot be for ever."""
+"""A socket's timeout cannot be infinite."""
 _SHARE = 0.5
-"""Of a processor. What had less when its time was up has not had its time: that is not the answer's doing."""
+"""Minimum share of a CPU. A check that got less by its deadline lacked time, which is not the answer's fault."""
 _PATIENCE = 4
-"""How many times the deadline it may take then."""
+"""By how much the deadline may then be extended."""
 _STOPPED = 0.01
-"""A share with which there is no point in waiting."""
+"""A share below which waiting is pointless."""
 _CPU_CLOCK = 2
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to compare: expressions in LaTeX, or, if it is not `boxed`, an answer in which they are to be found."""
+class CheckRequest:
+    """What to compare: LaTeX expressions, or, if not `boxed`, an answer that contains them."""
 
     truth: str
     answer: str
@@ -54,16 +54,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CheckReply:
     """How a check ended."""
 
     right: bool = False
     extracted: str | None = None
-    """What was taken for the answer in a text."""
+    """What was taken as the answer in a text."""
     timed_out: bool = False
     spent: bool = False
     truth_problem: str = ""
-    """What is wrong with the ground truth. Then nothing is known about the answer."""
+    """What is wrong with the ground truth. If set, nothing is known about the answer."""
 
 
 class LostError(Exception):
@@ -72,11 +72,11 @@ class LostError(Exception):
     def __init__(self, message: str, *, crashed: bool = False) -> None:
         super().__init__(message)
         self.crashed = crashed
-        """By itself, which the check may have made it do."""
+        """It died by itself, possibly because of the check."""
 
 
 class Child:
-    """A process that checks, one after the other. Started and used by one thread: it ends when that one does."""
+    """A process that checks one answer at a time. Started and used by one thread: it ends when that thread does."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.checks = 0
@@ -87,7 +87,7 @@ class Child:
                 with theirs:
                     self._process = _start(theirs.fileno(), memory_bytes)
             except OSError as error:
-                raise RewardError(f"a process that checks answers cannot be started: {error}", whose=OURS) from error
+                raise RewardError(f"the process that checks answers cannot be started: {error}", whose=OURS) from error
             undo.pop_all()
         self.pid = self._process.pid
 
@@ -96,33 +96,33 @@ class Child:
         until = time.monotonic() + _START_SECONDS
         hello = self._receive(lambda: until - time.monotonic())
         if hello is None:
-            raise RewardError(f"a process that checks answers was not ready within {_START_SECONDS:g} s", whose=OURS)
+            raise RewardError(f"the process that checks answers was not ready within {_START_SECONDS:g} s", whose=OURS)
         if "failed" in hello:
             raise RewardError(f"math-verify cannot be used here: {hello['failed']}", whose=OURS)
 
-    def check(self, request: Request, seconds: float) -> Reply:
-        """Compare. Nothing more is to be asked of it after a reply that `timed_out`: it is still at it.
+    def check(self, request: CheckRequest, seconds: float) -> CheckReply:
+        """Compare. Do not use it after a reply with `timed_out`: it is still busy.
 
         Raises:
-            LostError: it died, or was kept from a processor.
+            LostError: it died, or got too little CPU time.
         """
         self.checks += 1
         deadline = _Deadline(seconds, self._processor_seconds)
         self._send({"truth": request.truth, "answer": request.answer, "boxed": request.boxed})
         truth = self._receive(deadline.left)
         if truth is None:
-            return Reply(timed_out=True, truth_problem=f"could not be parsed within {seconds:g} s")
+            return CheckReply(timed_out=True, truth_problem=f"could not be parsed within {seconds:g} s")
         verdict = self._receive(deadline.left)
         if verdict is None:
-            return Reply(timed_out=True)
-        return Reply(truth_problem="" if truth["truth"] else "is no expression that can be parsed", **verdict)
+            return CheckReply(timed_out=True)
+        return CheckReply(truth_problem="" if truth["truth"] else "cannot be parsed as an expression", **verdict)
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """By whichever thread. What the owner is waiting for fails at once."""
+        """From any thread. Whatever its owner is waiting for fails immediately."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -132,17 +132,17 @@ class Child:
         self._channel.close()
 
     def disown(self) -> None:
-        """In a fork: leave it to the parent, and do not keep its channel open."""
+        """In a fork: leave it to the parent, and do not keep its socket open."""
         self._channel.close()
-        self._process.returncode = 0  # or the destructor would wait for another's child
+        self._process.returncode = 0  # otherwise the destructor would wait for the parent's child
 
     def _processor_seconds(self) -> float:
         try:
-            return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)  # as clock_getcpuclockid(3) makes it
+            return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK)  # like clock_getcpuclockid(3)
         except OSError:
             if not self.alive:
                 raise self._lost() from None
-            return time.monotonic()  # the kernel does not tell: as if it had run all the time
+            return time.monotonic()  # unknown: assume that it ran all the time
 
     def _send(self, message: dict[str, Any]) -> None:
         encoded = json.dumps(message).encode()
@@ -153,7 +153,7 @@ class Child:
             raise self._lost() from None
 
     def _receive(self, left: Callable[[], float]) -> dict[str, Any] | None:
-        """The next message. None: there are no seconds `left`."""
+        """Return the next message. None if no time is `left`."""
         header = self._exactly(LENGTH.size, left)
         if header is None:
             return None
@@ -187,7 +187,7 @@ class Child:
 
 
 class _Deadline:
-    """When a check that begins now is over. Later, if its process had to wait for others on the machine."""
+    """The deadline of a check that starts now. Extended if its process had to wait for a CPU."""
 
     def __init__(self, seconds: float, processor_seconds: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -197,10 +197,10 @@ class _Deadline:
         self._used_before = processor_seconds()
 
     def left(self) -> float:
-        """Seconds; 0: it is over.
+        """Return the seconds left; 0 if it has passed.
 
         Raises:
-            LostError: it is over, and the process was kept from a processor.
+            LostError: it has passed, and the process got too little CPU time.
         """
         now = time.monotonic()
         if now < self._until:
@@ -210,13 +210,13 @@ class _Deadline:
         if missing <= 0:
             return 0.0
         if used < _STOPPED * self._seconds or now > self._begun + _PATIENCE * self._seconds:
-            raise LostError(f"its process had {used:.2f} s on a processor within {now - self._begun:.2f} s")
+            raise LostError(f"its process got {used:.2f} s of CPU time within {now - self._begun:.2f} s")
         self._until = now + missing
         return missing
 
 
 def _start(channel: int, memory_bytes: int) -> subprocess.Popen[bytes]:
-    # It looks for modules where we do. A session of its own: Ctrl-C is the parent's matter.
+    # It uses our module path. Its own session: Ctrl-C is the parent's concern.
     main = f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]}; from {math_verify.__name__} import serve; "
     main += f"serve({channel}, {os.getpid()}, {memory_bytes})"
     return subprocess.Popen(

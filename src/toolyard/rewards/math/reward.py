@@ -1,4 +1,4 @@
-"""Final rewards by comparing mathematical expressions."""
+"""The final reward that compares mathematical expressions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ class MathSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     check_seconds: PositiveFloat = DEADLINE_SECONDS
-    """For one answer, if its deadline is not shorter. One that takes longer to check is not right: its own doing."""
+    """Time limit for one answer, unless its deadline is shorter. An answer that takes longer to check is wrong."""
     children: PositiveInt = 2
-    """Processes that check at the same time."""
+    """Maximum number of concurrent processes."""
     memory_limit_mb: int = Field(default=1024, ge=256)
-    """Of each. An answer that needs more is not right."""
+    """Memory limit of each process. An answer that needs more is wrong."""
 
 
 class MathReward(FinalReward):
-    """Processes of its own, started by the first answers."""
+    """Has its own processes, started by the first answers."""
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
-        """
+        """Check the options.
+
         Raises:
             ConfigError: an option is unknown or wrong.
             MissingDependencyError: math-verify is not installed.
@@ -63,7 +64,7 @@ class MathReward(FinalReward):
         return FinalScore(found.value, found.extras | ({"why": why} if why else {}))
 
     async def close(self) -> None:
-        self._checker.close()  # not in a thread: at the end of the interpreter there are none to be had
+        self._checker.close()  # not in a thread: none can be started at interpreter exit
 
 
 def _why(found: MathScore, seconds: float) -> str:

@@ -1,14 +1,13 @@
-"""Scores answers that are mathematical expressions: 1.0 if the answer equals the ground truth, else 0.0.
+"""Score answers that are mathematical expressions: 1.0 if the answer equals the ground truth, else 0.0.
 
 The answer is the last complete `\\boxed{…}` of the text; without one, what `math-verify` finds in its last 10,000
-characters. It is compared by `math-verify`: fractions, roots, intervals, sets, matrices, equations and so on in LaTeX,
+characters. `math-verify` compares it: fractions, roots, intervals, sets, matrices, equations and so on in LaTeX,
 decimals after rounding to six places.
 
-Expressions can be made to take for ever (`10^{10^{10}}`) or all memory, in C code that no signal stops. So the check
-happens in a process of its own, which has limited memory and is killed at the deadline. An answer that could not be
-checked in time, or that crashes the process each time, is not right: that is the answer's doing. What is not its doing
-is an exception, and never 0.0: a ground truth that is no expression, a process that was killed by somebody else, a
-machine that gave it no processor time.
+Expressions can take forever (`10^{10^{10}}`) or use all memory, in C code that no signal stops. So each check runs in a
+separate process with limited memory, which is killed at the deadline. An answer that could not be checked in time, or
+that crashes the process each time, is wrong: that is the answer's fault. Other failures are exceptions, never 0.0: a
+ground truth that is not an expression, a process killed by someone else, a machine that gave it no CPU time.
 
     value = compute_score(text, r"\\frac{1}{2}")                     # blocks
     result = await score(text, r"\\frac{1}{2}", deadline_seconds=5)   # result.value, result.extracted, …
@@ -24,7 +23,7 @@ from typing import Any, Self
 
 from toolyard.errors import ConfigError, MissingDependencyError
 from toolyard.rewards.math.pool import Pool
-from toolyard.rewards.math.process import Reply, Request
+from toolyard.rewards.math.process import CheckReply, CheckRequest
 from toolyard.rewards.math.text import MAX_EXPRESSION, Expression, find_answer, read_truth, short
 from toolyard.rewards.protocol import GroundTruthError
 
@@ -40,36 +39,36 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class MathScore:
-    """What an answer is worth, and what was compared."""
+    """The score of an answer, and what was compared."""
 
     value: float
     """1.0 or 0.0."""
     extracted: str | None
-    """What was taken for the answer, cut where it is huge. None: nothing was."""
+    """What was taken as the answer, cut if huge. None if nothing was found."""
     expected: str
     """The ground truth's expression."""
     timed_out: bool = False
-    """It could not be checked before the deadline, so it is not right."""
+    """It could not be checked before the deadline, so it is wrong."""
 
     @property
     def extras(self) -> dict[str, Any]:
-        """Everything but the value, in JSON's terms."""
+        """Everything but the value, as JSON."""
         return {"extracted": self.extracted, "expected": self.expected, "timed_out": self.timed_out}
 
 
 class MathChecker:
-    """Checks answers in at most `children` processes, which are started when needed and kept.
+    """Checks answers in at most `children` processes, which are started on demand and kept.
 
-    To be used from any thread and any event loop, by many at once, and in forks of the process, which have their own.
+    May be used from any thread and event loop, concurrently, and in forks of the process, which start their own.
     The processes end with `close`, with the interpreter, and when it is killed.
     """
 
     def __init__(self, *, children: int = 2, memory_limit_mb: int = 1024, checks_per_child: int = 500) -> None:
         """
         Args:
-            children: How many checks run at the same time. Others wait in line.
-            memory_limit_mb: Of each. Beyond it, an expression cannot be evaluated and the answer is not right.
-            checks_per_child: After these it is replaced, for caches in it grow with what it has seen.
+            children: Maximum number of concurrent checks. Others wait.
+            memory_limit_mb: Memory limit of each. An answer that needs more is wrong.
+            checks_per_child: Number of checks after which a process is replaced, since its caches grow.
         """
         for name, value, least in (
             ("children", children, 1),
@@ -81,11 +80,11 @@ class MathChecker:
         self._pool = Pool(children, memory_limit_mb << 20, checks_per_child)
 
     def check(self, solution_str: str, ground_truth: Any, *, deadline_seconds: float = DEADLINE_SECONDS) -> MathScore:
-        """What `solution_str` is worth. Blocks, for at most the deadline once its turn has come.
+        """Score `solution_str`. Blocks at most for the deadline, plus the wait for a free process.
 
         Raises:
-            GroundTruthError: the ground truth is no expression, or one that takes too long whatever the answer is.
-            RewardError: it could not be checked: its process was killed, or starved, twice.
+            GroundTruthError: the ground truth is not an expression, or takes too long whatever the answer is.
+            RewardError: it could not be checked: its process was killed or starved twice.
             MissingDependencyError: math-verify is not installed.
         """
         check = _Check(solution_str, ground_truth, deadline_seconds)
@@ -101,7 +100,7 @@ class MathChecker:
     async def score(
         self, solution_str: str, ground_truth: Any, *, deadline_seconds: float = DEADLINE_SECONDS
     ) -> MathScore:
-        """As `check`, without blocking. Cancelled, it leaves nothing running."""
+        """Like `check`, without blocking. If cancelled, it leaves nothing running."""
         check = _Check(solution_str, ground_truth, deadline_seconds)
         if check.decided is not None:
             return check.decided
@@ -113,11 +112,11 @@ class MathChecker:
             raise
 
     def pids(self) -> list[int]:
-        """Of the processes alive."""
+        """Return the ids of the live processes."""
         return self._pool.pids()
 
     def close(self) -> None:
-        """End the processes. Checks under way fail with `RewardError`; a later one starts new processes."""
+        """End the processes. Running checks fail with `RewardError`; a later one starts new processes."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -128,7 +127,7 @@ class MathChecker:
 
 
 class _Check:
-    """One comparison: what can be told at once, and what else has to be asked."""
+    """One comparison: what can be decided immediately, and the request for the rest."""
 
     def __init__(self, solution_str: str, ground_truth: Any, deadline_seconds: float) -> None:
         _need_packages()
@@ -139,30 +138,30 @@ class _Check:
         self.decided = self._decide()
 
     @property
-    def request(self) -> Request:
+    def request(self) -> CheckRequest:
         answer = self._answer
         if isinstance(answer, Expression):
-            # One that is too long is not looked at; the ground truth is, for a mistake in it is no wrong answer.
+            # An answer that is too long is skipped, but its ground truth is checked: an error there is the task's.
             latex = answer.latex if len(answer.text) <= MAX_EXPRESSION else ""
-            return Request(self._truth.latex, latex, boxed=True)
-        return Request(self._truth.latex, answer or "", boxed=False)
+            return CheckRequest(self._truth.latex, latex, boxed=True)
+        return CheckRequest(self._truth.latex, answer or "", boxed=False)
 
     def _decide(self) -> MathScore | None:
-        """Without a process: the same text, and numbers. A 0.0 only where the ground truth is known to be good."""
+        """Decide equal texts and numbers without a process. Returns 0.0 only if the ground truth is known to be ok."""
         answer, truth = self._answer, self._truth
         if not isinstance(answer, Expression):
             return None
         if answer.text == truth.text or (answer.number is not None and answer.number == truth.number):
-            return self._worth(1.0)
-        # Decimals that differ may be equal after rounding, which is not decided here.
-        return self._worth(0.0) if answer.is_integer and truth.is_integer else None
+            return self._result(1.0)
+        # Different decimals may be equal after rounding, which is not decided here.
+        return self._result(0.0) if answer.is_integer and truth.is_integer else None
 
-    def score(self, reply: Reply) -> MathScore:
+    def score(self, reply: CheckReply) -> MathScore:
         if reply.truth_problem:
             raise GroundTruthError(f"ground_truth {short(self._truth.text)!r}: {reply.truth_problem}")
-        return self._worth(float(reply.right), reply)
+        return self._result(float(reply.right), reply)
 
-    def _worth(self, value: float, reply: Reply | None = None) -> MathScore:
+    def _result(self, value: float, reply: CheckReply | None = None) -> MathScore:
         extracted = short(self._answer.text) if isinstance(self._answer, Expression) else reply and reply.extracted
         return MathScore(value, extracted, short(self._truth.text), timed_out=reply is not None and reply.timed_out)
 
@@ -182,17 +181,17 @@ _shared = MathChecker()
 
 
 def compute_score(solution_str: str, ground_truth: Any, *, deadline_seconds: float = DEADLINE_SECONDS) -> float:
-    """1.0 if `solution_str` ends in an answer that equals `ground_truth`, else 0.0. See `MathChecker.check`."""
+    """Return 1.0 if `solution_str` ends in an answer that equals `ground_truth`, else 0.0. See `MathChecker.check`."""
     return check(solution_str, ground_truth, deadline_seconds=deadline_seconds).value
 
 
 def check(solution_str: str, ground_truth: Any, *, deadline_seconds: float = DEADLINE_SECONDS) -> MathScore:
-    """`MathChecker.check` in two processes that all of this interpreter shares."""
+    """Call `MathChecker.check` on two processes shared by this interpreter."""
     return _shared.check(solution_str, ground_truth, deadline_seconds=deadline_seconds)
 
 
 async def score(solution_str: str, ground_truth: Any, *, deadline_seconds: float = DEADLINE_SECONDS) -> MathScore:
-    """As `check`, without blocking."""
+    """Like `check`, without blocking."""
     return await _shared.score(solution_str, ground_truth, deadline_seconds=deadline_seconds)
 
 

@@ -1,4 +1,4 @@
-"""The answer in a text, and the ground truth, as expressions in LaTeX. Pure, and in time linear in the text."""
+"""Find the answer in a text, and read the ground truth, as LaTeX expressions. Pure, in time linear in the text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from toolyard.rewards.protocol import GroundTruthError
 
 MAX_EXPRESSION = 10_000
-"""Characters. A longer answer is not checked, and is not right."""
+"""Maximum characters. A longer answer is not checked and counts as wrong."""
 _SEARCHED = 200_000
-"""Characters at the end of a text, in which boxes are looked for."""
+"""Characters at the end of a text that are searched for boxes."""
 _TAIL = 10_000
-"""Characters at its end, in which an answer without a box is looked for."""
+"""Characters at the end of a text that are searched for an answer without a box."""
 _BARE = 200
-"""Characters of a text that may be nothing but an expression."""
+"""Maximum characters of a text that is nothing but an expression."""
 _GAP = 40
-"""Characters between two boxes that belong together."""
+"""Maximum characters between two boxes that belong together."""
 
 _TOKEN = re.compile(r"\\{1,2}(?P<box>boxed|fbox)\s*+\{|\\.|(?P<brace>[{}])", re.DOTALL)
 _PADDING = re.compile(r"[\s${}]|\\(?:[()\[\],; ]|text|q?quad)")
@@ -38,7 +38,7 @@ _NUMBER = re.compile(
 )
 _NO_DIGIT = re.compile(r"[^0-9]+")
 _MISREAD = {"\\langle": "(", "\\rangle": ")"}
-"""A vector in angles, which math-verify takes for a decimal number, is written as it reads it."""
+"""A vector in angle brackets, which math-verify takes for a decimal number, is rewritten for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Expression:
     """One side of a comparison."""
 
     text: str
-    """As it was written."""
+    """As written."""
     number: Decimal | None = None
-    """If it is nothing but a number."""
+    """Set if it is nothing but a number."""
 
     @property
     def is_integer(self) -> bool:
@@ -56,7 +56,7 @@ class Expression:
 
     @property
     def latex(self) -> str:
-        """For math-verify, which takes `1.5e3` for a product with Euler's number, and `1 000` for zero."""
+        """For math-verify, which reads `1.5e3` as a product with Euler's number, and `1 000` as zero."""
         if self.number is not None:
             return f"{self.number:f}"
         latex = self.text
@@ -66,18 +66,18 @@ class Expression:
 
 
 def find_answer(text: str) -> Expression | str | None:
-    """The expression that `text` names as its answer; the end of the text, if that is to be found out; None: no answer.
+    """Return the expression that `text` gives as its answer; the end of the text, if it must be searched; or None.
 
-    The last complete `\\boxed{…}` counts, and those before it that it is joined to by a comma, "and" or "or". Without
-    one, a short text that is nothing but an expression is the answer, or a matrix of any length.
+    The last complete `\\boxed{…}` counts, with those before it that are joined by a comma, "and" or "or". Without one,
+    a short text that is nothing but an expression is the answer, or a matrix of any length.
     """
     boxes = _last_boxes(text[-_SEARCHED:])
     if boxes:
         return _expression(", ".join(boxes))
     end = _clean(text[-_TAIL:])
-    if len(text) > _TAIL:  # not in the middle of a formula
+    if len(text) > _TAIL:  # do not start in the middle of a formula
         end = end.partition("\n")[2] or end
-    # For math-verify a formula between dollars ends with its line.
+    # math-verify ends a formula between dollars at the end of its line.
     end = _MATRIX.sub(lambda found: " ".join(["", *found[0].split(), ""]), end).strip()
     if 0 < len(end) <= _BARE and not _PROSE.search(end):
         return _expression(end)
@@ -88,12 +88,12 @@ def find_answer(text: str) -> Expression | str | None:
 
 
 def read_truth(ground_truth: Any) -> Expression:
-    """The ground truth: a number, an expression in LaTeX, or a whole solution with a `\\boxed{…}`.
+    """Read the ground truth: a number, a LaTeX expression, or a whole solution with a `\\boxed{…}`.
 
     Raises:
-        GroundTruthError: it is none of these. Whether LaTeX is an expression is not known before it is parsed.
+        GroundTruthError: it is none of these. Whether LaTeX is a valid expression is only known once it is parsed.
     """
-    item: Any = getattr(ground_truth, "item", None)  # of numpy's numbers
+    item: Any = getattr(ground_truth, "item", None)  # for numpy's numbers
     plain: Any = item() if callable(item) and getattr(ground_truth, "ndim", None) == 0 else ground_truth
     text = _written(plain)
     if text is None:
@@ -114,7 +114,7 @@ def short(text: str) -> str:
 def _shown(plain: Any) -> str:
     try:
         return short(repr(plain))
-    except Exception:  # an integer of too many digits has none
+    except Exception:  # an integer with too many digits
         return f"of type {type(plain).__name__}"
 
 
@@ -127,18 +127,18 @@ def _written(plain: Any) -> str | None:
         case int() if abs(plain) < 10**100:
             return str(plain)
         case float() if math.isfinite(plain):
-            # A data frame makes 18 a float, and 1e-07 is not how one writes it in LaTeX.
+            # A data frame turns 18 into a float, and 1e-07 is not LaTeX.
             return f"{Decimal(repr(plain)):f}".removesuffix(".0")
         case _:
             return None
 
 
 def _last_boxes(text: str) -> list[str]:
-    """What is in the last complete box that is not empty, and in those joined to it. Of nested ones, the innermost."""
+    """Return the contents of the last complete box that is not empty and of those joined to it. Innermost if nested."""
     if "boxed" not in text and "fbox" not in text:
         return []
     opened: list[tuple[int, int] | None] = []
-    boxes: list[tuple[int, int, int, int]] = []  # where it and its content begin, and where content and it end
+    boxes: list[tuple[int, int, int, int]] = []  # start of box, start of content, end of content, end of box
     for token in _TOKEN.finditer(text):
         if token["box"]:
             opened.append(token.span())
@@ -166,7 +166,7 @@ def _connects(gap: str) -> bool:
 
 def _expression(text: str) -> Expression:
     text = _clean(text).strip()
-    if text[-1:] in (".", ",", ";") and text[-2:-1] != "\\":  # the sentence's, not the expression's
+    if text[-1:] in (".", ",", ";") and text[-2:-1] != "\\":  # punctuation of the sentence, not of the expression
         text = text[:-1].rstrip()
     for begin, end in _DELIMITERS:
         inner = text[len(begin) : -len(end)]
@@ -184,5 +184,5 @@ def _number(text: str) -> Decimal | None:
 
 
 def _clean(text: str) -> str:
-    """Without what cannot be written down: half characters."""
+    """Remove lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

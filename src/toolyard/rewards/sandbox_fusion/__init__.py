@@ -1,28 +1,28 @@
-"""verl's scorer for a SandboxFusion service, by its names: an import line is all that changes for who calls it.
+"""verl's scorer for a SandboxFusion service, with its names: callers only change the import line.
 
     score, metadata = compute_score(url, semaphore, 1024, completion, test_cases, continuous=True)
     results, metadata = check_correctness(url, {"inputs": […], "outputs": […]}, program)
 
-A result is True or False (the output is right or wrong), -1 (the service failed), -2 (the program crashed), -3 (it ran
-out of time) or -4 (it does not compile); its metadata has the same fifteen keys whatever happened. An empty URL is the
-embedded sandbox. For anything new, `rewards.code` does more with less: one compilation, cheap cases, real verdicts.
+A result is True or False (the output is right or wrong), -1 (the service failed), -2 (the program crashed), -3 (it
+timed out) or -4 (it does not compile); its metadata always has the same fifteen keys. An empty URL means the embedded
+sandbox. For new code, `rewards.code` is better: one compilation, cheap cases, real verdicts.
 
-Where this differs from verl's, on purpose:
+Intended differences from verl:
 
-* `compute_score` raises `RewardError` where a case that counts is -1, and `GroundTruthError` for test cases that cannot
-  be read. verl scores both 0, and trains on them as if the model had been wrong. `check_correctness` still says -1.
-* Busy answers (429, 503, 504) and broken connections are tried again, not 504 alone; `Retry-After` is kept to.
-* With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and what the program would do as a
-  script (`if __name__ == "__main__"`) is not done.
-* After a compile error, cases of the same program that have not begun are not sent at all.
-* An output that is right as far as it goes is -1 if the service may have kept no more of it: from a megabyte on, and
+* `compute_score` raises `RewardError` if a case that counts is -1, and `GroundTruthError` for unreadable test cases.
+  verl scores both 0, and trains on them as if the model had been wrong. `check_correctness` still returns -1.
+* Busy responses (429, 503, 504) and broken connections are retried, not only 504; `Retry-After` is respected.
+* With `fn_name`, a function that raises or is missing is -2, not a wrong answer; and the program's script part
+  (`if __name__ == "__main__"`) is not run.
+* After a compile error, remaining cases of the same program are not sent.
+* An output that is a correct prefix is -1 if the service may have truncated it: from a megabyte on, and
   from 64 KB on if it ends within a line.
-* With `fn_name`, a function that the answer does not define is -2, also if a module that verl imports has that name.
+* With `fn_name`, a function that the answer does not define is -2, even if a module that verl imports has that name.
 
-docs/guides/verl-rewards.md has them all, with examples.
+docs/guides/verl-rewards.md lists all of them, with examples.
 
-As in verl, an `assert_case` is only the end of the program: one that leaves before it, with exit code 0, is True. Of
-assertions to train on, ask `rewards.code`.
+As in verl, an `assert_case` is only appended to the program: a program that exits before it with code 0 is True. To
+train on assertions, use `rewards.code`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 from toolyard.errors import OURS, RewardError, SandboxError, ToolyardError
-from toolyard.rewards.code.verdicts import may_be_cut
+from toolyard.rewards.code.verdicts import may_be_truncated
 from toolyard.rewards.protocol import GroundTruthError
 from toolyard.rewards.sandbox_fusion.call import post, run_here
 from toolyard.rewards.sandbox_fusion.program import calling, loading, program_in
@@ -44,18 +44,18 @@ T = TypeVar("T")
 Result = bool | int
 Metadata = dict[str, Any]
 Semaphore = AbstractContextManager[Any]
-"""Of threading or multiprocessing, or a manager's proxy of one."""
+"""A semaphore of threading or multiprocessing, or a manager's proxy."""
 
 SERVICE, RUNTIME, TIMEOUT, COMPILE = -1, -2, -3, -4
 
 _THREADS = 32
 _FIRST_N = 10
-"""Of `continuous`."""
+"""Cases that `continuous` counts."""
 _MEMORY_LIMIT_MB = 1024
 _SERVICES_OWN = -1
-"""Whatever the service holds programs to where it is told nothing."""
+"""Use the service's own default."""
 _MARGIN_SECONDS = 10.0
-"""What a request may take beyond its program's own time: the wait for a worker, and the way there and back."""
+"""What a request may take beyond its program's time limit: waiting for a worker, and the network."""
 _TEXT_CHARS = 300
 
 _NO_CASES = "Invalid input/output data"
@@ -71,15 +71,15 @@ def compute_score(
     continuous: bool = False,
     timeout: float = 10,
 ) -> tuple[float, list[Metadata]]:
-    """The share of test cases that the Python program in `completion` passes, and what became of each of them.
+    """Return the share of test cases that the Python program in `completion` passes, and metadata for each case.
 
-    The program is the last block fenced as python, or else the first fenced one; without any the score is 0.
-    `continuous`: the share of the first ten; the others are run for their metadata. `memory_limit_mb` of None: the
+    The program is the last block fenced as python, or else the first fenced block; without any the score is 0.
+    `continuous`: the share of the first ten; the others are run for their metadata. `memory_limit_mb` None: the
     service's own.
 
     Raises:
-        GroundTruthError: `test_cases` is not what `check_correctness` takes, nor JSON of it, or there are none.
-        RewardError: a case that counts could not be run (-1). There is no score then: 0 would blame the model for it.
+        GroundTruthError: `test_cases` is not valid for `check_correctness`, nor JSON of it, or empty.
+        RewardError: a case that counts could not be run (-1). Then there is no score: 0 would blame the model for it.
     """
     program = program_in(completion)
     if program is None:
@@ -116,14 +116,14 @@ def check_correctness(
     language: str = "python",
     concurrent_semaphore: Semaphore | None = None,
 ) -> tuple[list[Result], list[Metadata]]:
-    """Run `generation` on every case of `in_outs`, several at once; results and metadata in the order of the cases.
+    """Run `generation` on every case of `in_outs` concurrently; results and metadata are in the order of the cases.
 
-    `in_outs`: `inputs` and `outputs`, of one length (an output of None accepts any); or `assert_case`, code that is
+    `in_outs`: `inputs` and `outputs`, of equal length (an output of None accepts any); or `assert_case`, code that is
     appended to the program, with or without them. `fn_name`: a function, or a method of `Solution`, that is called with
-    the lines of an input, each of them JSON or a Python literal, and whose value is compared; where a case has an
-    `assert_case` and no output, that calls it. `timeout`: seconds for a case, and for compiling it.
+    the lines of an input, each JSON or a Python literal, and whose return value is compared; if a case has an
+    `assert_case` and no output, that code calls it. `timeout`: seconds for a case, and for compiling it.
 
-    Raises nothing for what the service or the program did. Unusable `in_outs` are -1 as well, and say so in `error`.
+    Never raises for what the service or the program did. Invalid `in_outs` are -1 as well, explained in `error`.
     """
     if not isinstance(in_outs, Mapping):
         return [SERVICE], [{"error": _NO_CASES}]
@@ -138,7 +138,7 @@ def check_correctness(
     function: str | None = in_outs.get("fn_name")
 
     def program(index: int) -> tuple[str, str | None]:
-        """What to run, and the function that is to be called in it."""
+        """Return the program to run, and the function to call in it."""
         if asserts is None:
             return generation, function
         code = f"{generation}\n\n{asserts[index]}"
@@ -169,7 +169,7 @@ def check_correctness(
 
     ended = _in_threads(run, len(inputs))
     for index, (result, metadata) in enumerate(ended):
-        # One program cannot compile in one case and not in another, unless it ran out of time.
+        # Without a timeout, one program cannot compile in one case and fail to in another.
         if asserts is None and result != COMPILE and broken.before(index) is not None:
             ended[index] = COMPILE, {**metadata, "status": "compile_error_skipped"}
     return [result for result, _ in ended], [metadata for _, metadata in ended]
@@ -186,7 +186,7 @@ def _in_threads(run: Callable[[int], T], count: int) -> list[T]:
 
 
 class _FirstCompileError:
-    """Of the cases of one program, the first that showed that it does not compile."""
+    """The first case of a program that showed that it does not compile."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,7 +214,7 @@ def _process_single_case(
     concurrent_semaphore: Semaphore | None = None,
     fn_name: str | None = None,
 ) -> tuple[Result, Metadata]:
-    """One case: its result and its metadata. `concurrent_semaphore` is held while it is at the service."""
+    """Run one case; return its result and metadata. `concurrent_semaphore` is held while the service works on it."""
     metadata = _metadata(case_index, stdin_data, expected_output)
     code = calling(generation, fn_name) if fn_name and language == "python" else generation
     try:
@@ -228,7 +228,7 @@ def _process_single_case(
                 memory_limit_mb=memory_limit_mb,
                 language=language,
             )
-    except Exception as raised:  # a semaphore whose manager is gone, a replacement of the call
+    except Exception as raised:  # a semaphore whose manager is gone, or a patched call
         response, error = None, f"{type(raised).__name__}: {raised}"
     if response is None or error:
         metadata["api_request_error"] = error or "there was no answer, and no error"
@@ -260,10 +260,10 @@ def call_sandbox_api(
     memory_limit_mb: int,
     language: str = "python",
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The service's answer to `POST …/run_code` and None; or None and why there is no answer.
+    """Return the service's response to `POST …/run_code` and None; or None and why there is none.
 
-    `sandbox_fusion_url`: the whole URL as verl has it, or the service's base; empty for the embedded sandbox. It waits
-    for the answer for ten seconds more than the program may take.
+    `sandbox_fusion_url`: the full URL as in verl, or the service's base URL; empty for the embedded sandbox. It waits
+    ten seconds longer than the program's time limit.
     """
     request: dict[str, Any] = {
         "code": code,
@@ -281,11 +281,11 @@ def call_sandbox_api(
         answer = post(sandbox_fusion_url, body, seconds) if sandbox_fusion_url else run_here(body)
         response: Any = json.loads(answer)
         if not isinstance(response, dict):
-            raise SandboxError(f"the service answered with no JSON object: {_short(repr(response))}")
+            raise SandboxError(f"the response is not a JSON object: {_short(repr(response))}")
         return cast("dict[str, Any]", response), None
     except ToolyardError as error:
         return None, f"API Call Failed: {error}"
-    except Exception as error:  # values that are no JSON, an answer that is none
+    except Exception as error:  # values that are not JSON, or an invalid response
         return None, f"API Call Failed: {type(error).__name__}: {error}"
 
 
@@ -295,7 +295,7 @@ def call_sandbox_api(
 def _verdict(
     status: object, compiled: Mapping[str, Any], ran: Mapping[str, Any], expected_output: object
 ) -> tuple[Result, str]:
-    """The result, and the word for it in `status`."""
+    """Return the result, and its name in `status`."""
     if status == "SandboxError":
         return SERVICE, "sandbox_error"
     if status == "Success":
@@ -304,7 +304,7 @@ def _verdict(
         stdout = "" if ran.get("stdout") is None else str(ran["stdout"])
         if expected_output is None or _same(stdout, str(expected_output)):
             return True, "success"
-        return (SERVICE, "output_cut") if may_be_cut(stdout, str(expected_output)) else (False, "wrong_answer")
+        return (SERVICE, "output_cut") if may_be_truncated(stdout, str(expected_output)) else (False, "wrong_answer")
     if status != "Failed":
         return SERVICE, f"unknown_api_status_{status}"
     if compiled.get("status") == "TimeLimitExceeded":
@@ -319,7 +319,7 @@ def _verdict(
 
 
 def _stage(response: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Empty if there was none, or it is none."""
+    """Return a stage of the response; empty if it is missing or invalid."""
     stage: Any = response.get(name)
     return cast("Mapping[str, Any]", stage) if isinstance(stage, Mapping) else {}
 
@@ -329,12 +329,12 @@ def _has_failed(stage: Mapping[str, Any]) -> bool:
 
 
 def _same(stdout: str, expected: str) -> bool:
-    """Line ends at the very end do not count, and nothing else is forgiven: verl's rule."""
+    """Compare by verl's rule: only line ends at the very end are ignored."""
     return stdout.rstrip("\n") == expected.rstrip("\n")
 
 
 def _metadata(index: int, stdin: Any, expected: Any) -> Metadata:
-    """Of a case that has no answer yet."""
+    """Return the metadata of a case that has not run yet."""
     return {
         "case_index": index,
         "input": None if stdin is None else str(stdin),
@@ -370,7 +370,7 @@ def _read(test_cases: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_list(value: Any) -> bool:
-    """Also numpy's: a data frame makes arrays of them."""
+    """Accept numpy's arrays too: data frames convert lists to them."""
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
 
 

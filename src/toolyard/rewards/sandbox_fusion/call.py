@@ -19,7 +19,7 @@ from toolyard.sandbox.remote.http import Connections, Retries, explain, trusting
 from toolyard.sandbox.wire import programs as wire
 
 _LIMITS = Limits(output_bytes=16 * MIB)
-"""Of the embedded sandbox, for what a request does not say. An output that was cut is never the right one."""
+"""Limits of the embedded sandbox that a request does not set. Truncated output is never correct."""
 _CONNECTIONS = 256
 _CONNECT_SECONDS = 5.0
 _BROKEN_TRIES = 3
@@ -28,10 +28,10 @@ _PATIENCE_SECONDS = 600.0
 
 
 def post(url: str, body: bytes, seconds: float) -> bytes:
-    """The service's answer. `seconds`: for one try.
+    """Return the service's response. `seconds`: time limit of one attempt.
 
     Raises:
-        ToolyardError: there is none, after every try that had a chance; or it is not one of a SandboxFusion service.
+        ToolyardError: there is none after all retries; or the URL is not a SandboxFusion service.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -41,11 +41,11 @@ def post(url: str, body: bytes, seconds: float) -> bytes:
 
 
 def run_here(body: bytes) -> bytes:
-    """As a service would answer it: what the sandbox refuses, or fails at, is an answer as well.
+    """Respond as a service would: the sandbox's refusals and failures are responses as well.
 
     Raises:
         ToolyardError: the sandbox could not be opened.
-        ValidationError: `body` is no such request.
+        ValidationError: `body` is not a valid request.
     """
     return blocking.run(_run_here(wire.RunCodeRequest.model_validate_json(body)))
 
@@ -71,14 +71,14 @@ async def _post(url: str, body: bytes, seconds: float) -> bytes:
         try:
             reply = await http.call("POST", "", body, seconds=seconds)
         except SandboxBusyError:
-            # One that lets requests wait before it turns them away has a queue, and queues move. One that turns them
-            # away at once, several times, is down.
+            # A server that lets requests wait before it rejects them has a queue, and queues move. One that rejects
+            # them immediately, several times, is down.
             now = clock()
             if now - tried < _QUEUE_SECONDS or now - begun > _PATIENCE_SECONDS:
                 raise
         except SandboxError as error:
-            # It has a cause if the connection broke in mid-request. Running a program twice does no harm; waiting
-            # twice for a server that does not answer does.
+            # It has a cause if the connection broke during the request. Running a program twice does no harm; waiting
+            # twice for a server that does not respond does.
             broken += 1
             if not error.retryable or error.__cause__ is None or broken == _BROKEN_TRIES:
                 raise

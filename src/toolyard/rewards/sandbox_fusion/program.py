@@ -1,4 +1,4 @@
-"""The program in a completion, and the program that loads it as a module and calls one function, by verl's rules."""
+"""Extract the program from a completion, and wrap it to call one function, by verl's rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STAR_IMPORTS = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
     "builtins typing"
 )
-"""What solutions to LiveCodeBench take for granted: everything in these, and then the modules themselves."""
+"""Modules that solutions to LiveCodeBench expect to be imported: all their names, then the modules themselves."""
 
 _READ = """\
 import ast, json, sys
@@ -52,10 +52,10 @@ print(json.dumps(value) if value is None or isinstance(value, (bool, dict, list,
 
 
 def program_in(completion: str) -> str | None:
-    """The last block fenced as python; without one, the first fenced block; None without any.
+    """Return the last block fenced as python; without one, the first fenced block; None without any.
 
-    A block whose fence is never closed ends with the text. By verl's rule, not that of `code_extraction`, so that what
-    is scored here is what verl scores: three backticks end a block wherever they stand.
+    A block whose fence is never closed ends with the text. This is verl's rule, not that of `rewards.code.extraction`,
+    so that the same program is scored as in verl: three backticks end a block anywhere.
     """
     if _PYTHON in completion:
         block = completion.rpartition(_PYTHON)[2].partition(_FENCE)[0]
@@ -68,15 +68,15 @@ def program_in(completion: str) -> str | None:
 
 
 def loading(code: str) -> str:
-    """A Python program that runs `code` with the names around it that solutions to LiveCodeBench take for granted.
+    """Return a Python program that runs `code` with the imports that solutions to LiveCodeBench expect.
 
-    `code` is not `__main__`: what it would do as a script, it does not do here.
+    `code` is not `__main__`: its script part does not run.
     """
     return _LOAD.format(code=code, modules=STAR_IMPORTS)
 
 
 def calling(code: str, function: str) -> str:
-    """A Python program that reads arguments, one a line, loads `code` and prints what its `function` returns for them.
+    """Return a Python program that reads arguments, one per line, loads `code` and prints what `function` returns.
 
     `function` may also be a method of a class `Solution`. Lists, dicts, booleans and None are printed as JSON. An
     exception, a missing function or an unreadable argument is exit code 1.

@@ -185,7 +185,7 @@ async def _release(play: Ending, stack: AsyncExitStack, instances: ToolInstances
         noted | ({"interaction": problems} if problems else {}),
         score,
         failed,
-        [f"tool/{name}" for name, instance in there.items() if instance.ours],
+        [f"tool/{name}" for name, instance in there.items() if instance.our_failure],
         list(play.abandoned),
     )
 

@@ -22,8 +22,8 @@ from toolyard.engines.protocol import (
     Finish,
     Generation,
     ImageEngine,
+    ReportsActivity,
     Sampling,
-    Telling,
 )
 from toolyard.errors import EngineError, EngineRequestError
 from toolyard.images import Image
@@ -69,7 +69,7 @@ class Speaker(ABC):
         """Why the model is not shown the images that tools return; empty if it is."""
         self._sampling = sampling
         self._limits = limits
-        self._talking = engine if isinstance(engine, Telling) else None
+        self._talking = engine if isinstance(engine, ReportsActivity) else None
         self.engine_name = "" if engine is None else repr(engine)
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Speaker(ABC):
     def waits_for(self, request: AsyncRolloutRequest) -> str:
         """What the engine does for the request just now."""
         engine = self._talking
-        return "" if engine is None else engine.doing(request.request_id)
+        return "" if engine is None else engine.activity(request.request_id)
 
     def _sampling_of(self, request: AsyncRolloutRequest, max_tokens: int) -> Sampling:
         return self._sampling.model_copy(

@@ -1,4 +1,4 @@
-"""Word problems made up on the spot, with answers: what `toolyard train` learns from without a data set."""
+"""Generated word problems with answers, so that `toolyard train` can learn without a dataset."""
 
 from __future__ import annotations
 

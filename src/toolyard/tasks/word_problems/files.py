@@ -1,4 +1,4 @@
-"""Made problems in files: tasks, and what a teacher says to them."""
+"""Write generated problems to files: tasks, and a teacher's answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def write_problems(
 ) -> None:
     """Write `count` rows of `generator` to a `.jsonl` file.
 
-    Write to `script` what a teacher says to them, by task id: what `engine: {kind: scripted, script: …}` plays.
-    Each file appears whole or not at all, and takes the place of another only with `force`.
+    Write a teacher's answers to `script`, by task id, for `engine: {kind: scripted, script: …}`. Each file is written
+    completely or not at all, and replaces an existing one only with `force`.
 
     Raises:
-        ConfigError: a file is there already, or cannot be written, or is of no such kind; or there are not so many
-            different problems.
+        ConfigError: a file already exists, cannot be written, or has an unknown type; or there are fewer distinct
+            problems than `count`.
     """
     if count < 1:
         raise ConfigError(f"count {count}: expected at least 1")
     if Path(destination).suffix != ".jsonl":
-        raise ConfigError(f"{destination}: its name should end in .jsonl")
+        raise ConfigError(f"{destination}: its name must end in .jsonl")
     for file in (destination, script):
         if file is not None and Path(file).exists() and not force:
-            raise ConfigError(f"{file}: is there already; --force replaces it")
+            raise ConfigError(f"{file}: already exists; --force replaces it")
     made = list(rows(count, seed=seed, split=split))
     write_whole(Path(destination).resolve(), write_lines, made)
     if script is not None:

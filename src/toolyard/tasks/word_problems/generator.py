@@ -1,12 +1,12 @@
-"""Arithmetic word problems made from templates: as many as are wanted, without a network, and with their solutions.
+"""Arithmetic word problems generated from templates: any number of them, offline, with solutions.
 
-They are what a small model can be taught tool use with: one to three steps with `+ - * //`, whole numbers up to a few
-hundred, answers of at least 0. A row is one of GSM8K's shape, with the Python program that computes its answer:
+A small model can learn tool use from them: one to three steps with `+ - * //`, whole numbers up to a few hundred,
+answers of at least 0. A row has GSM8K's format, with the Python program that computes its answer:
 
     {"id": "made-7-0", "question": …, "answer": "12 + 5 = 17\n#### 17", "program": "had = 12\n…", "template": …, …}
 
-The same seed makes the same rows everywhere, and the first rows of many are those of few. `train` and `unseen` have no
-template in common: what is learnt on one and holds on the other was not learnt by heart.
+The same seed gives the same rows everywhere, and a longer list starts with the rows of a shorter one. `train` and
+`unseen` share no template: what is learned on one and works on the other was not memorized.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from toolyard.tasks.word_problems.unseen import UNSEEN
 SOURCE = "toolyard/made-problems"
 """The data source of the rows."""
 TOOL, ARGUMENT = "code_interpreter", "code"
-"""Which tool a teacher calls, and with what."""
+"""The tool that a teacher calls, and its argument."""
 
 _SPLITS = {"train": TRAIN, "unseen": UNSEEN}
 _PREFIX = {"train": "made", "unseen": "unseen"}
-"""Of the ids of each split."""
+"""Prefix of the ids of each split."""
 _PHRASES = re.compile(r"\[([^\[\]]*)\]")
 _FIELD = re.compile(r"\{(\w+)\}")
 _NAME = re.compile(r"[a-z_]+")
 _TRIES = 200
-"""Draws until a question is none of those before. Every template has far more than thousands."""
+"""Maximum draws until a question is new. Every template has far more than thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +46,36 @@ class Problem:
     template: str
     question: str
     worked: str
-    """What is computed, in numbers: `2 * 3 = 6. 12 - 6 = 6.`"""
+    """The computation in numbers: `2 * 3 = 6. 12 - 6 = 6.`"""
     program: str
     """Python that prints the answer: a line for each number, in the order of the question, and for each step."""
     answer: int
 
 
 def problems(count: int, *, seed: int = 0, split: str = "train") -> Iterator[Problem]:
-    """`count` problems of a split, no question twice, all of its templates about equally often.
+    """Generate `count` problems of a split, without duplicates, using all templates about equally often.
 
     Raises:
-        ConfigError: there is no such split; when it comes to that, that there are not so many questions.
+        ConfigError: there is no such split; or, while iterating, there are fewer distinct questions than `count`.
     """
-    chance = random.Random(f"toolyard problems {split} {seed}")  # noqa: S311 - the same for everybody
-    return distinct(templates_of(split), count, chance)
+    rng = random.Random(f"toolyard problems {split} {seed}")  # noqa: S311 - must be the same everywhere
+    return distinct(templates_of(split), count, rng)
 
 
-def distinct(templates: Sequence[Template], count: int, chance: random.Random) -> Iterator[Problem]:
-    """`count` problems of `templates`, no question twice, all templates about equally often.
+def distinct(templates: Sequence[Template], count: int, rng: random.Random) -> Iterator[Problem]:
+    """Generate `count` problems from `templates`, without duplicates, using all templates about equally often.
 
     Raises:
-        ConfigError: there are not so many questions.
+        ConfigError: there are fewer distinct questions than `count`.
     """
     asked: set[str] = set()
     deck: list[Template] = []
     for made in range(count):
         if not deck:
-            deck = _shuffled(chance, templates)
+            deck = _shuffled(rng, templates)
         template = deck.pop()
         for _ in range(_TRIES):
-            problem = draw(template, chance)
+            problem = draw(template, rng)
             if problem.question not in asked:
                 break
         else:
@@ -87,7 +87,7 @@ def distinct(templates: Sequence[Template], count: int, chance: random.Random) -
 
 
 def rows(count: int, *, seed: int = 0, split: str = "train") -> Iterator[JSON]:
-    """The problems as rows of a file of tasks. Ids are unique among all seeds and splits."""
+    """Generate the problems as rows of a task file. Ids are unique across all seeds and splits."""
     for number, problem in enumerate(problems(count, seed=seed, split=split)):
         yield {
             "id": f"{_PREFIX[split]}-{seed}-{number}",
@@ -100,7 +100,7 @@ def rows(count: int, *, seed: int = 0, split: str = "train") -> Iterator[JSON]:
 
 
 def templates_of(split: str) -> tuple[Template, ...]:
-    """The templates of a split, which the other one has none of.
+    """Return the templates of a split; splits share none.
 
     Raises:
         ConfigError: there is no such split.
@@ -111,23 +111,21 @@ def templates_of(split: str) -> tuple[Template, ...]:
 
 
 def teacher_turns(row: Mapping[str, Any]) -> list[str]:
-    """What a teacher says to a row, turn by turn: a call of the code interpreter in Hermes' syntax, then the answer."""
+    """Return a teacher's turns for a row: a call of the code interpreter in Hermes' syntax, then the answer."""
     call = json.dumps({"name": TOOL, "arguments": {ARGUMENT: row["program"]}}, ensure_ascii=False)
     return [f"<tool_call>\n{call}\n</tool_call>", f"#### {row['answer'].rpartition('#### ')[2]}"]
 
 
-def draw(template: Template, chance: random.Random) -> Problem:
-    """A problem of `template`, by chance."""
+def draw(template: Template, rng: random.Random) -> Problem:
+    """Draw a random problem from `template`."""
     numbers: dict[str, int] = {}
     for name, drawn in template.numbers.items():
-        numbers[name] = _value(drawn, numbers) if isinstance(drawn, str) else _between(chance, *drawn)
-    chosen = {
-        phrases: _one_of(chance, phrases.split("|")) for phrases in dict.fromkeys(_PHRASES.findall(template.text))
-    }
+        numbers[name] = _value(drawn, numbers) if isinstance(drawn, str) else _between(rng, *drawn)
+    chosen = {phrases: _one_of(rng, phrases.split("|")) for phrases in dict.fromkeys(_PHRASES.findall(template.text))}
     text = _PHRASES.sub(lambda found: chosen[found[1]], template.text)
-    said = list(dict.fromkeys(name for name in _FIELD.findall(text) if name in numbers))
-    question = text.format(**_words(chance), **numbers)
-    known = {name: numbers[name] for name in said}
+    mentioned = list(dict.fromkeys(name for name in _FIELD.findall(text) if name in numbers))
+    question = text.format(**_words(rng), **numbers)
+    known = {name: numbers[name] for name in mentioned}
     program = [f"{name} = {value}" for name, value in known.items()]
     worked: list[str] = []
     for name, expression in template.steps.items():
@@ -140,42 +138,42 @@ def draw(template: Template, chance: random.Random) -> Problem:
     return Problem(template.name, question[0].upper() + question[1:], " ".join(worked), "\n".join(program), answer)
 
 
-# Chance ---------------------------------------------------------------------------------------------------------------
-# Made of `random()` alone, the one method whose numbers Python promises to keep for a seed.
+# Randomness -----------------------------------------------------------------------------------------------------------
+# Uses `random()` only, the one method whose values Python guarantees for a seed.
 
 
-def _between(chance: random.Random, least: int, most: int) -> int:
-    return least + int(chance.random() * (most - least + 1))
+def _between(rng: random.Random, least: int, most: int) -> int:
+    return least + int(rng.random() * (most - least + 1))
 
 
-def _one_of(chance: random.Random, choices: Sequence[str]) -> str:
-    return choices[_between(chance, 0, len(choices) - 1)]
+def _one_of(rng: random.Random, choices: Sequence[str]) -> str:
+    return choices[_between(rng, 0, len(choices) - 1)]
 
 
-def _two_of(chance: random.Random, choices: Sequence[str]) -> tuple[str, str]:
-    first = _between(chance, 0, len(choices) - 1)
-    second = _between(chance, 0, len(choices) - 2)
+def _two_of(rng: random.Random, choices: Sequence[str]) -> tuple[str, str]:
+    first = _between(rng, 0, len(choices) - 1)
+    second = _between(rng, 0, len(choices) - 2)
     return choices[first], choices[second + (second >= first)]
 
 
-def _shuffled(chance: random.Random, templates: Sequence[Template]) -> list[Template]:
-    return sorted(templates, key=lambda _: chance.random())
+def _shuffled(rng: random.Random, templates: Sequence[Template]) -> list[Template]:
+    return sorted(templates, key=lambda _: rng.random())
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-def _words(chance: random.Random) -> dict[str, str]:
+def _words(rng: random.Random) -> dict[str, str]:
     things, boxes, people = _listed(THINGS), _listed(BOXES), _people()
-    first, second = _two_of(chance, list(people))
+    first, second = _two_of(rng, list(people))
     he = people[first]
     him, his = ("him", "his") if he == "he" else ("her", "her")
-    thing, other = _two_of(chance, list(things))
-    box = _one_of(chance, list(boxes))
-    red, blue = _two_of(chance, COLOURS.split())
+    thing, other = _two_of(rng, list(things))
+    box = _one_of(rng, list(boxes))
+    red, blue = _two_of(rng, COLOURS.split())
     days = DAYS.split()
-    monday = _between(chance, 0, 4)
-    friday = _between(chance, monday + 1, 5)
+    monday = _between(rng, 0, 4)
+    friday = _between(rng, monday + 1, 5)
     return {
         "A": first,
         "B": second,
@@ -199,7 +197,7 @@ def _words(chance: random.Random) -> dict[str, str]:
 
 @cache
 def _listed(words: str) -> dict[str, str]:
-    """Plurals, by the word."""
+    """Return plurals, by word."""
     pairs = (word.partition("/") for word in words.split())
     return {one: many or f"{one}s" for one, _, many in pairs}
 
@@ -221,7 +219,7 @@ def _in_numbers(expression: str, numbers: Mapping[str, int]) -> str:
     return f"{written} = {_value(expression, numbers)}."
 
 
-# The words that are filled into templates.
+# Words to fill into templates.
 
 
 NAMES = {
@@ -236,7 +234,7 @@ NAMES = {
         "Yara Zainab"
     ),
 }
-"""By their pronouns."""
+"""By pronoun."""
 THINGS = (
     "apple pear peach/peaches orange lemon mango banana cookie muffin pancake sandwich/sandwiches candy/candies egg "
     "carrot potato/potatoes tomato/tomatoes onion book comic magazine pencil crayon marker eraser notebook envelope "
@@ -244,7 +242,7 @@ THINGS = (
     "cup plate spoon bowl towel shirt sock scarf/scarves hat flower rose tulip seed leaf/leaves feather photo "
     "ticket badge bottle battery/batteries key lamp"
 )
-"""With the plural, where an s does not make it."""
+"""With the plural, if it is irregular."""
 BOXES = "box/boxes bag basket jar crate tray packet carton bucket"
 COLOURS = "red blue green yellow white black orange purple pink brown"
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"

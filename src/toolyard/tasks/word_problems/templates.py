@@ -1,12 +1,12 @@
-"""The templates of `generator` to train on: what a problem says, and how it is computed.
+"""The training templates of `generator`: the text of a problem, and how to compute its answer.
 
-In a text, `{a number}` and `{a word}` are filled in, and of `[this|that]` one is said, the same wherever that stands.
+In a text, `{a number}` and `{a word}` are filled in, and one option of `[this|that]` is chosen, the same everywhere.
 Words: `{A}`, `{B}` people, and `{he}`, `{him}`, `{his}`, `{He}`, `{His}` for A; `{thing}`, `{things}` and `{other}`,
-`{others}` two kinds of objects; `{box}`, `{boxes}` what they are kept in; `{red}`, `{blue}` two colours; `{Monday}`,
+`{others}` two kinds of objects; `{box}`, `{boxes}` their containers; `{red}`, `{blue}` two colors; `{Monday}`,
 `{Friday}` two days of a week.
 
-Numbers are drawn in their order: `(least, most)`, or an expression of those before it, by which a division comes out
-even and nothing goes below zero. Those that the text does not say are only there for others to be made of.
+Numbers are drawn in order: `(least, most)`, or an expression of those before, so that divisions have no remainder and
+nothing drops below zero. Numbers that do not occur in the text are only used by others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Drawn = tuple[int, int] | str
-"""The least and the most, or an expression of the numbers before."""
+"""The minimum and the maximum, or an expression of the numbers before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One way of asking; its problems differ in numbers, words and phrases."""
+    """One kind of question; its problems differ in numbers, words and phrases."""
 
     name: str
     text: str
@@ -28,7 +28,7 @@ class Template:
     answer: str
     """An expression of numbers and steps, in Python."""
     steps: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is computed on the way, in order."""
+    """Intermediate results, in order."""
 
 
 TRAIN = (

@@ -1,4 +1,4 @@
-"""The templates that are kept out of training: other stories, with the same kinds of steps."""
+"""The templates that are kept out of training: other stories with the same kinds of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter that a trajectory keeps between its calls, and what becomes of it when it is lost."""
+"""The interpreter that a trajectory keeps between its calls, and its replacement when it is lost."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from toolyard.sandbox.protocol import CellResult, Limits, Sandbox, Session
 
 
 class TrajectorySession:
-    """Opened by its first cell, and anew by the next after it was lost. `create_kwargs` say nothing to it."""
+    """Opened by the first cell, and reopened by the next cell after a loss. Ignores `create_kwargs`."""
 
     def __init__(self, **create_kwargs: Any) -> None:
         self.turn = asyncio.Lock()
-        """To be held for a cell, taken before any permit: a call that waits for another of its own trajectory must not
-        keep others from running."""
+        """Held while a cell runs, and taken before any permit: a call that waits for another call of its own
+        trajectory must not keep others from running."""
         self._session: Session | None = None
         self._opened: AbstractAsyncContextManager[Session] | None = None
         self._used = False
-        """A cell of it has ended: there is something to lose."""
+        """Whether a cell has finished, so that there is state to lose."""
         self._lost = False
         self._closed = False
 
     async def run(self, sandbox: Sandbox, limits: Limits, code: str, seconds: float) -> tuple[CellResult, bool]:
-        """Run a cell. Returns also whether what earlier cells left is gone, which the model has not been told.
+        """Run a cell. Also return whether the state of earlier cells is gone and the model does not know yet.
 
         Raises:
-            SandboxError: how far the cell came is not known. The session is given up, so another try is safe.
-            SandboxBusyError: it did not begin, and the session is as it was.
+            SandboxError: the cell may have run in part. The session is discarded, so retrying is safe.
+            SandboxBusyError: the cell did not start, and the session is unchanged.
         """
         cell = await self._run(sandbox, limits, code, seconds)
-        anew, self._lost, self._used = self._lost, False, True
-        if cell.session_lost:  # which the result itself tells
+        state_lost, self._lost, self._used = self._lost, False, True
+        if cell.session_lost:  # the result already says so
             await self._leave()
-        return cell, anew
+        return cell, state_lost
 
     async def _run(self, sandbox: Sandbox, limits: Limits, code: str, seconds: float) -> CellResult:
         while True:
@@ -45,7 +45,7 @@ class TrajectorySession:
                 return await session.run(code, seconds=seconds)
             except SandboxBusyError:
                 raise
-            except SessionLostError as error:  # expired, or killed between two calls: the cell has not begun
+            except SessionLostError as error:  # expired, or killed between two calls: the cell has not started
                 await self._lose()
                 if fresh:
                     raise SandboxError(f"a new session was lost before its first cell: {error}") from error
@@ -54,12 +54,12 @@ class TrajectorySession:
                 raise
 
     async def close(self) -> None:
-        """For good."""
+        """Close it permanently."""
         self._closed = True
         await self._leave()
 
     async def _open(self, sandbox: Sandbox, limits: Limits) -> Session:
-        if self._closed:  # nobody would close it again
+        if self._closed:  # it would never be closed
             raise SandboxClosedError("the trajectory of this session has ended")
         opening = sandbox.session(limits)
         session = await opening.__aenter__()

@@ -1,9 +1,9 @@
-"""What the model reads of an execution: what a person in a notebook would see.
+"""The text that a model reads of an execution: what a person would see in a notebook.
 
-What was printed comes first, as it was; then stderr, its tracebacks without the frames of libraries; then, in brackets
-on lines of their own, what the program cannot have said itself: that it was stopped, crashed, or was cut. An
-execution that has nothing to show says so, with a hint: small models take an empty answer for the value they expected,
-or for a failure, where all that is missing is a `print`.
+Output comes first, unchanged; then stderr, with library frames removed from tracebacks; then notes in brackets, on
+their own lines, on what the program cannot have said itself: that it was stopped, crashed, or that its output was cut.
+An execution without output says so and gives a hint: small models take an empty answer for the value they expected, or
+for a failure, when all that is missing is a `print`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LOST = "[the interpreter was lost: variables, imports and files of earlier calls
 _FRAME = re.compile(r'(?P<margin>[ |]*)  File "(?P<file>[^"\n]*)", line \d+, in ')
 _LIBRARY = re.compile(r"/lib(64)?/python3|/(site|dist)-packages/|^<frozen ")
 _FRAMES = 10
-"""Of one traceback; those in the middle are left out."""
+"""Maximum frames of one traceback; those in the middle are omitted."""
 
 
 def execution_text(execution: Execution, limits: Limits, most_chars: int, *, python: bool) -> str:
-    """Of a program that was run once. `most_chars` are shown of its stdout, and of its stderr."""
+    """Return the text of one run of a program, with at most `most_chars` each of stdout and stderr."""
     run = execution.run
     if run is None:
         return _compiler_text(execution.compile, limits, most_chars)
     error = own_frames(run.stderr) if python else run.stderr
-    # A traceback says it all.
-    said = python and execution.verdict is Verdict.FAILED and run.exit_code == 1 and bool(error)
-    trouble = "" if said else _trouble(execution.verdict, run.exit_code, limits)
+    # A traceback is enough.
+    explained = python and execution.verdict is Verdict.FAILED and run.exit_code == 1 and bool(error)
+    trouble = "" if explained else _trouble(execution.verdict, run.exit_code, limits)
     return _joined(
         _shown(run.stdout, most_chars, limits, dropped=run.stdout_truncated),
         _shown(error, most_chars, limits, dropped=run.stderr_truncated),
@@ -40,25 +40,25 @@ def execution_text(execution: Execution, limits: Limits, most_chars: int, *, pyt
 
 
 def cell_text(cell: CellResult, limits: Limits, most_chars: int, *, stateful: bool) -> str:
-    """Of a cell. `stateful`: later calls go on with its variables, unless they are lost."""
+    """Return the text of a cell. `stateful`: later calls keep its variables, unless they are lost."""
     out = _lines(cell.stdout, *(bundle.get("text/plain", "") for bundle in cell.display))
     error = _lines(cell.stderr, own_frames("\n".join(cell.error.traceback)) if cell.error else "")
-    said = cell.verdict is Verdict.FAILED and bool(error)
+    explained = cell.verdict is Verdict.FAILED and bool(error)
     return _joined(
         _shown(out, most_chars, limits, dropped=cell.truncated),
         _shown(error, most_chars, limits),
-        "" if said else _trouble(cell.verdict, None, limits),
+        "" if explained else _trouble(cell.verdict, None, limits),
         LOST if cell.session_lost and stateful else "",
     )
 
 
 def with_timeout_cut(text: str, seconds: float) -> str:
-    """The same for a model that asked for more time than there is."""
+    """Add a note for a model that asked for more time than allowed."""
     return _lines(text, f"[timeout cut to {seconds:g} s: that is the maximum]")
 
 
 def _compiler_text(stage: StageResult | None, limits: Limits, most_chars: int) -> str:
-    """What it complained of; some compilers do that on stdout."""
+    """Return the compiler's messages; some compilers write them to stdout."""
     output = _lines(stage.stdout, stage.stderr) if stage else ""
     late = stage is not None and stage.verdict is Verdict.TIMED_OUT
     trouble = f"[compilation stopped after {limits.compile_seconds:g} s]" if late else "[compilation failed]"
@@ -96,7 +96,7 @@ def _signal_name(number: int) -> str:
 
 def _shown(text: str, most_chars: int, limits: Limits, *, dropped: bool = False) -> str:
     shown, _ = truncate(text, most_chars, Keep.BOTH)
-    # Where the sandbox kept only the beginning, what looks like the end is none.
+    # If the sandbox kept only the beginning, what looks like the end is not the end.
     return (
         _lines(shown, f"[… what was printed after {limits.output_bytes // MIB} MB was dropped …]") if dropped else shown
     )
@@ -107,7 +107,7 @@ def _joined(*parts: str) -> str:
 
 
 def _lines(*parts: str) -> str:
-    """Each on lines of its own; the last as it ends."""
+    """Put each part on its own lines; the last keeps its ending."""
     found = [part for part in parts if part]
     return "".join([part if part.endswith("\n") else part + "\n" for part in found[:-1]] + found[-1:])
 
@@ -116,7 +116,7 @@ def _lines(*parts: str) -> str:
 
 
 def own_frames(text: str) -> str:
-    """`text` with the frames of libraries left out of all tracebacks in it. One that has no others keeps its last."""
+    """Remove library frames from all tracebacks in `text`. A traceback with no other frames keeps its last one."""
     if '  File "' not in text:
         return text
     return "".join(_without_libraries(text.splitlines(keepends=True)))
@@ -124,7 +124,7 @@ def own_frames(text: str) -> str:
 
 def _without_libraries(lines: list[str]) -> Iterator[str]:
     frames: list[tuple[bool, list[str]]] = []
-    """Of the traceback we are in: whether it is a library's, and its lines."""
+    """Frames of the current traceback: whether each is a library's, and its lines."""
     margin = ""
     for line in lines:
         if found := _FRAME.match(line):

@@ -1,7 +1,7 @@
-"""`code_interpreter`: the model's code, run in a sandbox, under the limiter.
+"""`code_interpreter`: runs the model's code in a sandbox, under the limiter.
 
-`text` says what the model reads. A failure of the sandbox, of its service or of the limiter is an
-exception, never a text: what was our failure must not look like the model's.
+`text` composes what the model reads. A failure of the sandbox, its service or the limiter is an exception, never text:
+our failure must not look like the model's.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from toolyard.tools.trajectories import Trajectories
 
 _log = logging.getLogger(__name__)
 
-_LONGEST = 300.0
-"""Seconds that a model may ask for, if the default is not longer still."""
+_MAX_SECONDS = 300.0
+"""Longest timeout in seconds that a model may request, unless the default is longer."""
 _COMPILE_SECONDS = 30.0
-"""At least; a program that may run for longer may take as long to compile."""
+"""Minimum; a program that may run longer may also compile that long."""
 _SESSION_IDLE_SECONDS = 3600.0
-"""A model may think for long between two calls; at the end of its trajectory the session is closed anyway."""
+"""Long, because a model may think for a while between calls; the end of the trajectory closes the session anyway."""
 _SESSIONS = 1024
-"""Kept under frameworks that do not tell us when a trajectory ends: each is a process."""
+"""Maximum number kept under frameworks that do not report the end of a trajectory: each is a process."""
 
-Answer = tuple[ToolResponse, float | None, dict[str, Any]]
+ExecuteResult = tuple[ToolResponse, float | None, dict[str, Any]]
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
     {
@@ -57,7 +57,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
         },
     }
 )
-"""As verl writes it."""
+"""As in verl."""
 
 
 class CodeInterpreterConfig(BaseModel):
@@ -66,43 +66,43 @@ class CodeInterpreterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_workers: PositiveInt = 10
-    """Executions of this process at once."""
+    """Maximum concurrent executions in this process."""
     rate_limit: PositiveInt = 10
-    """Executions in flight: of the whole Ray cluster where there is one, of this process otherwise. Its tools share it,
-    so two with different limits are an error."""
+    """Maximum executions in flight: in the whole Ray cluster if there is one, otherwise in this process. Tools share
+    it, so two different limits are an error."""
     default_timeout: Seconds = 30.0
-    """Seconds for one execution, unless the model asks for another time."""
+    """Time limit of one execution in seconds, unless the model requests another."""
     default_language: str = "python"
     enable_global_rate_limit: bool = True
-    """False: only `num_workers` counts."""
+    """False: only `num_workers` applies."""
     sandbox_fusion_url: str | tuple[str, ...] = ""
-    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of them: what one fails to run goes to
-    another. Empty: the embedded sandbox."""
+    """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of URLs: if one fails, the next is tried.
+    Empty: the embedded sandbox."""
     memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
-    """A foreign SandboxFusion service is told of it only if it is set here."""
+    """Sent to a SandboxFusion service only if set explicitly."""
     stateful: bool = False
-    """One Python interpreter for the whole trajectory: variables, imports and files are kept between calls."""
+    """Keep one Python interpreter for the whole trajectory, with its variables, imports and files."""
     max_output_chars: PositiveInt = 16384
-    """Of stdout and of stderr, each; head and tail are kept."""
+    """Maximum characters each of stdout and stderr; head and tail are kept."""
     display_last: bool = False
-    """Show the value of a last line that is an expression, as a notebook does. Python only."""
+    """Show the value of the last line if it is an expression, as a notebook does. Python only."""
     type: str = "native"
     call: dict[str, Any] = {}
     """How calls are made: see `CallPolicy`."""
 
     @field_validator("sandbox_fusion_url", mode="before")
     @classmethod
-    def _may_be_left_empty(cls, value: Any) -> Any:
+    def _null_is_empty(cls, value: Any) -> Any:
         return "" if value is None else value
 
     @field_validator("default_language")
     @classmethod
-    def _in_its_own_words(cls, value: str) -> str:
+    def _canonical_language(cls, value: str) -> str:
         return own_name(value) or value
 
 
-class _Place(NamedTuple):
-    """What one event loop runs programs with."""
+class _LoopResources(NamedTuple):
+    """The sandbox and limiter of one event loop."""
 
     sandbox: Sandbox
     limiter: Limiter | None
@@ -111,19 +111,19 @@ class _Place(NamedTuple):
 class SandboxFusionTool(BaseTool):
     """`toolyard.tools.code_interpreter.SandboxFusionTool` in YAML."""
 
-    # The sandbox itself stops every program, and however long a call waits for its turn, that is not the model's
-    # failure. Output is cut here, stream by stream.
+    # The sandbox itself limits every program, and waiting for a slot is not the model's failure. Output is cut here,
+    # per stream.
     call_defaults: ClassVar[Mapping[str, Any]] = {"timeout_seconds": None, "max_response_chars": None}
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
-        self.settings = _checked(config)
+        self.settings = _validated(config)
         self._limits = self._limits_for(self.settings.default_timeout)
         self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
         self._workers = LocalLimiter(self.settings.num_workers)
         self._places = Workplaces(
-            self._open_place,
-            self._close_place,
+            self._open_resources,
+            self._close_resources,
             rate_limit=self.settings.rate_limit if self.settings.enable_global_rate_limit else None,
             owner=self.name,
         )
@@ -135,11 +135,11 @@ class SandboxFusionTool(BaseTool):
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Answer:
-        """Run `code`. `language` and `timeout`, in seconds, are taken where the model gives them.
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ExecuteResult:
+        """Run `code`. The model may also give `language` and `timeout`, in seconds.
 
         Raises:
-            ArgumentError: it cannot be run as the model asks for it.
+            ArgumentError: it cannot be run as requested.
             ToolyardError: our failure.
         """
         asked = parameters.get("language")
@@ -155,7 +155,7 @@ class SandboxFusionTool(BaseTool):
             if cut:
                 text, metrics["timeout_cut_to"] = with_timeout_cut(text, seconds), seconds
             return ToolResponse(text=text), None, metrics
-        except ToolchainMissingError as error:  # how to install it is not for the model
+        except ToolchainMissingError as error:  # the installation hint is not for the model
             if not asked:
                 raise ConfigError(f"config.default_language: {error}") from error
             _log.warning("%s: %s", self.name, error)
@@ -167,7 +167,7 @@ class SandboxFusionTool(BaseTool):
         return ArgumentError(f"Error: {self.name} was not called: {why}")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Running code is worth nothing by itself; what it led to is."""
+        """Return 0.0: running code earns nothing by itself."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
@@ -175,7 +175,7 @@ class SandboxFusionTool(BaseTool):
             await session.close()
 
     async def close(self) -> None:
-        """End all sessions, and the sandbox of this event loop. A call after that opens another."""
+        """End all sessions and the sandbox of this event loop. A later call opens another sandbox."""
         for session in self._trajectories.drain():
             await session.close()
         await self._places.close()
@@ -184,7 +184,7 @@ class SandboxFusionTool(BaseTool):
     async def _run(
         self, session: TrajectorySession, tenant: str, code: str, language: str, limits: Limits
     ) -> tuple[str, dict[str, Any]]:
-        """What the model reads, and the metrics."""
+        """Return what the model reads, and the metrics."""
         asked = time.monotonic()
         most = self.settings.max_output_chars
         python = language == "python"
@@ -193,8 +193,8 @@ class SandboxFusionTool(BaseTool):
             code = code if self.settings.display_last else f"{code}\nNone"  # a cell shows its last expression
             async with session.turn, permits(self._workers, limiter, tenant):
                 waited = time.monotonic() - asked
-                cell, anew = await session.run(sandbox, self._limits, code, limits.run_seconds)
-            text = (f"{LOST}\n" if anew else "") + cell_text(cell, limits, most, stateful=True)
+                cell, state_lost = await session.run(sandbox, self._limits, code, limits.run_seconds)
+            text = (f"{LOST}\n" if state_lost else "") + cell_text(cell, limits, most, stateful=True)
             return text, _cell_metrics(cell, waited)
         async with permits(self._workers, limiter, tenant):
             waited = time.monotonic() - asked
@@ -208,26 +208,26 @@ class SandboxFusionTool(BaseTool):
     def _limits_for(self, seconds: float) -> Limits:
         limits = Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS))
         if "memory_limit_mb" not in self.settings.model_fields_set:
-            return limits  # a foreign service is not told of a limit that nobody asked for
+            return limits  # do not send a service a limit that was not configured
         return limits.model_copy(update={"memory_bytes": self.settings.memory_limit_mb * MIB})
 
     # ------------------------------------------------------------------------------------------------- opening
-    async def _open_place(self, limiter: Limiter | None) -> _Place:
+    async def _open_resources(self, limiter: Limiter | None) -> _LoopResources:
         if limiter is None:
             _log.info("%s: at most %d executions in flight; no global limit", self.name, self.settings.num_workers)
-        return _Place(await self._new_sandbox().__aenter__(), limiter)
+        return _LoopResources(await self._new_sandbox().__aenter__(), limiter)
 
     def _new_sandbox(self) -> Sandbox:
         if self.settings.sandbox_fusion_url:
             return RemoteSandbox(self.settings.sandbox_fusion_url)
-        # As many sessions as there are trajectories: how many those are is decided elsewhere.
+        # As many sessions as there are trajectories: that number is limited elsewhere.
         return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
-    async def _close_place(self, place: _Place) -> None:
-        await place.sandbox.__aexit__(None, None, None)
+    async def _close_resources(self, resources: _LoopResources) -> None:
+        await resources.sandbox.__aexit__(None, None, None)
 
 
-def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
+def _validated(config: dict[str, Any]) -> CodeInterpreterConfig:
     try:
         settings = CodeInterpreterConfig.model_validate(config)
     except ValidationError as error:
@@ -239,9 +239,9 @@ def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
         raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
     try:
         if settings.sandbox_fusion_url:
-            RemoteSandbox(settings.sandbox_fusion_url)  # says what is wrong with it
+            RemoteSandbox(settings.sandbox_fusion_url)  # validates the URL
         else:
-            find_language(settings.default_language)  # a service may have others
+            find_language(settings.default_language)  # a service may support other languages
     except ProgramError as error:
         raise ConfigError(f"config.default_language: {error}") from None
     except ConfigError as error:
@@ -250,10 +250,10 @@ def _checked(config: dict[str, Any]) -> CodeInterpreterConfig:
 
 
 def _seconds(asked: Any, default: float) -> tuple[float, bool]:
-    """The time limit, and whether it is less than what was asked for. Models also write numbers as text.
+    """Return the time limit, and whether it is less than requested. Models also write numbers as text.
 
     Raises:
-        ProgramError: it is no time.
+        ProgramError: it is not a number of seconds.
     """
     if asked is None or asked == "":
         return default, False
@@ -263,14 +263,14 @@ def _seconds(asked: Any, default: float) -> tuple[float, bool]:
         seconds = math.inf
     except (TypeError, ValueError):
         seconds = 0.0
-    most = max(default, _LONGEST)
+    most = max(default, _MAX_SECONDS)
     if not seconds > 0:
-        raise ProgramError(f"timeout: {str(asked)[:50]!r} is not a number of seconds above 0, and at most {most:g}")
+        raise ProgramError(f"timeout: {str(asked)[:50]!r} is not a number of seconds above 0 and at most {most:g}")
     return min(seconds, most), seconds > most
 
 
 def _source(code: Any) -> str:
-    """What the model gave, with half an emoji written as an escape: no file and no wire could carry it."""
+    """Return the model's code with lone surrogates escaped: they cannot be encoded."""
     code = code if isinstance(code, str) else str(code)
     return code if code.isascii() else code.encode("utf-8", "backslashreplace").decode()
 

@@ -1,13 +1,13 @@
-"""The settings of MCP tools, the file that lists their servers, and the names they get. No word of the protocol.
+"""Settings of MCP tools, the file that lists their servers, and the names of their tools. Nothing of the protocol.
 
     {"mcpServers": {
         "files":  {"command": "python", "args": ["server.py"], "env": {"ROOT": "/data"}, "cwd": "."},
         "search": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}}}
 
-The form is the one other MCP clients read; `servers` may stand for `mcpServers`, and `disabled: true` leaves a server
-out. `${NAME}` and `${NAME:-default}` are environment variables, in any text. A relative `cwd` is relative to the file;
-a server without one starts in ours. Of our environment a server gets what it takes to run (HOME, LOGNAME, PATH, SHELL,
-TERM, USER) and `env`, no secrets beyond those.
+This is the format other MCP clients read; `servers` is accepted for `mcpServers`, and `disabled: true` skips a server.
+`${NAME}` and `${NAME:-default}` are replaced by environment variables in any string. A relative `cwd` is relative to
+the file; a server without one starts in our working directory. A server gets only the variables it needs to run (HOME,
+LOGNAME, PATH, SHELL, TERM, USER) and `env`, so no other secrets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from toolyard.errors import ConfigError
 from toolyard.tools.policy import CallPolicy
 
 _IGNORED = ("description", "autoApprove", "alwaysAllow")
-"""What other clients keep in an entry, about themselves."""
+"""Keys that other clients keep for themselves."""
 _LONGEST_NAME = 64
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _SSE_PATH = re.compile(r"/sse/?(\?|$)")
@@ -50,24 +50,23 @@ class MCPConfig(BaseModel):
 
     type: Literal["mcp"] = "mcp"
     rate_limit: PositiveInt | None = None
-    """Calls to the entry's servers in flight: of the whole Ray cluster where there is one, of this process otherwise.
-    None: no limit."""
+    """Maximum calls in flight to the entry's servers: in the whole Ray cluster if there is one, otherwise in this
+    process. None: no limit."""
     timeout: PositiveFloat = 30.0
-    """Seconds for the server to answer one call, once it is connected. Then the call is cancelled, and the server is
-    pinged."""
+    """Seconds for a connected server to answer one call. Then the call is cancelled, and the server is pinged."""
     ping_seconds: PositiveFloat = 5.0
-    """Seconds for the server to answer that ping. If it does, it is slow, and the model is told. If it says nothing at
-    all, it hangs, which is our failure: it is replaced, and all calls in flight there are made again. A server that
-    blocks its own event loop for longer than `timeout + ping_seconds` counts as hung."""
+    """Seconds for the server to answer that ping. If it does, it is slow, and the model gets a timeout. If it sends
+    nothing at all, it hangs, which is our failure: it is replaced, and all its calls in flight are retried. A server
+    that blocks its own event loop for longer than `timeout + ping_seconds` counts as hung."""
     connect_timeout: PositiveFloat = 30.0
-    """Seconds for a server to start, to introduce itself and to list its tools."""
+    """Seconds for a server to start, initialize and list its tools."""
     call: CallPolicy | None = Field(default=None, validate_default=True)
-    """Checked here; used by the code that makes the calls."""
+    """Validated here; used by the code that makes the calls."""
 
     @field_validator("call")
     @classmethod
     def _has_time_for_a_ping(cls, call: CallPolicy | None, info: ValidationInfo) -> CallPolicy | None:
-        """Otherwise a call at a server that hangs would count as timed out, and its trajectory would be scored."""
+        """Otherwise a call to a hung server would count as timed out, and its trajectory would be scored."""
         limit = CallPolicy.model_validate(call or {}).timeout_seconds
         needed = info.data.get("timeout", 0) + info.data.get("ping_seconds", 0)
         if limit is not None and limit <= needed:
@@ -80,8 +79,8 @@ def read_config(config: Mapping[str, Any]) -> MCPConfig:
         return MCPConfig.model_validate(config)
     except ValidationError as error:
         first = error.errors()[0]
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"config.{'.'.join(map(str, first['loc']))}: {said}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"config.{'.'.join(map(str, first['loc']))}: {message}") from None
 
 
 # The file of servers --------------------------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ class Transport(StrEnum):
     HTTP = "http"
     """Streamable HTTP."""
     SSE = "sse"
-    """HTTP as it was before 2025: the server answers on one long stream of events."""
+    """HTTP as used before 2025: the server answers on one long event stream."""
 
 
 _TRANSPORTS = {
@@ -111,7 +110,7 @@ class _Entry(BaseModel):
 
 
 class StdioServer(_Entry):
-    """A program that we start, and that ends with us."""
+    """A program that we start and stop."""
 
     command: str = Field(min_length=1)
     args: tuple[str, ...] = ()
@@ -120,12 +119,12 @@ class StdioServer(_Entry):
 
 
 class HttpServer(_Entry):
-    """A service that runs on its own."""
+    """A service that is already running."""
 
     url: str
     headers: dict[str, str] = {}
     auth_token: str | None = None
-    """A bearer token: the same as the header `Authorization: Bearer …`, as in verl's files."""
+    """A bearer token, equivalent to the header `Authorization: Bearer …`; as in verl's files."""
     transport: Transport = Transport.HTTP
 
     @field_validator("url")
@@ -145,7 +144,7 @@ ServerEntry = StdioServer | HttpServer
 
 
 def read_servers(path: Path) -> dict[str, ServerEntry]:
-    """The servers of the file, by name.
+    """Read the servers of the file, by name.
 
     Raises:
         ConfigError: the message names the file, the server and the field.
@@ -159,7 +158,7 @@ def read_servers(path: Path) -> dict[str, ServerEntry]:
     keys = [key for key in ("mcpServers", "servers") if _is_object(content) and key in content]
     listed = content[keys[0]] if len(keys) == 1 else None
     if not _is_object(listed):
-        raise ConfigError(f"{path}: expected an object with one key 'mcpServers' (or 'servers'), an object of servers")
+        raise ConfigError(f"{path}: expected a single key 'mcpServers' (or 'servers') with an object of servers")
     servers = {
         name: _entry(f"{path}: {keys[0]}.{name}", path.parent, raw)
         for name, raw in listed.items()
@@ -182,7 +181,7 @@ def _entry(place: str, folder: Path, raw: Any) -> ServerEntry:
         raise ConfigError(f"{place}: expected either 'command' or 'url'")
     transport = _transport(place, fields)
     if (transport is Transport.STDIO) != ("command" in fields):
-        raise ConfigError(f"{place}.type: {transport.value!r} goes with {'command' if 'url' in fields else 'url'!r}")
+        raise ConfigError(f"{place}.type: {transport.value!r} requires {'command' if 'url' in fields else 'url'!r}")
     fields = {key: _expanded(f"{place}.{key}", value) for key, value in fields.items()}
     try:
         if transport is not Transport.STDIO:
@@ -192,19 +191,19 @@ def _entry(place: str, folder: Path, raw: Any) -> ServerEntry:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"])
         expected = ", ".join((StdioServer if transport is Transport.STDIO else HttpServer).model_fields)
-        hint = f"; expected some of {expected}" if first["type"] == "extra_forbidden" else ""
+        hint = f"; expected keys: {expected}" if first["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{place}.{where}: {first['msg'].removeprefix('Value error, ')}{hint}") from None
     return server if server.cwd is None else server.model_copy(update={"cwd": str(folder / server.cwd)})
 
 
 def _transport(place: str, fields: dict[str, Any]) -> Transport:
-    """Said under `type` or `transport`, or told from the address; taken out of `fields`."""
-    said = [(key, fields.pop(key)) for key in ("type", "transport") if key in fields]
-    if not said:
+    """Take the transport out of `fields` (`type` or `transport`), or infer it from the address."""
+    given = [(key, fields.pop(key)) for key in ("type", "transport") if key in fields]
+    if not given:
         if "command" in fields:
             return Transport.STDIO
         return Transport.SSE if _SSE_PATH.search(str(fields["url"])) else Transport.HTTP
-    key, value = said[0]
+    key, value = given[0]
     if value not in _TRANSPORTS:
         raise ConfigError(f"{place}.{key}: unknown {value!r}; expected one of {', '.join(map(repr, _TRANSPORTS))}")
     return _TRANSPORTS[value]
@@ -227,11 +226,10 @@ def _expanded(place: str, value: Any) -> Any:
 
 
 def function_names(tools: Sequence[tuple[str, str]]) -> list[str]:
-    """A name for the model for each (server, tool): all different, and such as OpenAI's functions may have.
+    """Choose a name for the model for each (server, tool): all distinct, and valid names of OpenAI functions.
 
-    A tool's own name, if no other server has it; `server_tool` otherwise. What a name may not have becomes `_`; where
-    two would be the same then, or one is too long, the end says by a digest which it is. The same tools get the same
-    names, in any order.
+    A tool keeps its own name if no other server has it; otherwise it becomes `server_tool`. Invalid characters become
+    `_`; names that then collide or are too long end in a digest. The same tools get the same names, in any order.
     """
     owners = Counter(tool for _, tool in tools)
     wanted = [tool if owners[tool] == 1 else f"{server}_{tool}" for server, tool in tools]
@@ -246,15 +244,15 @@ def function_names(tools: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def select(path: Path, names: Mapping[str, str], selected: Sequence[str] | None) -> set[str]:
-    """Which to keep of `names` (the name for the model: the server's own). Either may be selected; None: all.
+    """Return which of `names` (model's name: server's name) to keep. `selected` may use either; None selects all.
 
     Raises:
-        ConfigError: something is selected that no server has.
+        ConfigError: a selected tool does not exist.
     """
     if selected is None:
         return set(names)
     missing = [one for one in selected if one not in names and one not in names.values()]
     if missing:
         there = ", ".join(names) or "none"
-        raise ConfigError(f"{path}: tool_selected_list: no server has {missing[0]!r}; there are: {there}")
+        raise ConfigError(f"{path}: tool_selected_list: no server has {missing[0]!r}; available: {there}")
     return {name for name, own in names.items() if name in selected or own in selected}

@@ -1,6 +1,6 @@
 """One session with one MCP server. The only file that imports the SDK.
 
-Everything here happens on one event loop, that of `toolyard.limits.background`.
+Everything here runs on one event loop, that of `toolyard.limits.background`.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependencyError("mcp", "mcp", "MCP tools") from error
 except ImportError as error:
-    raise ConfigError("MCP tools need mcp 2 or later, and an older one is installed: pip install -U mcp") from error
+    raise ConfigError("MCP tools need mcp 2 or later, but an older version is installed: pip install -U mcp") from error
 
-__all__ = ["Connection", "MCPError", "says", "types"]
+__all__ = ["Connection", "MCPError", "has_code", "types"]
 
 _log = logging.getLogger("toolyard.tools.mcp")
-for _name in ("mcp", "client"):  # the SDK's loggers: without any handler, Python would print their warnings
+for _name in ("mcp", "client"):  # the SDK's loggers: without a handler, Python would print their warnings
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 _LARGEST_EVENT = 256 << 20
-"""Bytes in one answer over HTTP. The SDK's own limit, 1 MiB, is less than a photograph."""
+"""Maximum bytes of one answer over HTTP. The SDK's own limit, 1 MiB, is less than a photograph."""
 _HTTP_FAILED = "Server returned an error response"
-"""What the SDK makes of any HTTP status from 400 on that comes without an MCP error."""
+"""The SDK's message for any HTTP status >= 400 without an MCP error."""
 _QUIET_SECONDS = 300.0
-"""How long a stream over HTTP may say nothing, at least. So long an answer that nobody waits for holds a connection."""
+"""Minimum time an HTTP stream may be silent. An answer that nobody waits for holds a connection that long."""
 _CLOSE_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0
-"""For an HTTP server to hear that a session is over. One that hangs does not."""
+"""How long to wait while telling an HTTP server that a session is over; a hung server does not answer."""
 
 
 class Connection:
-    """Entered and left by a task of its own, as the SDK asks for; used by any other."""
+    """Entered and left by its own task, as the SDK requires; used from any other."""
 
     def __init__(
         self, name: str, entry: ServerEntry, config: MCPConfig, pause: float, after: Collection[asyncio.Task[None]]
     ) -> None:
-        """Connects when `pause` seconds have passed and the tasks `after`, of earlier connections, have ended."""
+        """Connect after `pause` seconds and once the tasks `after`, of earlier connections, have ended."""
         self.loop = asyncio.get_running_loop()
         self.settled = asyncio.Event()
-        """It is connected, or never will be: see `problem`."""
+        """Set when it is connected, or never will be: see `problem`."""
         self.problem: Exception | None = None
         self.tools: dict[str, types.Tool] = {}
         self.client: Client
-        """Once it is connected."""
+        """Available once connected."""
         self._name = name
         self._entry = entry
         self._config = config
@@ -72,60 +72,60 @@ class Connection:
         self._pinging = asyncio.Lock()
         self._http_client: Any = None
         self._leave = asyncio.Event()
-        self.task = self.loop.create_task(self._live(pause, after), name=f"MCP server {name}")
+        self.task = self.loop.create_task(self._run(pause, after), name=f"MCP server {name}")
         self.task.add_done_callback(self._ended)
 
     @property
-    def over(self) -> bool:
-        """It was connected, and is no more; or never was."""
+    def has_ended(self) -> bool:
+        """Whether the connection has ended, or was never made."""
         return self.settled.is_set() and self._leave.is_set()
 
-    def hang_up(self) -> None:
-        """Nobody gets this connection any more, and it ends; calls in flight fail."""
+    def disconnect(self) -> None:
+        """End this connection: it is not handed out again, and calls in flight fail."""
         self._leave.set()
 
-    async def answers(self) -> bool:
-        """Ping the server; if it says nothing for `ping_seconds`, it hangs, and this hangs up.
+    async def is_alive(self) -> bool:
+        """Ping the server; if it sends nothing for `ping_seconds`, it hangs, and the connection is ended.
 
-        Any message counts, not just the answer to the ping: a server that does one thing after the other may be slow to
-        answer, but lives. Those that ask at the same time share one ping.
+        Any message counts, not just the answer to the ping: a server that handles one request at a time may be slow to
+        answer, but is alive. Concurrent callers share one ping.
         """
         heard = self._heard
         async with self._pinging:
-            if self._heard == heard and not self.over:
+            if self._heard == heard and not self.has_ended:
                 try:
                     async with asyncio.timeout(self._config.ping_seconds):
                         await self._ping()
                 except TimeoutError:
-                    if self._heard == heard and not self.over:
-                        self._hangs = f"hangs: it said nothing for {self._config.ping_seconds:g} s after a ping"
+                    if self._heard == heard and not self.has_ended:
+                        self._hangs = f"hangs: it sent nothing for {self._config.ping_seconds:g} s after a ping"
                         _log.warning("%s %s; the connection is replaced", self._name, self._hangs)
-                        self.hang_up()
+                        self.disconnect()
                 except Exception as error:
                     if self.broken_by(error):
-                        self.hang_up()
-            return not self.over
+                        self.disconnect()
+            return not self.has_ended
 
     async def _ping(self) -> None:
         session = self.client.session
         if session.discover_result is None:
             await session.send_ping()
-        else:  # MCP has had no ping since 2026; this is as cheap
+        else:  # MCP has no ping since 2026; this is as cheap
             await session.send_request(types.DiscoverRequest(), types.DiscoverResult)
 
     def broken_by(self, error: Exception) -> bool:
-        """Whether an error means that the connection is of no use any more. Other errors are answers."""
+        """Whether an error means that the connection is unusable. Other errors are answers."""
         if not isinstance(error, MCPError):
-            return not isinstance(error, ValueError | RuntimeError)  # those: what it says is not what it promised
-        # Over HTTP an invalid request is never the call's fault: the server forgot our session, or is no MCP server.
+            return not isinstance(error, ValueError | RuntimeError)  # those mean an invalid answer
+        # Over HTTP an invalid request is never the call's fault: the server lost our session, or is not an MCP server.
         http = isinstance(self._entry, HttpServer)
-        return says(error, types.CONNECTION_CLOSED) or (
-            http and (says(error, types.INVALID_REQUEST) or error.message == _HTTP_FAILED)
+        return has_code(error, types.CONNECTION_CLOSED) or (
+            http and (has_code(error, types.INVALID_REQUEST) or error.message == _HTTP_FAILED)
         )
 
     async def close(self) -> None:
-        """Returns when the server's process, if it is ours, is gone: by force, if it takes its time."""
-        self.hang_up()
+        """Return when the server's process, if we started it, is gone; it is killed if it takes too long."""
+        self.disconnect()
         if not self.settled.is_set():
             self.task.cancel()
         if not (await asyncio.wait([self.task], timeout=_CLOSE_SECONDS))[0]:
@@ -143,12 +143,12 @@ class Connection:
             if not cursor:
                 return tools
 
-    def explained(self, error: BaseException) -> str:
-        """What went wrong, in one line, with what the server had to say to it."""
-        causes = [f"it {self._hangs}"] if self._hangs else dict.fromkeys(map(self._in_words, _leaves(error)))
+    def explain(self, error: BaseException) -> str:
+        """Describe what went wrong on one line, with the server's stderr."""
+        causes = [f"it {self._hangs}"] if self._hangs else dict.fromkeys(map(self._describe, _leaves(error)))
         return f"{'; '.join(causes)}{self._status}{self._noise}{self._stderr.tail()}"
 
-    def _in_words(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
             return f"could not connect within {self._config.connect_timeout:g} s"
         if isinstance(error, OSError) and error.strerror:
@@ -158,26 +158,26 @@ class Connection:
         return f"{type(error).__name__}: {error}"
 
     # -------------------------------------------------------------------------------------------------------- life
-    async def _live(self, pause: float, after: Collection[asyncio.Task[None]]) -> None:
+    async def _run(self, pause: float, after: Collection[asyncio.Task[None]]) -> None:
         modes = ("auto", "legacy") if isinstance(self._entry, StdioServer) else ("auto",)
         await asyncio.sleep(pause)
-        if after:  # a process that hangs may still hold what its replacement needs: a file, a port, memory
+        if after:  # a hung process may still hold what its replacement needs: a file, a port, memory
             await asyncio.wait(after, timeout=_CLOSE_SECONDS)
         for mode in modes:
             self._leave.clear()
             try:
-                await self._converse(mode)
+                await self._session(mode)
                 break
             except Exception as error:
                 self.problem = error
                 _log.debug("%s: the connection failed", self._name, exc_info=True)
-                # Servers of before 2026 may die of the new protocol's first question, which they expect to be
-                # `initialize`. They are started once more, and asked in the old way.
-                if self.settled.is_set() or not says(error, types.CONNECTION_CLOSED):
+                # Servers from before 2026 may die of the new protocol's first request, where they expect
+                # `initialize`. They are restarted once, with the old protocol.
+                if self.settled.is_set() or not has_code(error, types.CONNECTION_CLOSED):
                     break
 
     def _ended(self, _: asyncio.Task[None]) -> None:
-        """Also of a task that was cancelled before its first step, so that nobody waits for it for ever."""
+        """Runs even for a task that was cancelled before its first step, so that nobody waits for it forever."""
         if self.settled.is_set():
             _log.info("%s: the connection has ended", self._name)
         elif self.problem is None:
@@ -185,7 +185,7 @@ class Connection:
         self._leave.set()
         self.settled.set()
 
-    async def _converse(self, mode: str) -> None:
+    async def _session(self, mode: str) -> None:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(self._config.connect_timeout):
                 client = Client(
@@ -209,7 +209,7 @@ class Connection:
                 args=list(entry.args),
                 env=entry.env,
                 cwd=entry.cwd,
-                encoding_error_handler="replace",  # or one byte that is no UTF-8 would end the session
+                encoding_error_handler="replace",  # one invalid UTF-8 byte would end the session
             )
             return stdio_client(parameters, await stack.enter_async_context(self._stderr))
         return await self._http(stack, entry)
@@ -228,11 +228,11 @@ class Connection:
         self._http_client = await stack.enter_async_context(client)
         return streamable_http.streamable_http_client(entry.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
 
-    # ------------------------------------------------------------------------------------------------ what it hears
+    # ------------------------------------------------------------------------------------------------ receiving
     @asynccontextmanager
     async def _watched(self, transport: AbstractAsyncContextManager[Any]) -> AsyncGenerator[tuple[Any, Any]]:
         async with transport as (read, write):
-            # Messages are queued: while a server reads nothing, the SDK takes 5 s to let go of a cancelled call whose
+            # Messages are queued: while a server reads nothing, the SDK takes 5 s to release a cancelled call whose
             # message it cannot write.
             queue, queued = anyio.create_memory_object_stream[Any](math.inf)
             async with queue, queued, anyio.create_task_group() as group:
@@ -244,29 +244,29 @@ class Connection:
                     if self._http_client is not None:
                         self._http_client.timeout = _GOODBYE_SECONDS
 
-    def heard(self) -> None:
+    def note_message(self) -> None:
         self._heard += 1
 
     async def _received(self, message: Any) -> None:
         if isinstance(message, Exception) and not self._noise:
-            self._noise = "; it sends what is not MCP"
-            _log.warning("%s sends what is not MCP: %s", self._name, message)
+            self._noise = "; it sends data that is not MCP"
+            _log.warning("%s sends data that is not MCP: %s", self._name, message)
 
     async def _responded(self, response: Any) -> None:
         self._status = f" (HTTP {response.status_code})" if response.status_code >= 400 else ""
         if response.status_code == 404 and "mcp-session-id" in response.request.headers:
-            self.hang_up()  # it was restarted, or forgot us; the codes that servers give for it differ
+            self.disconnect()  # it was restarted or lost our session; servers differ in the code they send
 
 
 async def _deliver(messages: Any, stream: Any) -> None:
     with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async with messages:  # once the stream is broken, nobody may send any more
+        async with messages:  # once the stream is broken, sending must fail
             async for message in messages:
                 await stream.send(message)
 
 
 class _Watched:
-    """A transport's incoming messages. Tells when there is one, and when they end: how a server's death shows."""
+    """A transport's incoming messages. Reports each one, and their end, which is how a server's death shows."""
 
     def __init__(self, stream: Any, connection: Connection) -> None:
         self._stream = stream
@@ -289,10 +289,10 @@ class _Watched:
         try:
             message = await self._stream.__anext__()
         except BaseException:
-            self._connection.hang_up()
+            self._connection.disconnect()
             raise
         if not isinstance(message, Exception):
-            self._connection.heard()
+            self._connection.note_message()
         return message
 
     async def __aenter__(self) -> Self:
@@ -303,8 +303,8 @@ class _Watched:
         return await self._stream.__aexit__(*error)
 
 
-def says(error: BaseException, code: int) -> bool:
-    """Whether the SDK, or the server, gives this code for the reason."""
+def has_code(error: BaseException, code: int) -> bool:
+    """Whether the error from the SDK or the server has this code."""
     return any(isinstance(leaf, MCPError) and leaf.code == code for leaf in _leaves(error))
 
 
@@ -314,18 +314,18 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-# What a child process writes to stderr, line by line to a logger; the last lines are kept, to explain its death.
+# Log what a child process writes to stderr, line by line, and keep the last lines to explain its death.
 
 
 _LINES = 5
 _SHOWN = 200
 _LONGEST_LINE = 16 << 10
 _DYING_SECONDS = 0.5
-"""How long the last words of a dead process are waited for: somebody else may hold its stderr open."""
+"""How long to wait for the last output of a dead process: another process may hold its stderr open."""
 
 
 class Stderr:
-    """A context manager that returns what to give the process as its stderr. May be entered again once left."""
+    """A context manager that returns the stderr to give to the process. Reusable once left."""
 
     def __init__(self, log: logging.Logger, name: str) -> None:
         self._log = log
@@ -333,7 +333,7 @@ class Stderr:
         self._kept: deque[str] = deque(maxlen=_LINES)
 
     def tail(self) -> str:
-        """The last lines, as the end of a sentence; empty if there are none."""
+        """Return the last lines as the end of a sentence, or nothing."""
         return f"; its stderr ends with: {' | '.join(line[:_SHOWN] for line in self._kept)}" if self._kept else ""
 
     async def __aenter__(self) -> TextIO:
@@ -355,7 +355,7 @@ class Stderr:
         finally:
             self._pipe.close()
 
-    def said(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").strip()
         if text:
             self._kept.append(text)
@@ -378,10 +378,10 @@ class _Pipe(asyncio.Protocol):
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
-            self._stderr.said(line)
+            self._stderr.add_line(line)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stderr.said(self._rest)
+        self._stderr.add_line(self._rest)
         self.ended.set()
 
     def close(self) -> None:

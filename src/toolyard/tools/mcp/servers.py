@@ -1,4 +1,4 @@
-"""MCP servers: each keeps a connection while its tools are in use, and turns answers into what a model sees."""
+"""MCP servers: each keeps a connection while its tools are in use, and converts answers to what a model sees."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from toolyard.tools.mcp.config import HttpServer, MCPConfig, ServerEntry
 from toolyard.tools.mcp.connection import Connection, MCPError, types
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-"""Between attempts to reach a server that is away; twice as long each time. Calls wait meanwhile."""
+"""Pauses between attempts to reach an unavailable server; doubled each time. Calls wait meanwhile."""
 _EXIT_SECONDS = 15.0
 
 
 class Server:
-    """One server of the file: its connection, made when it is needed and replaced when it broke.
+    """One server of the file: its connection, made when needed and replaced when broken.
 
-    `users` are the tools that are not closed yet; with the last one the server is. What is awaited here must be awaited
-    on the background loop.
+    `users` are the tools not closed yet; the last one to close closes the server. Await everything here on the
+    background loop.
     """
 
     def __init__(self, name: str, entry: ServerEntry, config: MCPConfig, path: Path) -> None:
@@ -40,21 +40,21 @@ class Server:
         self._failed_at = 0.0
         self._current: Connection | None = None
         self._alive: dict[asyncio.Task[None], Connection] = {}
-        """Connections whose tasks have not ended: the current one, and broken ones that are being put away."""
+        """Connections whose tasks have not ended: the current one, and broken ones being closed."""
 
     async def connected(self, tool: str | None = None) -> Connection:
-        """All who wait here wait for the same attempt; being cancelled ends it for nobody. `tool` is for the errors.
+        """Connect, or join the current attempt; cancelling one waiter does not end it. `tool` is for error messages.
 
         Raises:
             ConfigError: its program cannot be started.
-            ToolError: it does not answer, but may yet (retryable); or it was closed.
+            ToolError: it does not answer, but may later (retryable); or it was closed.
         """
         if self._closed:
-            raise ToolError(f"MCP server {self.name!r} was closed, with its tools")
+            raise ToolError(f"MCP server {self.name!r} and its tools were closed")
         loop = asyncio.get_running_loop()
         connection = self._current
-        # After a fork, the child has the parent's connection, on a loop that nobody runs.
-        if connection is None or connection.over or connection.loop is not loop:
+        # After a fork, the child has the parent's connection, on a loop that no longer runs.
+        if connection is None or connection.has_ended or connection.loop is not loop:
             pause, before = self._pause(loop.time()), [task for task, one in self._alive.items() if one.loop is loop]
             connection = self._current = Connection(self.name, self._entry, self._config, pause, before)
             self._alive[connection.task] = connection
@@ -64,16 +64,16 @@ class Server:
         if connection.problem is None:
             self._failures = 0
             return connection
-        if self._current is connection:  # the first to hear of it counts it
+        if self._current is connection:  # counted once, by the first waiter
             self._current = None
             self._failures += 1
             self._failed_at = loop.time()
         place = f"server {self.name!r}" if tool is None else f"server {self.name!r}, tool {tool!r}"
-        said = f"{self._path}: {place}: {connection.explained(connection.problem)}"
+        message = f"{self._path}: {place}: {connection.explain(connection.problem)}"
         may_pass = not isinstance(connection.problem, OSError) or isinstance(self._entry, HttpServer)
         if may_pass or isinstance(connection.problem, TimeoutError | ConnectionError):
-            raise _retryable(said)
-        raise ConfigError(said)
+            raise _retryable(message)
+        raise ConfigError(message)
 
     def _pause(self, now: float) -> float:
         if not self._failures:
@@ -82,12 +82,11 @@ class Server:
         return max(0.0, self._failed_at + pause - now)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
-        """The server's answer, also one that says error.
+        """Return the server's answer, even if it reports an error.
 
         Raises:
-            TimeoutError: no answer in time; the server lives, and was told that nobody waits any more.
-            ToolError: the server hangs, the connection broke or could not be made (retryable), or the answer was not
-                one.
+            TimeoutError: no answer in time; the server is alive, and the call was cancelled there.
+            ToolError: the server hangs, the connection failed (retryable), or the answer was invalid.
         """
         seconds = self._config.timeout
         place = f"MCP server {self.name!r}, tool {tool!r}"
@@ -104,13 +103,13 @@ class Server:
         except Exception as raised:
             error = raised
             if clock.expired():
-                if await connection.answers():
-                    said = f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled"
-                    raise TimeoutError(said) from None
+                if await connection.is_alive():
+                    message = f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled"
+                    raise TimeoutError(message) from None
                 error = MCPError(types.CONNECTION_CLOSED, "Connection closed")
-            if connection.over or connection.broken_by(error):
-                connection.hang_up()
-                raise _retryable(f"{place}: {connection.explained(error)}") from None
+            if connection.has_ended or connection.broken_by(error):
+                connection.disconnect()
+                raise _retryable(f"{place}: {connection.explain(error)}") from None
             if isinstance(error, MCPError):
                 return _refusal(error.message)
             raise ToolError(f"{place}: its answer is not a valid result: {error}") from error
@@ -130,11 +129,11 @@ class Server:
 
 
 _running: set[Server] = set()
-"""Those that hold connections. Not left to the garbage collector, which would leave their processes."""
+"""Servers with connections. Kept alive here, because garbage collection would leave their processes running."""
 
 
 async def open_all(servers: Sequence[Server]) -> list[Mapping[str, types.Tool]]:
-    """The tools of each. If one cannot be reached, none stays connected."""
+    """Connect to all servers and return the tools of each. If one cannot be reached, none stays connected."""
 
     async def opened(server: Server) -> Mapping[str, types.Tool] | ToolyardError:
         try:
@@ -164,7 +163,7 @@ async def close_all(servers: Iterable[Server]) -> None:
 
 
 def _end_all() -> None:
-    """At exit: servers that do not mind the end of their input would outlive us."""
+    """At exit: servers that ignore the end of their input would outlive us."""
     if _running:
         with contextlib.suppress(Exception):
             background().run(close_all(list(_running))).result(_EXIT_SECONDS)
@@ -188,7 +187,7 @@ def _refusal(message: str) -> types.CallToolResult:
 
 
 def response(result: types.CallToolResult) -> ToolResponse:
-    """What the model gets to see of an answer."""
+    """Convert an answer to what the model sees."""
     texts: list[str] = []
     images: list[dict[str, str]] = []
     for block in result.content:

@@ -1,13 +1,13 @@
-"""`MCPTool`: a tool of a server that speaks the Model Context Protocol.
+"""`MCPTool`: a tool of a Model Context Protocol server.
 
-All sessions live on the loop of `toolyard.limits.background`, whatever loops the calls come from. A server is connected
-to when its tools are loaded; after it died or hung up, anew when it is next needed. The model sees the schemas that
-were there when the tools were loaded; a tool that has gone since is an error for the model.
+All sessions live on the loop of `toolyard.limits.background`, whichever loop a call comes from. A server is connected
+when its tools are loaded, and reconnected when it is needed after it died or disconnected. The model sees the schemas
+from when the tools were loaded; calling a tool that has since disappeared is an error for the model.
 
-Whose failure is what: a server's answer is an answer, also one that says error (`metrics["is_error"]`). A server that
-takes longer than `timeout` but answers a ping is a `TimeoutError`. A server that does not answer the ping hangs. That,
-or a connection that breaks or cannot be made, is a `ToolError` of ours with `retryable` set, and the next attempt gets
-a new connection. What a server writes to stderr goes to the logger `toolyard.tools.mcp`, not to the terminal.
+Whose failure it is: a server's answer is an answer, even an error (`metrics["is_error"]`). A server that takes longer
+than `timeout` but answers a ping is a `TimeoutError`. A server that does not answer the ping hangs. That, or a failed
+connection, is a `ToolError` of ours with `retryable` set, and the next attempt gets a new connection. What a server
+writes to stderr goes to the logger `toolyard.tools.mcp`, not to the terminal.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from toolyard.tools.mcp.servers import Server, close_all, open_all, response
 
 
 class MCPTool(BaseTool):
-    """`toolyard.tools.mcp.MCPTool` in YAML, once for all tools of a file of servers: see `MCPConfig`.
+    """`toolyard.tools.mcp.MCPTool` in YAML, one entry for all tools of a file of servers: see `MCPConfig`.
 
-    Images are in `ToolResponse.image`, each a dictionary of `mime_type` and `data` (base64). Resources and links are
-    text; structured content is, as JSON, where there is no other text.
+    Images are in `ToolResponse.image`, each a dictionary of `mime_type` and `data` (base64). Resources and links become
+    text; structured content becomes JSON if there is no other text.
     """
 
     source: Source | None = None
@@ -47,16 +47,16 @@ class MCPTool(BaseTool):
     ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
         source = self.source
         if source is None:
-            raise ToolError(f"tool {self.name!r} belongs to no MCP server: load it with initialize_tools_from_config")
+            raise ToolError(f"tool {self.name!r} has no MCP server; load it with initialize_tools_from_config")
         if self not in source.server.users:
             raise ToolError(f"tool {self.name!r} was closed")
         tenant = str(getattr(kwargs.get("agent_data"), "request_id", None) or instance_id)
-        async with await source.rate.turn(tenant, f"{self.name} {tenant}"):
+        async with await source.rate.permit(tenant, f"{self.name} {tenant}"):
             result = await asyncio.wrap_future(background().run(source.server.call(source.tool, parameters)))
         return response(result), None, {"is_error": result.is_error}
 
     async def close(self) -> None:
-        """With the last of a server's tools the server ends."""
+        """Close the tool; closing a server's last tool closes the server."""
         if self.source is not None:
             await asyncio.wrap_future(background().run(self.source.server.leave(self)))
 
@@ -67,19 +67,19 @@ class Source:
 
     server: Server
     tool: str
-    """Its name there."""
+    """Its name on the server."""
     rate: Rate
 
 
 class Rate:
-    """The limit that the tools of one entry share; None: no limit."""
+    """The limit shared by the tools of one entry; None: no limit."""
 
     def __init__(self, name: str, limit: int | None) -> None:
         self._name = name
         self._limit = limit
         self._limiter: Limiter | None = None
 
-    async def turn(self, tenant: str, label: str) -> AbstractAsyncContextManager[Any]:
+    async def permit(self, tenant: str, label: str) -> AbstractAsyncContextManager[Any]:
         if self._limit is None:
             return nullcontext()
         if self._limiter is None:
@@ -90,17 +90,17 @@ class Rate:
 def mcp_tools(
     cls: type[BaseTool], config: dict[str, Any], servers_path: Path, selected: Sequence[str] | None
 ) -> list[BaseTool]:
-    """The tools of all servers of the file, or those `selected`. Blocks while the servers start.
+    """Load the tools of all servers of the file, or those `selected`. Blocks while the servers start.
 
     Raises:
-        ConfigError: of the config, the file or the selection.
-        ToolError: a server does not answer; trying again may help.
+        ConfigError: the config, the file or the selection is invalid.
+        ToolError: a server does not answer; a retry may help.
     """
     if not issubclass(cls, MCPTool):
         raise ConfigError(f"class_name: {cls.__name__} is not a subclass of toolyard.tools.mcp.MCPTool")
     settings = read_config(config)
     entries = read_servers(servers_path)
-    # By content, not by path: the processes of a cluster may each have their own copy of the file.
+    # Identified by content, not by path: the processes of a cluster may each have their own copy of the file.
     digest = hashlib.sha256(servers_path.read_bytes() + repr(selected).encode()).hexdigest()[:12]
     rate = Rate(f"mcp {servers_path.name} {digest}", settings.rate_limit)
     servers = [Server(name, entry, settings, servers_path) for name, entry in entries.items()]
@@ -108,7 +108,7 @@ def mcp_tools(
     try:
         listed = opening.result()
     except BaseException:
-        opening.cancel()  # Ctrl-C while it blocks: what was started is ended
+        opening.cancel()  # Ctrl-C while it blocks: stop what was started
         raise
     try:
         return _tools(cls, config, dict(zip(servers, listed, strict=True)), servers_path, selected, rate)
@@ -133,7 +133,7 @@ def _tools(
             one = cls(dict(config), _schema(f"{path}: server {server.name!r}", name, tool))
             one.source = Source(server, tool.name, rate)
             made.append(one)
-    for one in made:  # only now that nothing can go wrong any more: servers without users are closed
+    for one in made:  # only now that nothing can fail: servers without users are closed
         assert one.source is not None
         one.source.server.users.add(one)
     return [*made]
@@ -141,7 +141,7 @@ def _tools(
 
 def _schema(place: str, name: str, tool: types.Tool) -> OpenAIFunctionToolSchema:
     given: dict[str, Any] = tool.input_schema.get("properties") or {}
-    # JSON Schema also allows true and false in the place of a schema.
+    # JSON Schema also allows true and false as schemas.
     properties: dict[str, Any] = {
         key: {} if one is True else {"not": {}} if one is False else one for key, one in given.items()
     }

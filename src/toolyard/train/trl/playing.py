@@ -82,7 +82,7 @@ class Player:
         stage, self._stage = self._stage, None
         self._synced = None
         if stage is not None:
-            blocking.run(blocking.let_go(self))
+            blocking.run(blocking.discard(self))
 
     # -------------------------------------------------------------------------------------------------- in their loop
     async def _opened(self, config: RolloutConfig) -> _Stage:
