@@ -280,7 +280,7 @@ class TestTour:
         done = toolyard("sandbox", "tour")
         assert done.returncode == 0, done.stdout.decode()
         told = done.stdout.decode()
-        assert "All ended as they should" in told
+        assert "All ended as expected" in told
         for words in ("Fork bomb", "timed_out", "memory_exceeded", "SIGSEGV", "ZeroDivisionError", "isolation full"):
             assert words in told
 
