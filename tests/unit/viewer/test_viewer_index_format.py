@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 
 from toolyard.viewer.index import place, store
-from toolyard.viewer.index.rows import told_by
+from toolyard.viewer.index.rows import entry_of
 
 DEMO = Path(__file__).parents[2] / "data" / "embedded.jsonl.gz"
 DAMAGED = [b"half a li", b"{}", b'{"input": 3}']
@@ -16,7 +16,7 @@ VERLS = b'{"input": "user\\nq\\nassistant\\n", "output": "a", "gts": "1", "score
 
 def test_the_format_number_changes_with_what_an_index_says() -> None:
     lines = [*gzip.decompress(DEMO.read_bytes()).splitlines(), VERLS, *DAMAGED]
-    said = repr((store.SCHEMA, [told_by(line, 0) for line in lines]))
+    said = repr((store.SCHEMA, [entry_of(line, 0) for line in lines]))
     digest = hashlib.sha256(said.encode()).hexdigest()[:16]
     # If this fails, indexes say something else now: raise place.FORMAT, and put both here.
-    assert (place.FORMAT, digest) == (1, "9933877c196dd3e9")
+    assert (place.FORMAT, digest) == (2, "9933877c196dd3e9")

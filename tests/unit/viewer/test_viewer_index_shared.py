@@ -259,7 +259,7 @@ def test_who_waits_for_another_to_build_is_told_how_far_that_is(tmp_path: Path) 
     dump_of(tmp_path, 50)
     Library.open(tmp_path).close()
     append(tmp_path / "0.jsonl", to_line(small(1)))
-    place = index_place.Place(index_folder(tmp_path).parent, index_folder(tmp_path).name)
+    place = index_place.IndexFolder(index_folder(tmp_path).parent, index_folder(tmp_path).name)
     told: list[tuple[int, int]] = []
     with place.writing() as granted:
         assert granted

@@ -164,7 +164,7 @@ class Viewer(Browser):
         if row is None:
             return
         with self._saying():
-            near = await asyncio.to_thread(self._library.neighbours, row.number)
+            near = await asyncio.to_thread(self._library.related, row.number)
             rows = [*near.group, *near.elsewhere]
             if not rows:
                 self._say("nothing to compare with: no other sample of this task, and no other run of this request")

@@ -1,4 +1,4 @@
-"""The lists of steps and samples. Only visible lines are drawn, and samples are read in pages, so length is no issue."""
+"""The lists of steps and samples, of any length: only visible lines are drawn, and samples are read in pages."""
 
 from __future__ import annotations
 

@@ -131,9 +131,9 @@ _SIGNS = (
 )
 _FIELDS = (
     "Numbers (score<0.5, time>10, length:100..200, score:none): score tools turns length prompt chars time step line "
-    "sample. Text (finish:length contains, file=0.jsonl equals): finish state source task id verdict file. damaged:yes. "
-    'Other words, or text:"two words", are searched for in all messages. -finish:stop negates; a or b; sort:score, '
-    "sort:-time."
+    "sample. Text (finish:length contains, file=0.jsonl equals): finish state source task id verdict file. "
+    'damaged:yes. Other words, or text:"two words", are searched for in all messages. -finish:stop negates; a or b; '
+    "sort:score, sort:-time."
 )
 
 
