@@ -30,8 +30,8 @@ SMOKE = [
     "evaluate.before=false",
     "trl.gradient_checkpointing=false",
 ]
-"""Scales train.yaml down for a laptop: it exercises every part, but the model learns nothing. The teacher's traces call a
-tool; two of them are too few for the model to do so."""
+"""Scales train.yaml down for a laptop: it exercises every part, but the model learns nothing. The teacher's traces call
+a tool; two of them are too few for the model to do so."""
 
 
 def published(folder: Path, split: str) -> Path:

@@ -305,7 +305,7 @@ class TestTour:
         status, told = await self.visit(*stops)
         assert status == 1
         assert "should have been timed_out" in told
-        assert "Ended otherwise than they should: Impostor" in told
+        assert "Did not end as expected: Impostor" in told
         assert "[fine]" in told
 
     async def test_a_failure_of_ours_fails_the_tour_and_the_tour_goes_on(self) -> None:
@@ -316,7 +316,7 @@ class TestTour:
         ]
         status, told = await self.visit(*stops)
         assert status == 1
-        assert "our failure" in told
+        assert "sandbox failure" in told
         assert "still here" in told
 
     async def test_a_missing_toolchain_is_shown_and_is_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
