@@ -164,7 +164,10 @@ def test_a_report_of_a_part_says_so(page: Page, folder: Path, tmp_path: Path) ->
     with Library.open(folder) as library:
         write_report(Answers(library, title="demo"), tmp_path / "part.html", parse_query("step:0"), limit=3)
     visit(page, (tmp_path / "part.html").as_uri(), "#/charts")
-    assert f"Covers all {len(demo_lines())} trajectories; this report contains 3 of them." in page.locator("#view").inner_text()
+    assert (
+        f"Covers all {len(demo_lines())} trajectories; this report contains 3 of them."
+        in page.locator("#view").inner_text()
+    )
     go(page, at("0.jsonl:1"))
     assert page.locator("select.compare").count() == 0  # the other sample was left out
 
