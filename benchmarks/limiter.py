@@ -5,10 +5,10 @@
     python benchmarks/limiter.py --kill-lender 10             kill -9 the lender under load, ten times: four minutes
     python benchmarks/limiter.py --kill-lender 10 --busy 8    the same, next to eight busy processes
 
-Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine; the better of two rounds
-is shown. A *driver* is a process that asks for permits; callers are split over the drivers. A wait is the time from asking
-for a permit to getting it: with more callers than permits it is mostly queueing. CPU is that of the drivers and of the
-actors that serve them, without Ray's own services. The methods:
+Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine; the better of two
+rounds is shown. A *driver* is a process that asks for permits; callers are split over the drivers. A wait is the time
+from asking for a permit to getting it: with more callers than permits it is mostly queueing. CPU is that of the
+drivers and of the actors that serve them, without Ray's own services. The methods:
 
     verl         one Ray call to run, one to acquire and one to release, for each execution (see `VerlScheme` below)
     RayLimiter   permits lent to each process in blocks
@@ -89,7 +89,7 @@ class Permits:
 
 
 @ray.remote(concurrency_groups={"acquire": 1, "release": 10})
-class SeedsBucket:
+class VerlBucket:
     """A semaphore in an actor. One thread acquires, so that waiters are served in order."""
 
     def __init__(self, limit: int) -> None:
@@ -105,7 +105,7 @@ class SeedsBucket:
 
 
 @ray.remote
-class SeedsWorker:
+class VerlWorker:
     """Runs the functions it receives, each in a thread and under a permit."""
 
     def __init__(self, bucket: Any) -> None:
@@ -133,8 +133,10 @@ class VerlScheme:
     """
 
     def __init__(self, limit: int) -> None:
-        bucket = SeedsBucket.options(name=fx, namespace="verl", lifetime="detached", get_if_exists=True).remote(limit)
-        self._worker = SeedsWorker.options(max_concurrency=limit).remote(bucket)
+        bucket = VerlBucket.options(
+            name=f"verl-{limit}", namespace="verl", lifetime="detached", get_if_exists=True
+        ).remote(limit)
+        self._worker = VerlWorker.options(max_concurrency=limit).remote(bucket)
         self.own = [pid_of(self._worker)]
         self.shared = [pid_of(bucket)]
 

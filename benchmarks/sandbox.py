@@ -6,9 +6,9 @@
     python benchmarks/sandbox.py --soak 20000    nothing may grow: memory, descriptors, processes, mounts, cgroups
 
 Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine. Clients and services
-share it: "HTTP service" is measured with a bare socket client, "RemoteSandbox" with ours. Every answer is checked. A wrong
-answer of Toolyard stops the benchmark; the peer's are counted, since truncated output counts as wrong. Without a peer,
-`python -m toolyard.testing.sandbox_fusion` has a SandboxFusion server's quirks, but not its speed.
+share it: "HTTP service" is measured with a bare socket client, "RemoteSandbox" with ours. Every answer is checked. A
+wrong answer of Toolyard stops the benchmark; the peer's are counted, since truncated output counts as wrong. Without
+a peer, `python -m toolyard.testing.sandbox_fusion` has a SandboxFusion server's quirks, but not its speed.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python benchmarks/security.py --quick     rougher, half a minute
 
 The first table runs programs fully isolated, and as if the kernel lacked one layer. At level `confined`, as in a
-container, there are no namespaces; at level `none` there are only limits on time and processes. Without a pid namespace,
-leftover processes must be searched for and files counted one by one, so less isolation is slower. The second table sends
-requests to the service: with its defaults, with a token, and encrypted.
+container, there are no namespaces; at level `none` there are only limits on time and processes. Without a pid
+namespace, leftover processes must be searched for and files counted one by one, so less isolation is slower. The
+second table sends requests to the service: with its defaults, with a token, and encrypted.
 """
 
 from __future__ import annotations

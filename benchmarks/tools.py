@@ -3,9 +3,9 @@
     python benchmarks/tools.py                 the tables, about a minute
     python benchmarks/tools.py --quick         rougher ones, about fifteen seconds
 
-Compare ratios, not numbers: everything is measured in turn, in several short rounds, on the same, possibly busy, machine.
-Times are those of the best round, rates are over all rounds. The code interpreter and "bare sandbox" use the same sandbox;
-`num_workers` and `rate_limit` are as high as the number of trajectories.
+Compare ratios, not numbers: everything is measured in turn, in several short rounds, on the same, possibly busy,
+machine. Times are those of the best round, rates are over all rounds. The code interpreter and "bare sandbox" use the
+same sandbox; `num_workers` and `rate_limit` are as high as the number of trajectories.
 """
 
 from __future__ import annotations

@@ -6,16 +6,16 @@
     python benchmarks/train.py --part beside --model smollm2-135m --prompts 2 --steps 1
     python benchmarks/train.py --quick
 
-Side by side, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before measuring,
-the model memorizes a few conversations (two calls, one after the other, then the answer), and it always takes the most
-likely token (`top_k` 1). The benchmark checks that every prompt, sampled and masked token is the same in both. All rewards
-are equal, so an update takes its normal time but changes nothing. The model is a small one with random weights unless you
-name another: only the time matters. The loops take turns, so that the load of the machine affects both; compare the
-ratios, not the numbers.
+Side by side, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before
+measuring, the model memorizes a few conversations (two calls, one after the other, then the answer), and it always
+takes the most likely token (`top_k` 1). The benchmark checks that every prompt, sampled and masked token is the same
+in both. All rewards are equal, so an update takes its normal time but changes nothing. The model is a small one with
+random weights unless you name another: only the time matters. The loops take turns, so that the load of the machine
+affects both; compare the ratios, not the numbers.
 
-What differs: TRL samples with `transformers.generate`, which recomputes the whole conversation for each turn, and awaits
-the calls of one sample before those of the next, even if the tool is asynchronous, as here. Toolyard samples with the
-embedded engine, and runs calls while other requests are sampled.
+What differs: TRL samples with `transformers.generate`, which recomputes the whole conversation for each turn, and
+awaits the calls of one sample before those of the next, even if the tool is asynchronous, as here. Toolyard samples
+with the embedded engine, and runs calls while other requests are sampled.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Watch(StepObserver):
 
 
 def stages(trajectories: Iterable[Trajectory]) -> dict[str, list[Interval]]:
-    """When requests were sampled, waited for tools, and were scored, in seconds from the start of the rollout; all start
-    together."""
+    """When requests were sampled, waited for tools, and were scored, in seconds from the start of the rollout.
+    All requests start together."""
     found: dict[str, list[Interval]] = {"sampling": [], "tools": [], "rewards": []}
     for trajectory in trajectories:
         end = 0.0

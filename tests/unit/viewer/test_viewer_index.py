@@ -195,7 +195,7 @@ def test_names_that_are_no_text_can_be_folders(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused_and_an_empty_folder_waits(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
         Library.open(tmp_path / "no")
-    with pytest.raises(RecordError, match="neither a folder nor a plain file"):
+    with pytest.raises(RecordError, match="neither a folder nor a regular file"):
         Library.open("/dev/null")
     with Library.open(tmp_path) as library:
         assert (library.count(), library.rows(), library.steps(), library.refresh()) == (0, [], [], 0)
@@ -270,7 +270,7 @@ def test_the_index_can_be_put_anywhere(tmp_path: Path) -> None:
     with Library.open(tmp_path / "dump", index_dir=tmp_path / "some" / "where") as library:
         assert library.count() == 1
     assert os.listdir(tmp_path / "dump") == ["0.jsonl"]
-    with pytest.raises(RecordError, match="no place for the index"):
+    with pytest.raises(RecordError, match="no writable folder for the index"):
         Library.open(tmp_path / "dump", index_dir=tmp_path / "dump" / "0.jsonl")
 
 

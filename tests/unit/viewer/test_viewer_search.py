@@ -86,7 +86,7 @@ def test_the_number_of_a_line_is_not_part_of_its_text(tmp_path: Path) -> None:
 def test_a_text_that_was_cut_off_by_somebody_is_an_error_not_a_crash(tmp_path: Path) -> None:
     file, places = filled(tmp_path / "text", {1: ["a" * 100]})
     (tmp_path / "text").write_bytes(b"")
-    with pytest.raises(RecordError, match="cut off"):
+    with pytest.raises(RecordError, match="was truncated"):
         file.lines_with("b", places[1][1])
     file.close()
 
