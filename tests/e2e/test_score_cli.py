@@ -142,7 +142,7 @@ def test_a_reward_that_takes_too_long_is_absent_after_the_deadline(tmp_path):
 
 def test_no_reward_and_options_that_are_none_are_refused(tmp_path):
     fill(tmp_path / "1.jsonl", answered("#### 18"))
-    with pytest.raises(ConfigError, match="--reward none: that is no reward"):
+    with pytest.raises(ConfigError, match="--reward none: there would be nothing to score"):
         score(tmp_path / "1.jsonl", "none")
     with pytest.raises(ConfigError, match="reward 'gsm8k': takes no options, but was given x"):
         score(tmp_path / "1.jsonl", "gsm8k", options=["x=1"])
@@ -315,7 +315,7 @@ def interrupted(place: Path, code: str, texts: list[str], *files: set[str]) -> t
     said, told = process.communicate(timeout=60)
     assert time.monotonic() - began < 30
     assert process.returncode == 130, told
-    assert "stopping: what is done is kept" in told
+    assert "Stopping: finished scores are kept" in told
     assert "Traceback" not in told
     return said, told
 

@@ -212,7 +212,9 @@ def print_result(result: RolloutResult, seconds: float, console: Console | None)
     console.print(f"accounting: {escape(str(result.accounting))}", soft_wrap=True)
     if result.dump is not None and (summary.trajectories or result.done_before):
         dump = escape(str(result.dump))
-        console.print(f"dump: [bold]{dump}[/]   view it: toolyard view {dump}   check it: toolyard audit {dump}")
+        console.print(f"dump: [bold]{dump}[/]", soft_wrap=True)
+        console.print(f"view it: toolyard view {dump}", soft_wrap=True)
+        console.print(f"check it: toolyard audit {dump}", soft_wrap=True)
 
 
 def _table(*titles: str) -> Table:
