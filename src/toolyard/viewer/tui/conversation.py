@@ -11,7 +11,7 @@ from rich.style import Style
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
 from toolyard.viewer.tui.drawing import Line, Pen, beside, clipped, filled, length, prefixed, spread
-from toolyard.viewer.tui.text import counted, one_line, told_number, told_seconds
+from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line
 
 _BESIDE_WIDTH, _ALWAYS_BESIDE_WIDTH = 70, 130
 """From the first width on, a result is shown beside its call if both fit without wrapping; from the second, always."""
@@ -99,7 +99,7 @@ def _timings(bubble: Bubble, trajectory: Trajectory) -> str:
         if sampled.finish not in ("stop", "unknown"):
             parts.append(f"ended by {one_line(sampled.finish, 20)}")
     names = {"generating": "", "tool_calling": "tools ", "interacting": "user "}
-    parts += [f"{said}{told_seconds(bubble.timings[name])}" for name, said in names.items() if name in bubble.timings]
+    parts += [f"{said}{format_seconds(bubble.timings[name])}" for name, said in names.items() if name in bubble.timings]
     return " · ".join(parts)
 
 
@@ -181,11 +181,11 @@ def _ending(pen: Pen, call: CallView, good: bool | None) -> Line:
     verdict = call.verdict if call.outcome == "ok" and call.verdict else call.outcome
     parts: list[str] = []
     if call.seconds:
-        parts.append(told_seconds(call.seconds))
+        parts.append(format_seconds(call.seconds))
     if call.wait_seconds >= 0.001:
-        parts.append(f"waited {told_seconds(call.wait_seconds)}")
+        parts.append(f"waited {format_seconds(call.wait_seconds)}")
     if call.reward is not None:
-        parts.append(f"reward {told_number(call.reward)}")
+        parts.append(f"reward {format_number(call.reward)}")
     shown = one_line(verdict, 40) or "part of the prompt"
     return [Segment(f"{sign} {shown}", style), Segment("".join(f" · {part}" for part in parts), palette.muted)]
 

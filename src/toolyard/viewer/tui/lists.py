@@ -21,7 +21,7 @@ from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import SortKey
 from toolyard.viewer.tui.drawing import Line, clipped, length
 from toolyard.viewer.tui.palette import Palette, palette_of
-from toolyard.viewer.tui.text import fitted, one_line, told_number
+from toolyard.viewer.tui.text import fitted, format_number, one_line
 
 _FETCHED = 100
 """Rows per page."""
@@ -249,7 +249,7 @@ def _told(row: Row, field: str) -> str:
 
 
 def _short(score: float) -> str:
-    told = told_number(score)
+    told = format_number(score)
     return told if len(told) < 6 else f"{score:.2g}"
 
 

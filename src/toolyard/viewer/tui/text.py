@@ -156,7 +156,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def told_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     if not seconds <= _IMPLAUSIBLE_SECONDS:
         return f"{seconds:.0e} s"
     if seconds < 0.0005:
@@ -169,7 +169,7 @@ def told_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def told_number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """At most three decimal places."""
     if value is None:
         return "none"

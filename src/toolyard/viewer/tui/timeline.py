@@ -11,7 +11,7 @@ from rich.style import Style
 from toolyard.viewer.protocol import RequestTimeline, Stage, StepTimeline
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, filled, length
 from toolyard.viewer.tui.palette import Palette
-from toolyard.viewer.tui.text import counted, fitted, one_line, told_seconds
+from toolyard.viewer.tui.text import counted, fitted, format_seconds, one_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _NAME = 14
@@ -50,7 +50,7 @@ def stage_legend(palette: Palette, stages: Mapping[str, float], width: int) -> l
         entry: Line = [
             Segment("■ ", _ink(palette, name)),
             Segment(f"{name} ", palette.muted),
-            Segment(told_seconds(seconds), palette.text),
+            Segment(format_seconds(seconds), palette.text),
         ]
         if lines[-1] and length(lines[-1]) + 3 + length(entry) > width:
             lines.append([])
@@ -76,7 +76,7 @@ def request_lines(pen: Pen, timeline: RequestTimeline, width: int) -> list[Line]
                 *filled(
                     _placed(segment.start, segment.end, timeline.seconds, room, palette.stages[segment.stage]), room
                 ),
-                Segment(f" {told_seconds(segment.end - segment.start):>{_TIME - 1}} ", palette.text),
+                Segment(f" {format_seconds(segment.end - segment.start):>{_TIME - 1}} ", palette.text),
                 Segment(fitted(one_line(segment.label), label_room), palette.faint),
             ]
         )
@@ -116,7 +116,7 @@ def step_lines(pen: Pen, step: StepTimeline, chosen: int | None, width: int) -> 
                 Segment("▸" if here else " ", palette.accent),
                 Segment(fitted(one_line(one.request_id), _NAME - 2) + " ", palette.strong if here else palette.muted),
                 *filled(bar, room),
-                Segment(f" {told_seconds(one.seconds):>{_TIME - 1}}", palette.text),
+                Segment(f" {format_seconds(one.seconds):>{_TIME - 1}}", palette.text),
             ]
         )
     return lines

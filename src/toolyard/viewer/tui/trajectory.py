@@ -17,7 +17,7 @@ from toolyard.viewer.timeline import request_timeline, stage_seconds
 from toolyard.viewer.token_runs import Decode, token_runs
 from toolyard.viewer.tui.conversation import Folds, conversation_lines
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
-from toolyard.viewer.tui.text import counted, one_line, told_number, told_seconds, visible
+from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line, visible
 from toolyard.viewer.tui.timeline import stacked_bar, stage_legend
 
 _LABEL = 8
@@ -162,24 +162,24 @@ def _truth(pen: Pen, truth: Any, width: int) -> list[Line]:
 
 def _score(pen: Pen, trajectory: Trajectory) -> Line:
     palette = pen.palette
-    line: Line = [Segment(told_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
+    line: Line = [Segment(format_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
     if trajectory.rewards:
         line.append(Segment("  rewards: ", palette.faint))
     for at, (name, value) in enumerate(trajectory.rewards.items()):
         line.append(Segment(f"{' · ' if at else ''}{one_line(str(name), 40)} ", palette.muted))
-        line.append(Segment(_told_reward(value), palette.text))
+        line.append(Segment(_format_reward(value), palette.text))
     return line
 
 
-def _told_reward(value: Any) -> str:
-    return told_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
+def _format_reward(value: Any) -> str:
+    return format_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
 
 
 def _times(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
     timeline = request_timeline(trajectory)
     if not timeline.segments:
         return []
-    total = told_seconds(timeline.seconds)
+    total = format_seconds(timeline.seconds)
     room = min(60, width - _LABEL - 2 - len(total) - 1)
     stages = stage_seconds(timeline)
     bar = stacked_bar(pen.palette, stages, timeline.seconds, max(4, room))
