@@ -1,4 +1,4 @@
-"""The same measurement by an earlier commit and by this tree, in turns: a machine is not always equally busy."""
+"""Compare this tree with an earlier commit, measuring in turns: the load of the machine changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THIS_TREE = "this tree"
 def measure_in_turns(
     script: str, arguments: list[str], commit: str, rounds: int, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, list[Any]]:
-    """What `script` prints as JSON with the toolyard of `commit`, which may be a folder, and with that of this tree."""
+    """The JSON output of `script` with the toolyard of `commit`, which may be a folder, and with this tree's."""
     seen: dict[str, list[Any]] = {commit: [], THIS_TREE: []}
     with _checked_out(commit) as before:
         for number in range(rounds):

@@ -1,12 +1,12 @@
-"""Tokens per second of the embedded engine against plain `transformers.generate`: the same model, the same prompts, the
-same number of tokens, greedy, in one process and in turns, so that whatever else the machine does hits both. Compare
-the ratios, not the numbers.
+"""Tokens per second of the embedded engine and of plain `transformers.generate`: the same model, prompts and number of
+tokens, greedy, in one process and in turns, so that the load of the machine affects both. Compare the ratios, not the
+numbers.
 
     python benchmarks/engine.py                        # about two minutes on two quiet cores
     python benchmarks/engine.py --model PATH --rounds 3 --device cuda
 
-Every request has a prompt of its own. Over four turns, each turn adds what a tool would say; `generate` computes the
-whole conversation anew for every turn, the engine only what is new.
+Every request has its own prompt. With four turns, each turn adds a tool result; `generate` recomputes the whole
+conversation every turn, the engine only what is new.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from toolyard.engines.protocol import Sampling
 from toolyard.engines.transformers.engine import TransformersEngine
 
 PROMPT = 640
-"""Tokens, more or less: what a system message and eight worked examples take."""
+"""Approximate tokens of a system message and eight worked examples."""
 RESULT = 40
-"""Tokens that a tool adds between two turns."""
+"""Tokens of a tool result between two turns."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Case:
     tokens: int
     """Sampled per turn and request."""
     rounds: int = 1
-    """How often it is measured, in turns, where one is short; of each side the best is shown."""
+    """Number of measurements; short cases have more. The best of each side is shown."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ def words(chance: random.Random, count: int, vocabulary: int) -> list[int]:
 
 
 def prompts(case: Case, chance: random.Random, vocabulary: int) -> list[list[int]]:
-    """Of different lengths, as they are."""
+    """Prompts of different lengths."""
     return [words(chance, PROMPT + 8 * (row - case.batch // 2), vocabulary) for row in range(case.batch)]
 
 
@@ -120,7 +120,7 @@ async def measure(model: str | Path, device: str, rounds: int) -> None:
         for case in CASES:
             theirs, ours = list[float](), list[float]()
             for turn in range(rounds * case.rounds):
-                seed = f"{case.name}, {turn}"  # no two measurements have a prompt in common: the engine would notice
+                seed = f"{case.name}, {turn}"  # no two measurements share a prompt: the engine would cache it
                 theirs.append(timed(lambda case=case, seed=seed: by_generate(plain, case, random.Random(seed))))
                 started = time.perf_counter()
                 await by_engine(engine, case, random.Random(seed), vocabulary, f"{case.name}-{turn}")

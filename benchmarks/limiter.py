@@ -1,16 +1,16 @@
-"""What a permit costs, beside the seeds' scheme and beside a plain semaphore. All in one run, on this machine.
+"""The cost of a permit, compared with verl's scheme and with a plain semaphore, in one run on this machine.
 
     python benchmarks/limiter.py                 the tables, five to six minutes
     python benchmarks/limiter.py --quick         rougher ones, one round, about a minute
-    python benchmarks/limiter.py --kill-lender 10             kill -9 of the lender under load, ten times: four minutes
-    python benchmarks/limiter.py --kill-lender 10 --busy 8    the same, beside eight processes that use the CPU
+    python benchmarks/limiter.py --kill-lender 10             kill -9 the lender under load, ten times: four minutes
+    python benchmarks/limiter.py --kill-lender 10 --busy 8    the same, next to eight busy processes
 
-Compare ratios, not numbers: they are measured in turn on the same, possibly busy, machine; the better of two rounds is
-shown. A *driver* is a process that asks for permits; callers are split over the drivers. A wait is the time from asking
-for a permit to having it: with more callers than permits it is mostly the queue. CPU is that of the drivers and of the
-actors that serve them, without Ray's own services. The methods:
+Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine; the better of two
+rounds is shown. A *driver* is a process that asks for permits; callers are split over the drivers. A wait is the time
+from asking for a permit to getting it: with more callers than permits it is mostly queueing. CPU is that of the
+drivers and of the actors that serve them, without Ray's own services. The methods:
 
-    seeds        one Ray call to run, one to acquire and one to release, for each execution (see `Seeds` below)
+    verl         one Ray call to run, one to acquire and one to release, for each execution (see `VerlScheme` below)
     RayLimiter   permits lent to each process in blocks
     LocalLimiter, asyncio.Semaphore: within one process
 """
@@ -47,13 +47,13 @@ from rich.table import Table
 from toolyard.limits.cluster.ray import NAMESPACE, PREFIX, RayLimiter
 from toolyard.limits.local import LocalLimiter
 
-clock = time.monotonic  # the same in all processes of a machine
-METHODS = ("seeds", "RayLimiter", "LocalLimiter", "asyncio.Semaphore")
+clock = time.monotonic  # the same clock in all processes of a machine
+METHODS = ("verl", "RayLimiter", "LocalLimiter", "asyncio.Semaphore")
 SHARED = METHODS[:2]
 RUN_IN = 0.3
-"""Seconds before measuring starts: queues fill, leases are taken."""
+"""Seconds before measuring starts, to fill queues and take leases."""
 POINTS = 1000
-"""Waits that a driver passes on, evenly spread over the sorted ones."""
+"""Number of waits that a driver reports, evenly spread over the sorted ones."""
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ class Log:
     going_on: bool = True
     waits: list[float] = field(default_factory=list)
     executions: list[tuple[float, float]] = field(default_factory=list)
-    """Start and end, as the executed function saw them. Not kept of no-ops."""
+    """Start and end as seen by the executed function. Not kept for no-ops."""
 
 
 class Permits:
-    """Whatever is held with `async with`."""
+    """A method whose permits are held with `async with`."""
 
     def __init__(self, permit: Callable[[], AbstractAsyncContextManager[Any]], shared: Sequence[int] = ()) -> None:
         self._permit = permit
@@ -89,8 +89,8 @@ class Permits:
 
 
 @ray.remote(concurrency_groups={"acquire": 1, "release": 10})
-class SeedsBucket:
-    """A semaphore in an actor. One thread acquires, so that those who wait are served in order."""
+class VerlBucket:
+    """A semaphore in an actor. One thread acquires, so that waiters are served in order."""
 
     def __init__(self, limit: int) -> None:
         self._semaphore = threading.Semaphore(limit)
@@ -105,8 +105,8 @@ class SeedsBucket:
 
 
 @ray.remote
-class SeedsWorker:
-    """Runs functions that are sent to it, each in a thread and under a permit."""
+class VerlWorker:
+    """Runs the functions it receives, each in a thread and under a permit."""
 
     def __init__(self, bucket: Any) -> None:
         self._bucket = bucket
@@ -125,18 +125,18 @@ def nap(seconds: float) -> tuple[float, float]:
     return started, clock()
 
 
-class Seeds:
-    """The scheme of the seed documents, rewritten from their description.
+class VerlScheme:
+    """verl's scheme, rewritten from its documentation.
 
     Changed so that drivers can share it: the bucket has a namespace of its own and is detached, or each job would have
     its own limit and lose it with the driver that came first. And a permit is released only if it was acquired.
     """
 
     def __init__(self, limit: int) -> None:
-        bucket = SeedsBucket.options(
-            name=f"seeds-{limit}", namespace="seeds", lifetime="detached", get_if_exists=True
+        bucket = VerlBucket.options(
+            name=f"verl-{limit}", namespace="verl", lifetime="detached", get_if_exists=True
         ).remote(limit)
-        self._worker = SeedsWorker.options(max_concurrency=limit).remote(bucket)
+        self._worker = VerlWorker.options(max_concurrency=limit).remote(bucket)
         self.own = [pid_of(self._worker)]
         self.shared = [pid_of(bucket)]
 
@@ -157,22 +157,22 @@ def lender_pid(limit: int) -> int:
     return pid_of(ray.get_actor(f"{PREFIX}bench-{limit}", NAMESPACE))
 
 
-def open_method(name: str, limit: int) -> Permits | Seeds:
+def open_method(name: str, limit: int) -> Permits | VerlScheme:
     match name:
-        case "seeds":
-            return Seeds(limit)
+        case "verl":
+            return VerlScheme(limit)
         case "RayLimiter":
             limiter = RayLimiter(f"bench-{limit}", limit)
             return Permits(limiter.permit, [lender_pid(limit)])
         case "LocalLimiter":
             return Permits(LocalLimiter(limit).permit)
         case "asyncio.Semaphore":
-            # Not a lambda: at this speed a Python call more would be seen.
+            # Not a lambda: at this speed another Python call would be noticeable.
             return Permits(itertools.repeat(asyncio.Semaphore(limit)).__next__)
     raise ValueError(f"unknown method {name!r}; expected one of {METHODS}")
 
 
-# A driver: this script again, in a process of its own -----------------------------------------------------------------
+# A driver: this script again, in its own process ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -182,27 +182,27 @@ class Job:
     callers: int
     seconds: float
     work: float = 0.0
-    """Seconds that an execution takes."""
+    """Seconds per execution."""
     counts_shared: bool = True
-    """Whether this driver adds the CPU of the actors that all of them use."""
+    """Whether this driver reports the CPU time of the shared actors."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one driver saw."""
+    """The report of one driver."""
 
     permits: int
     seconds: float
     cpu: float
     waits: list[float]
-    """Sorted; at most `POINTS` or so of them."""
+    """Sorted; about `POINTS` at most."""
     longest: float
     executions: list[tuple[float, float]]
 
 
-async def run_job(job: Job, method: Permits | Seeds, start: float) -> Share:
+async def run_job(job: Job, method: Permits | VerlScheme, start: float) -> Share:
     log = Log()
-    # Of no-ops only: elsewhere the limiter's share is not to be seen, and an actor may have been killed.
+    # Only for no-ops: elsewhere the limiter's share is invisible, and an actor may have been killed.
     pids = [] if job.work else [*method.own, *(method.shared if job.counts_shared else ())]
 
     def sample() -> tuple[float, int, float]:
@@ -228,12 +228,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def drive(address: str) -> None:
-    """A job and then the time to start it on standard input, and what came of it on standard output, until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
+    """Read jobs and their start times from standard input, and write reports to standard output, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # Ray prints now and then
+    os.dup2(2, 1)  # Ray prints occasionally
     ray.init(address, log_to_driver=False, logging_level="warning", _node_ip_address="127.0.0.1")
-    opened: dict[tuple[str, int], Permits | Seeds] = {}
+    opened: dict[tuple[str, int], Permits | VerlScheme] = {}
     for line in sys.stdin:
         job = Job(**json.loads(line))
         key = job.method, job.limit
@@ -246,7 +246,7 @@ def drive(address: str) -> None:
 
 
 class Driver:
-    """Its other end."""
+    """The parent's end of a driver."""
 
     def __init__(self, address: str, within: Sequence[str] = ()) -> None:
         command = [*within, sys.executable, __file__, "--driver", address]
@@ -272,7 +272,7 @@ class Driver:
 
 
 def begin(drivers: Sequence[Driver], job: Job) -> float:
-    """They start together, at the time returned."""
+    """Start all drivers together, at the returned time."""
     for number, driver in enumerate(drivers):
         driver.tell(asdict(replace(job, callers=job.callers // len(drivers), counts_shared=number == 0)))
     for driver in drivers:
@@ -295,7 +295,7 @@ class Bench:
     quick: bool
     seconds: float
     drivers: list[Driver] = field(default_factory=list)
-    """Started once, for all rows: a row begins with every one of them warm."""
+    """The drivers, started once for all rows, so that they are warm."""
 
     def some(self, count: int) -> list[Driver]:
         while len(self.drivers) < count:
@@ -309,7 +309,7 @@ class Bench:
         return collect(chosen, job)
 
 
-# No-ops: what a permit costs ------------------------------------------------------------------------------------------
+# No-ops: the cost of a permit -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -335,7 +335,7 @@ def costs(bench: Bench) -> list[Cost]:
         if callers < drivers:
             continue
         methods = METHODS if drivers == 1 else SHARED
-        # What is compared is measured side by side, and the best of two rounds counts: others use the machine as well.
+        # Methods are measured one right after the other, and the best of two rounds counts: the machine may be busy.
         rounds = [
             [bench.run(drivers, Job(method, limit, callers, bench.seconds)) for method in methods]
             for _ in range(1 if bench.quick else 2)
@@ -365,19 +365,19 @@ def percentile(shares: Sequence[Share], part: float) -> float:
 def show_costs(console: Console, found: Sequence[Cost]) -> None:
     grid = table(
         "No-op executions", "drivers", "limit", "callers", "method", "permits/s", "p50 wait, ms", "p99 wait, ms",
-        "CPU µs/permit", "× seeds",
+        "CPU µs/permit", "× verl",
     )  # fmt: skip
-    base = {cost.place: cost.rate for cost in found if cost.method == "seeds"}
+    base = {cost.place: cost.rate for cost in found if cost.method == "verl"}
     for place, rows in itertools.groupby(found, lambda cost: cost.place):
         for cost in rows:
-            times = f"{cost.rate / base[place]:.0f}" if cost.method != "seeds" else "–"
+            times = f"{cost.rate / base[place]:.0f}" if cost.method != "verl" else "–"
             figures = f"{cost.rate:,.0f}", short(cost.p50 * 1e3), short(cost.p99 * 1e3), short(cost.cpu * 1e6)
             grid.add_row(*map(str, place), cost.method, *figures, times)
         grid.add_section()
     console.print(grid)
 
 
-# Executions that take their time --------------------------------------------------------------------------------------
+# Executions that take time --------------------------------------------------------------------------------------------
 
 
 def show_practical(bench: Bench) -> None:
@@ -418,23 +418,23 @@ class Crash:
     event: str
     method: str
     recovery: float
-    """Seconds until the survivors use all permits again; infinite if they did not while it was watched."""
+    """Seconds until the survivors use all permits again; infinite if they did not while watched."""
     gap: float
-    """Longest time in which a survivor started nothing."""
+    """The longest time in which a survivor started nothing."""
     peak: int
-    """Most in flight at any moment, by what the executed functions saw."""
+    """The maximum in flight, as seen by the executed functions."""
 
 
 def crashes(bench: Bench) -> list[Crash]:
-    found = [kill_holder(bench, "kill -9 of who holds 6 of 12", "RayLimiter", patience=2.0)]
+    found = [kill_holder(bench, "kill -9 a holder of 6 of 12", "RayLimiter", patience=2.0)]
     elsewhere = ["unshare", "--pid", "--fork", "--kill-child", *(["--map-root-user"] if os.geteuid() else [])]
     if shutil.which("unshare") and subprocess.run([*elsewhere, "true"], capture_output=True).returncode == 0:
-        # Who lives in another pid namespace cannot be looked up, just as on another machine: only the lease tells.
+        # A process in another pid namespace cannot be looked up, as on another machine: only its lease expires.
         event = "the same, seen only by its lease"
         found.append(kill_holder(bench, event, "RayLimiter", patience=5.0, within=elsewhere))
     found.append(kill_lender(bench, "kill -9 of the lender", patience=5.0 if bench.quick else 7.0))
     if not bench.quick:
-        found.append(kill_holder(bench, "kill -9 of who holds 6 of 12", "seeds", patience=6.0))
+        found.append(kill_holder(bench, "kill -9 a holder of 6 of 12", "verl", patience=6.0))
     return found
 
 
@@ -491,7 +491,7 @@ def judge(
 
 
 def in_flight(executions: Iterable[tuple[float, float]]) -> Iterator[tuple[float, int]]:
-    """Each moment something started or ended, and how many ran from then on."""
+    """Each time something started or ended, and how many ran from then on."""
     changes = sorted(change for start, end in executions for change in ((start, 1), (end, -1)))
     count = 0
     for when, change in changes:
@@ -510,7 +510,7 @@ def show_crashes(console: Console, found: Sequence[Crash]) -> None:
     console.print(grid)
 
 
-# The lender's death, again and again --------------------------------------------------------------------------------
+# Killing the lender repeatedly ----------------------------------------------------------------------------------------
 
 DRIVERS = 4
 WATCHED = 20.0
@@ -520,16 +520,16 @@ WATCHED = 20.0
 @dataclass
 class Standstill:
     seconds: float
-    """Longest time around the kill in which nobody started anything."""
+    """The longest time around the kill in which no process started anything."""
     one: float
-    """Longest time in which some one process started nothing."""
+    """The longest time in which any one process started nothing."""
     forked: float
-    """Seconds from the kill until the new lender's process was there. Negative: Ray had one in stock."""
+    """Seconds from the kill until the new lender's process started. Negative: Ray had an idle one."""
     answers: float
     """Seconds from the kill until the new lender answered a Ray call."""
     peak: int
     at_the_end: int
-    """Most in flight in the last second that was watched: all permits, unless some were lost."""
+    """The maximum in flight in the last second watched: all permits, unless some were lost."""
 
 
 def kill_lender_often(bench: Bench, kills: int) -> list[Standstill]:
@@ -540,7 +540,7 @@ def kill_lender_often(bench: Bench, kills: int) -> list[Standstill]:
         job = Job("RayLimiter", LIMIT, 4 * LIMIT, 1.0 + WATCHED, work=0.02)
         start = begin(drivers, job)
         lender = lender_pid(LIMIT)
-        time.sleep(max(0.0, start + RUN_IN + 1.0 + number / kills - clock()))  # leases are of all ages
+        time.sleep(max(0.0, start + RUN_IN + 1.0 + number / kills - clock()))  # so that leases have different ages
         killed = clock()
         os.kill(lender, signal.SIGKILL)
         successor, answered = restarted(LIMIT, lender)
@@ -573,7 +573,7 @@ def restarted(limit: int, before: int) -> tuple[int, float]:
 
 
 def started_at(pid: int) -> float:
-    """By `clock`, to a hundredth of a second."""
+    """When a process started, by `clock`, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return clock() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -606,18 +606,18 @@ def show_standstills(console: Console, found: Sequence[Standstill], busy: int) -
 
 
 def goals(console: Console, found: Sequence[Cost], crashed: Sequence[Crash]) -> None:
-    """The claims of the README, checked against this very run."""
+    """Check the claims of the README against this run."""
     by = {(cost.place, cost.method): cost for cost in found}
     places = list(dict.fromkeys(cost.place for cost in found))
-    ray_and_seeds = [(by[place, "RayLimiter"], by[place, "seeds"]) for place in places]
+    ray_and_verl = [(by[place, "RayLimiter"], by[place, "verl"]) for place in places]
     pairs = [(by[place, "asyncio.Semaphore"], by[place, "LocalLimiter"]) for place in places if place[0] == 1]
-    faster = [ours.rate / theirs.rate for ours, theirs in ray_and_seeds]
-    cheaper = [theirs.cpu / ours.cpu for ours, theirs in ray_and_seeds]
+    faster = [ours.rate / theirs.rate for ours, theirs in ray_and_verl]
+    cheaper = [theirs.cpu / ours.cpu for ours, theirs in ray_and_verl]
     slower = [theirs.rate / ours.rate for theirs, ours in pairs]
     dearer = [ours.cpu / theirs.cpu for theirs, ours in pairs]
     ours = [crash for crash in crashed if crash.method == "RayLimiter"]
     lines = [
-        (f"RayLimiter, rate × seeds, worst row ({beside(faster, min(cheaper))})", min(faster), 50, ">="),
+        (f"RayLimiter, rate × verl, worst row ({beside(faster, min(cheaper))})", min(faster), 50, ">="),
         (f"LocalLimiter, time × asyncio.Semaphore, worst row ({beside(slower, max(dearer))})", max(slower), 3, "<="),
         ("RayLimiter, s after kill -9 until all permits are in use, worst row", max(c.recovery for c in ours), 5, "<="),
         ("RayLimiter, most in flight through the crashes", max(c.peak for c in ours), LIMIT, "<="),
@@ -645,9 +645,9 @@ def short(value: float) -> str:
 
 @contextlib.contextmanager
 def ray_of_our_own(*, nice: bool) -> Iterator[str]:
-    if not nice:  # actors are at nice 15 by default, and lose to every other process here
+    if not nice:  # actors have nice 15 by default, and lose to every other process here
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
-    # The seeds have a worker for each driver; Ray would warn of every few that start.
+    # verl's scheme has a worker for each driver; Ray would warn about starting so many.
     os.environ["RAY_worker_maximum_startup_concurrency"] = "16"  # noqa: SIM112
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     folder = tempfile.mkdtemp(prefix="ty-")
@@ -660,7 +660,7 @@ def ray_of_our_own(*, nice: bool) -> Iterator[str]:
             _temp_dir=folder,
             _node_ip_address="127.0.0.1",
         )
-        # After `ray.init`, which has a handler of its own: end as with Ctrl-C, and clear up.
+        # After `ray.init`, which installs its own handler: exit as with Ctrl-C, and clean up.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         yield ray.get_runtime_context().gcs_address
     finally:
@@ -674,7 +674,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="time per row and round")
     parser.add_argument("--kill-lender", type=int, metavar="N", help="only kill the lender N times under load")
     parser.add_argument(
-        "--busy", type=int, default=0, metavar="N", help="beside N busy processes of a Ray worker's niceness"
+        "--busy", type=int, default=0, metavar="N", help="run N busy processes with a Ray worker's niceness"
     )
     parser.add_argument("--driver", help=argparse.SUPPRESS)
     args = parser.parse_args()

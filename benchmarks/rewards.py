@@ -1,18 +1,17 @@
-"""How fast answers are scored by running them, beside what a user would otherwise pick. All in one run.
+"""The speed of scoring answers by running them, compared with the alternatives, in one run.
 
     python benchmarks/rewards.py                    256 Python solutions × 16 cases, about three minutes
     python benchmarks/rewards.py --quick            rougher, about a minute
     python benchmarks/rewards.py --language cpp     32 C++ solutions × 16 cases; each program is compiled once
-    python benchmarks/rewards.py --peer URL         beside another SandboxFusion-compatible service
-    python benchmarks/rewards.py --before cb1881d   Python cases by an earlier commit, in turns, and the ratio
+    python benchmarks/rewards.py --peer URL         with another SandboxFusion-compatible service
+    python benchmarks/rewards.py --before cb1881d   compare Python cases with an earlier commit, in turns
 
-Compare ratios, not numbers: what is compared is measured in turn, in several rounds, on the same, possibly busy,
-machine. "subprocess" is one process a case, as many at once as there are processors, without any isolation; it is
-measured on a sample of the solutions. Every result is checked: a scorer that is fast and wrong stops the benchmark.
+Compare ratios, not numbers: everything is measured in turn, in several rounds, on the same, possibly busy, machine.
+"subprocess" is one process per case, one per processor at a time, without isolation; it is measured on a sample of the
+solutions. Every result is checked: a scorer that is fast but wrong stops the benchmark.
 
-The second table is about endless loops in a tenth of the cases. They may cost their own time-outs, spread over the
-workers, on top of what the same cases cost without them, and nothing else. The third is about answers that fail, which
-under all-or-nothing need not be run on the cases that follow.
+In the second table, a tenth of the cases loops forever. These cases may only cost their own time-outs, spread over the
+workers. The third table has answers that fail; with all-or-nothing scoring, their remaining cases need not run.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from toolyard.sandbox.protocol import Limits, Program
 
 CPUS = len(os.sched_getaffinity(0))
 AT_ONCE = max(10, CPUS)
-"""Executions in flight: the default, or more where that would leave processors idle."""
+"""Executions in flight: the default, or more if that would leave processors idle."""
 LOOP = "loop"
-"""The input on which every program loops for ever."""
+"""The input on which every program loops forever."""
 LOOP_SECONDS = 0.5
-SUBPROCESS, UNBATCHED = "subprocess, one a case", "sandbox.run, one a case"
+SUBPROCESS, UNBATCHED = "subprocess, one per case", "sandbox.run, one per case"
 EMBEDDED, SERVED, PEER = "CodeJudge", "CodeJudge over our service", "CodeJudge over the peer"
 IMMORTAL = sys.version_info >= (3, 12)
-"""Since then a forked process copies less, most of all in ordinary runs."""
+"""Since Python 3.12 a forked process copies less, especially in ordinary runs."""
 BATCHES_OVER_RUNS = 1.25 if IMMORTAL else 2.0
 KEPT = {EMBEDDED: 0.85 if IMMORTAL else 0.7, UNBATCHED: 1.0}
 """Share of the rates of cb1881d, whose fast path was machine code."""
@@ -142,7 +141,7 @@ class Solution:
     code: str
     inputs: list[str]
     outputs: list[str]
-    """The right ones; nobody waits for the output of a loop."""
+    """The correct ones; unused for loops."""
     language: str
 
     def submission(self) -> Submission:
@@ -150,11 +149,11 @@ class Solution:
 
 
 numbers = itertools.count()
-"""Every solution has its own, so that no program is compiled, cached or warm because of an earlier measurement."""
+"""Every solution has its own number, so that no program is cached from an earlier measurement."""
 
 
 def solutions(count: int, args: argparse.Namespace, *, loops: float = 0.0) -> list[Solution]:
-    """`loops`: the share of the cases on which they never end."""
+    """`loops`: the share of the cases that loop forever."""
     kinds = CPP if args.language == "cpp" else PYTHON
     dice = random.Random(7)
     numbered = itertools.count(1)
@@ -176,7 +175,7 @@ Scorer = Callable[[Sequence[Solution]], Awaitable[None]]
 
 
 def judge_over(url: str = "", run_seconds: float = 10.0, aggregation: Aggregation = Aggregation.FRACTION) -> CodeJudge:
-    """With the sandbox that users get, the embedded one or the one behind `url`, on all processors."""
+    """A judge with the embedded sandbox or the service at `url`, on all processors."""
     return CodeJudge(
         sandbox_fusion_url=url,
         run_seconds=run_seconds,
@@ -187,7 +186,7 @@ def judge_over(url: str = "", run_seconds: float = 10.0, aggregation: Aggregatio
 
 
 def judged(judge: CodeJudge, late: list[str] | None = None) -> Scorer:
-    """`late`: where to note cases that ran out of time though they do not loop. None: that is an error as well."""
+    """`late`: a list for cases that timed out although they do not loop. None: that is an error, too."""
 
     async def score(them: Sequence[Solution]) -> None:
         results = await judge.judge_all([solution.submission() for solution in them])
@@ -204,7 +203,7 @@ def judged(judge: CodeJudge, late: list[str] | None = None) -> Scorer:
 
 
 def unbatched(sandbox: LocalSandbox) -> Scorer:
-    """What a scorer costs that knows a sandbox and nothing else."""
+    """A scorer that uses only `sandbox.run`."""
 
     async def score(them: Sequence[Solution]) -> None:
         turn = asyncio.Semaphore(4 * CPUS)
@@ -223,7 +222,7 @@ def unbatched(sandbox: LocalSandbox) -> Scorer:
 
 
 def in_subprocesses(pool: ThreadPoolExecutor) -> Scorer:
-    """What people do without a sandbox."""
+    """A scorer without a sandbox."""
 
     def prepare(folder: str, number: int, solution: Solution) -> list[str]:
         source = Path(folder, f"{number}.{'cpp' if solution.language == 'cpp' else 'py'}")
@@ -263,7 +262,7 @@ async def measure(score: Scorer, them: Sequence[Solution]) -> tuple[float, float
 
 
 Rounds = list[tuple[float, float]]
-"""Cases per second, and how many times that of the subprocesses right before and right after it."""
+"""Cases per second, and the ratio to the subprocesses measured right before and after."""
 
 
 async def measure_rates(
@@ -286,13 +285,13 @@ async def measure_rates(
 
 @dataclass(frozen=True)
 class Loops:
-    """Seconds for the same cases without loops and with them."""
+    """Seconds for the same cases without and with loops."""
 
     cases: int
     without: float
     with_them: float
     allowed: float
-    """Without, and the time-outs spread over the workers."""
+    """The time without loops, plus the time-outs spread over the workers."""
     late: int
     """Cases that ran out of time though they do not loop: the machine was too busy for so short a limit."""
 
@@ -324,7 +323,7 @@ async def measure_loops(
 
 
 async def measure_failing(args: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, float]:
-    """Solutions a second, all or nothing, by where they fail."""
+    """Solutions per second with all-or-nothing scoring, by where they fail."""
     found: dict[str, list[float]] = {}
     async with judge_over(aggregation=Aggregation.ALL) as judge:
         await judged(judge)(solutions(2 * CPUS, args))
@@ -384,7 +383,7 @@ def show_rates(console: Console, found: dict[str, Rounds], title: str) -> None:
 
 
 def show_loops(console: Console, loops: dict[str, Loops]) -> None:
-    grid = Table("method", title=f"a tenth of the cases loops for ever, {LOOP_SECONDS:g} s each, over {CPUS} workers")
+    grid = Table("method", title=f"a tenth of the cases loops forever, {LOOP_SECONDS:g} s each, over {CPUS} workers")
     for column in ("cases", "without, s", "with, s", "may take, s", "ratio", "late"):
         grid.add_column(column, justify="right")
     for name, row in loops.items():
@@ -407,7 +406,7 @@ def goals(console: Console, found: dict[str, Rounds], loops: dict[str, Loops], l
     if language == "python":
         batches, runs = (statistics.median(ratio for _, ratio in found[name]) for name in (EMBEDDED, UNBATCHED))
         lines.append(("cases per second × ordinary runs", batches / runs, BATCHES_OVER_RUNS, ">="))
-    # A twentieth for the noise of three measurements.
+    # 5 % for the noise of three measurements.
     lines.append(("endless loops: time × what they may cost", loops[EMBEDDED].ratio, 1.05, "<="))
     for text, value, goal, sense in lines:
         met = value >= goal if sense == ">=" else value <= goal
@@ -418,7 +417,7 @@ def goals(console: Console, found: dict[str, Rounds], loops: dict[str, Loops], l
 
 
 async def measure_own(args: argparse.Namespace) -> dict[str, float]:
-    """Cases a second by whichever toolyard is imported, for `compare`."""
+    """Cases per second with the imported toolyard, for `compare`."""
     async with LocalSandbox() as local, judge_over() as judge:
         scorers = {EMBEDDED: judged(judge), UNBATCHED: unbatched(local)}
         rates: dict[str, float] = {}
@@ -433,7 +432,7 @@ def compare(args: argparse.Namespace) -> None:
     with console.status("measuring") as status:
         arguments = ["--measure", "--solutions", str(args.solutions // 4), "--cases", str(args.cases)]
         seen = measure_in_turns(__file__, arguments, args.before, 2 * args.rounds + 1, status.update)
-    title = f"cases a second, medians, Python {sys.version.split()[0]}, {CPUS} cores"
+    title = f"cases per second, medians, Python {sys.version.split()[0]}, {CPUS} cores"
     grid = Table("method", title=title)
     for column in (*seen, "ratio", "goal"):
         grid.add_column(column, justify="right")
@@ -447,11 +446,11 @@ def compare(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="an eighth of the solutions, fewer rounds, about a minute")
-    parser.add_argument("--solutions", type=int, help="default: 256, of C++ 32")
-    parser.add_argument("--cases", type=int, default=16, help="of each solution")
+    parser.add_argument("--solutions", type=int, help="number of solutions; default: 256, for C++ 32")
+    parser.add_argument("--cases", type=int, default=16, help="cases per solution")
     parser.add_argument("--language", default="python", choices=["python", "cpp"])
     parser.add_argument("--peer", help="URL of another SandboxFusion-compatible service")
-    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit, and do nothing else")
+    parser.add_argument("--before", metavar="COMMIT", help="only compare with an earlier commit")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.solutions = args.solutions or (32 if args.language == "cpp" else 256) // (8 if args.quick else 1)

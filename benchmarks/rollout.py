@@ -1,13 +1,13 @@
-"""The runner alone: turns per second, CPU per turn and memory per request, with an engine that costs nothing.
+"""The rollout runner alone: turns per second, CPU per turn and memory per request, with an engine that costs nothing.
 
-    python benchmarks/rollout.py            a minute or so
+    python benchmarks/rollout.py            about a minute
     python benchmarks/rollout.py --quick
     python benchmarks/rollout.py --before ecf6319   the same work by an earlier commit, in turns, and the ratio
     python benchmarks/rollout.py --embedded the embedded model as well, against transformers.generate (engine.py)
 
-Every request plays 8 turns, and 8 requests are the group of one task: the model calls a tool, reads its answer, and so
-on. The engine is scripted, the tool adds numbers, the tokenizer is a byte-level one or, if it is cached, SmolLM2's own;
-everything between them is real: machine, chat format, tool instances, rewards, audit.
+Every request has 8 turns, and every task 8 requests: the model calls a tool, reads its result, and so on. The engine is
+scripted, the tool adds numbers, the tokenizer is byte-level or, if it is cached, SmolLM2's; everything else is real:
+state machine, chat format, tool instances, rewards, audit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from toolyard.tools.base import BaseTool, ToolResponse
 TURNS = 8
 GOAL = 2000
 GAIN = 1.4
-"""Turns per CPU second, over those of the commit before calls had tasks of their own."""
+"""Turns per CPU second, relative to the commit before each call got its own task."""
 CALL = '<tool_call>\n{"name": "add", "arguments": {"numbers": [1, 2, 3]}}\n</tool_call>'
 SCHEMA = {
     "type": "function",
@@ -63,7 +63,7 @@ SCHEMA = {
     },
 }
 GROUP = 8
-"""Samples of one task."""
+"""Samples per task."""
 
 
 def task(number: int) -> Task:
@@ -120,7 +120,7 @@ class Bench:
         return turns / wall, cpu / turns
 
     async def turn_costs(self, turns: int) -> list[float]:
-        """Seconds of each turn of one long request."""
+        """Seconds for each turn of one long request."""
         async with self.engine(turns) as engine:
             place = self.setting(engine)
             request = create_request(task(0), tool_schemas=(self.tool.tool_schema,))
@@ -136,7 +136,7 @@ class Bench:
         return [after - before for before, after in itertools.pairwise(stamps)]
 
     async def memory(self, requests: int) -> float:
-        """Bytes of one request in its last turn."""
+        """Memory of one request in its last turn, in bytes."""
         gate, all_there, waiting = asyncio.Event(), asyncio.Event(), 0
         async with self.engine(TURNS) as engine:
             place = self.setting(engine)
@@ -170,8 +170,8 @@ class Bench:
 
 async def main(quick: bool) -> None:
     console, bench = Console(), Bench()
-    table = Table(box=SIMPLE_HEAD, title=f"8 turns a request, tokenizer: {bench.tokens_are}", title_justify="left")
-    for title in ("at once", "requests", "requests/s", "turns/s", "CPU per turn", "goal"):
+    table = Table(box=SIMPLE_HEAD, title=f"8 turns per request, tokenizer: {bench.tokens_are}", title_justify="left")
+    for title in ("concurrency", "requests", "requests/s", "turns/s", "CPU per turn", "goal"):
         table.add_column(title, justify="right")
     await bench.run(64, 64)  # warm
     for concurrency in (64, 512, 4096):
@@ -184,16 +184,16 @@ async def main(quick: bool) -> None:
     costs = await bench.turn_costs(turns)
     early, late = statistics.median(costs[10:60]), statistics.median(costs[-50:])
     console.print(
-        f"One request of {turns} turns: a turn costs {early * 1e6:.0f} µs at the beginning, {late * 1e6:.0f} µs at the "
-        f"end ({late / early:.2f}×)."
+        f"One request of {turns} turns: a turn costs {early * 1e6:.0f} µs at the start, {late * 1e6:.0f} µs at the end "
+        f"({late / early:.2f}×)."
     )
     each = await bench.memory(256)
-    console.print(f"Memory of a request in its 8th turn: {each / 1024:.0f} KiB.")
-    console.print(f"Largest size of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB.")
+    console.print(f"Memory per request in its 8th turn: {each / 1024:.0f} KiB.")
+    console.print(f"Peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB.")
 
 
 def measure() -> None:
-    """One measurement by whichever toolyard is imported, for `compare`."""
+    """One measurement with the imported toolyard, for `compare`."""
     bench = Bench()
     asyncio.run(bench.run(64, 64))  # warm
     print(json.dumps([asyncio.run(bench.run(512, concurrency))[1] for concurrency in (64, 512)]))
@@ -203,7 +203,7 @@ def compare(commit: str, rounds: int) -> None:
     """Turns per CPU second of this tree and of an earlier commit."""
     seen = measure_in_turns(__file__, ["--measure"], commit, rounds)
     table = Table(box=SIMPLE_HEAD, title=f"turns per CPU second, best of {rounds}", title_justify="left")
-    for title in ("at once", commit, "this tree", "ratio", "goal"):
+    for title in ("concurrency", commit, "this tree", "ratio", "goal"):
         table.add_column(title, justify="right")
     for column, concurrency in enumerate((64, 512)):
         old, new = (1 / min(row[column] for row in rows) for rows in seen.values())
@@ -215,9 +215,9 @@ def compare(commit: str, rounds: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
-    parser.add_argument("--embedded", action="store_true", help="also the embedded model: three minutes more")
-    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit, and do nothing else")
-    parser.add_argument("--rounds", type=int, default=5, help="of the comparison")
+    parser.add_argument("--embedded", action="store_true", help="also measure the embedded model: three minutes more")
+    parser.add_argument("--before", metavar="COMMIT", help="only compare with an earlier commit")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the comparison")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:

@@ -1,14 +1,14 @@
-"""How fast programs run, beside what a user would otherwise pick. All in one run, on this machine.
+"""The speed of running programs, compared with the alternatives, in one run on this machine.
 
     python benchmarks/sandbox.py                 the table, about five minutes
     python benchmarks/sandbox.py --quick         a rougher one, about one minute
-    python benchmarks/sandbox.py --peer URL      beside another SandboxFusion-compatible service
+    python benchmarks/sandbox.py --peer URL      with another SandboxFusion-compatible service
     python benchmarks/sandbox.py --soak 20000    nothing may grow: memory, descriptors, processes, mounts, cgroups
 
-Compare ratios, not numbers: they are measured in turn on the same, possibly busy, machine. Clients and services share
-it too: "HTTP service" is measured by a bare socket client, "RemoteSandbox" through ours. Every answer is checked. One
-of ours that is wrong stops the benchmark; those of the peer are counted, since outputs that it cuts are wrong as well.
-No peer at hand? `python -m toolyard.testing.sandbox_fusion` has a SandboxFusion server's quirks, not its speed.
+Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine. Clients and services
+share it: "HTTP service" is measured with a bare socket client, "RemoteSandbox" with ours. Every answer is checked. A
+wrong answer of Toolyard stops the benchmark; the peer's are counted, since truncated output counts as wrong. Without
+a peer, `python -m toolyard.testing.sandbox_fusion` has a SandboxFusion server's quirks, but not its speed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PYTHON = {
     "64 KiB": ("print('x' * 65535)", "x" * 65535 + "\n"),
     "300 KB": ("print('x' * 299999)", "x" * 299999 + "\n"),
 }
-"""Programs, and what they print."""
+"""Programs and their output."""
 LIMITS = Limits(run_seconds=60, compile_seconds=60)
 PEER, CPP_HELLO = "peer", "C++ hello"
 
 Call = Callable[[], Awaitable[bool]]
-"""Runs a program once; whether the answer was right."""
+"""Runs a program once. Returns whether the answer was correct."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ def floor(processes: int) -> tuple[float, float]:
 
 
 class Alternatives:
-    """(a): what people do without a sandbox."""
+    """(a): without a sandbox."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(160)
@@ -168,7 +168,7 @@ def sandboxed(
 
 
 class BareClient:
-    """Posts to the service with as little of its own as possible: what is measured is the service, not a client."""
+    """A minimal HTTP client, to measure the service and not the client."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -216,7 +216,7 @@ serve(ServiceConfig(port=0, max_wait_seconds=600, **options), LocalSandbox(isola
 
 @contextlib.contextmanager
 def service(isolation: str = "best", **options: str) -> Generator[str]:
-    """Our service, in a process of its own: its URL. `options`: fields of `ServiceConfig`."""
+    """Start the service in its own process, and yield its URL. `options`: fields of `ServiceConfig`."""
     command = [sys.executable, "-c", SERVER, json.dumps([isolation, options])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -263,7 +263,7 @@ async def table(args: argparse.Namespace) -> None:
             rows = [row for row in rows if not args.only or row[0] in args.only]
             await warm_up(rows, args.warm_up)
             with console.status("measuring") as status:
-                # What is compared is measured side by side: the machine may be busier a minute later.
+                # Methods are measured one right after the other: the machine may be busier a minute later.
                 names = list(dict.fromkeys(name for name, _, _ in rows))
                 for name, in_flight in itertools.product(names, levels):
                     for method, call in [(method, call) for found, method, call in rows if found == name]:
@@ -279,7 +279,7 @@ async def table(args: argparse.Namespace) -> None:
 
 
 async def warm_up(rows: list[tuple[str, str, Call]], seconds: float) -> None:
-    """First calls start zygotes and build headers; what is measured is the steady state."""
+    """Warm up: first calls start zygotes and build headers, but the steady state is measured."""
     for _, _, call in rows:
         await call()
     await asyncio.sleep(seconds)
@@ -320,13 +320,13 @@ def show(console: Console, results: list[Measured], floor_p50: float, floor_rate
 
 
 def goals(console: Console, results: list[Measured], floor_p50: float) -> None:
-    """The claims of the README, checked against this very run."""
+    """Check the claims of the README against this run."""
     by = {(row.program, row.in_flight, row.method): row for row in results}
     local, http, plain = "LocalSandbox", "HTTP service", "subprocess"
     immortal = sys.version_info >= (3, 12)
 
     def ratio(program: str, method: str, other: str) -> float:
-        """Best rate of one over best rate of the other, each at the number in flight that suits it."""
+        """The best rate of one over the best rate of the other, each at its own best number in flight."""
         rates = [max(r.rate for r in results if (r.program, r.method) == (program, key)) for key in (method, other)]
         return rates[0] / rates[1]
 
@@ -349,7 +349,7 @@ def goals(console: Console, results: list[Measured], floor_p50: float) -> None:
 def private_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except PermissionError:  # a worker hides from everybody but root
+    except PermissionError:  # only root can inspect a worker
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
@@ -360,13 +360,13 @@ def tree(pid: int) -> list[int]:
 
 
 def _cgroups() -> list[str]:
-    """Every group that a process below us is in."""
+    """All cgroups of our descendants."""
     below = tree(os.getpid())
     return sorted({line for pid in below for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()})
 
 
 def prepared_children() -> list[int]:
-    """Those that have no children of their own."""
+    """Processes without children."""
     return [pid for pid in tree(os.getpid())[1:] if len(tree(pid)) == 1]
 
 
@@ -425,12 +425,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer levels, less time each")
     parser.add_argument("--seconds", type=float, default=2.0, help="time per measurement")
-    parser.add_argument("--warm-up", type=float, default=12.0, help="seconds between the first runs and the measured")
+    parser.add_argument("--warm-up", type=float, default=12.0, help="seconds of warm-up before measuring")
     parser.add_argument("--only", action="append", metavar="PROGRAM", help=f"one of {[*PYTHON, CPP_HELLO]}; repeatable")
-    parser.add_argument("--in-flight", type=int, nargs="+", metavar="N", help="instead of the usual numbers")
+    parser.add_argument("--in-flight", type=int, nargs="+", metavar="N", help="numbers in flight to measure")
     parser.add_argument("--peer", help="URL of another SandboxFusion-compatible service")
     parser.add_argument("--isolation", default="required", choices=["required", "best", "confined"])
-    parser.add_argument("--soak", type=int, metavar="N", help="instead: run N programs and show what grew")
+    parser.add_argument("--soak", type=int, metavar="N", help="only run N programs, and show what grew")
     args = parser.parse_args()
     asyncio.run(soak(args.soak, args.isolation) if args.soak else table(args))
 

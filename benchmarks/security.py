@@ -1,12 +1,12 @@
-"""What security costs: the same work with it and without it, in turns, in one run.
+"""The cost of security: the same work with and without it, in turns, in one run.
 
     python benchmarks/security.py             about two minutes
     python benchmarks/security.py --quick     rougher, half a minute
 
-The first table runs programs fully isolated, and as on kernels that lack one layer of it: the sandbox is told that this
-one does. At level `confined`, as in a container, there are no namespaces; at level `none` there are limits on time and
-processes and nothing else. Without a pid namespace strays have to be looked for, and files counted one by one, so less
-isolation is slower. The second table sends requests to our service: as it is by default, with a token, and encrypted.
+The first table runs programs fully isolated, and as if the kernel lacked one layer. At level `confined`, as in a
+container, there are no namespaces; at level `none` there are only limits on time and processes. Without a pid
+namespace, leftover processes must be searched for and files counted one by one, so less isolation is slower. The
+second table sends requests to the service: with its defaults, with a token, and encrypted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolyard.sandbox.isolation import probe as probe_kernel
 CPUS = len(os.sched_getaffinity(0))
 NO_SECCOMP, NO_LANDLOCK, NO_CGROUP = "without seccomp", "without Landlock", "memory sampled, without a cgroup"
 BATCHED = ("full", NO_LANDLOCK, NO_CGROUP)
-"""Where cases of a batch are forked; elsewhere they are ordinary runs."""
+"""Where the cases of a batch are forked; elsewhere they are ordinary runs."""
 INPUTS = [str(number) for number in range(16)]
 PROGRAM = "print(input())"
 TOKEN = "a-token-for-this-benchmark"
@@ -53,7 +53,7 @@ def batched(sandbox: LocalSandbox) -> Call:
 async def open_sandbox(
     opened: contextlib.AsyncExitStack, asked: Literal["best", "required", "confined", "none"], **changes: Any
 ) -> LocalSandbox:
-    """On a kernel that grants what this one does but for `changes`."""
+    """A sandbox on a kernel that grants what this one does, except for `changes`."""
     found = await probe_kernel()
     features = {**found.features, **changes.pop("features", {})}
 
@@ -90,7 +90,7 @@ Rates = dict[str, list[float]]
 
 
 async def in_turns(calls: dict[str, Call], rounds: int, seconds: float, tell: Callable[[str], None]) -> Rates:
-    """Calls a second, as many at once as there are processors, in every round."""
+    """Calls per second in every round, with one call in flight per processor."""
     found: Rates = {name: [] for name in calls}
     for call in calls.values():
         await measure(call, CPUS, seconds / 2)
@@ -132,7 +132,7 @@ async def tables(rounds: int, seconds: float) -> None:
             folder = opened.enter_context(tempfile.TemporaryDirectory())
             tls = certificate(Path(folder))
             services: dict[str, dict[str, str]] = {
-                "by default": {},
+                "defaults": {},
                 "with a token": {"token": TOKEN},
                 "with a token, encrypted": {"token": TOKEN, **tls},
             }
@@ -142,7 +142,7 @@ async def tables(rounds: int, seconds: float) -> None:
                 remote = RemoteSandbox(url, options.get("token"), ca_file=options.get("tls_cert"))
                 calls[name] = sandboxed(await opened.enter_async_context(remote), "print(1)", prints="1\n")
             requests = await in_turns(calls, rounds, seconds, status.update)
-    title = f"Python {sys.version.split()[0]}, {CPUS} cores, {CPUS} at once"
+    title = f"Python {sys.version.split()[0]}, {CPUS} cores, {CPUS} in flight"
     show(console, f"isolation, {title}", {"print(1)": singles, "cases of batches of 16": cases}, "programs")
     show(console, f"the service, {title}", {"print(1)": requests}, "service")
 

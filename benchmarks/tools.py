@@ -1,11 +1,11 @@
-"""What a tool call costs beside the bare tool, and what the code interpreter leaves of its sandbox's rate.
+"""The overhead of a tool call over the bare tool, and of the code interpreter over its sandbox.
 
     python benchmarks/tools.py                 the tables, about a minute
     python benchmarks/tools.py --quick         rougher ones, about fifteen seconds
 
-Compare ratios, not numbers: what is compared is measured in turn, in several short rounds, on the same, possibly busy,
-machine. Of times the best round is shown, of rates the sum of all. The code interpreter and "bare sandbox" use the very
-same sandbox, and `num_workers` and `rate_limit` are as high as the number of trajectories.
+Compare ratios, not numbers: everything is measured in turn, in several short rounds, on the same, possibly busy,
+machine. Times are those of the best round, rates are over all rounds. The code interpreter and "bare sandbox" use the
+same sandbox; `num_workers` and `rate_limit` are as high as the number of trajectories.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
 )
 
 Work = Callable[[int], Awaitable[None]]
-"""Does something so many times."""
+"""Does something N times."""
 
 
 class NoOp(BaseTool):
-    """Answers at once."""
+    """Returns immediately."""
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -107,12 +107,12 @@ COSTS: dict[str, Work] = {
     "call: JSON decoded, checked, time-limited": calls(TEXT),
     WHOLE: calls(TEXT, concurrency=64),
     "bare create, calc_reward, release": bare_lives,
-    "an instance: created and ended": lives,
+    "an instance: create, calc_reward, release": lives,
 }
 
 
 async def measure_costs(rounds: int, count: int) -> dict[str, float]:
-    """Microseconds each, in the best of the rounds."""
+    """Microseconds of each, in the best round."""
     found = dict.fromkeys(COSTS, float("inf"))
     for _ in range(rounds):
         for name, work in COSTS.items():
@@ -136,7 +136,7 @@ class Rate:
 
 
 async def keep_going(rate: Rate, callers: list[Callable[[], Awaitable[None]]], seconds: float) -> None:
-    """All callers at once, each one call after the other, for so long."""
+    """Run all callers concurrently for `seconds`, each making one call after the other."""
     start = time.perf_counter()
 
     async def one(call: Callable[[], Awaitable[None]]) -> None:
@@ -167,7 +167,7 @@ async def trajectories(tool: SandboxFusionTool, count: int) -> AsyncIterator[lis
 
 
 async def measure_rates(count: int, rounds: int, seconds: float) -> tuple[Rate, Rate]:
-    """Of the bare sandbox, and of the code interpreter on top of it."""
+    """The rates of the bare sandbox, and of the code interpreter on top of it."""
     tool = SandboxFusionTool({"num_workers": count, "rate_limit": count})
     bare, whole = Rate(), Rate()
     try:
@@ -190,7 +190,7 @@ async def measure_rates(count: int, rounds: int, seconds: float) -> tuple[Rate, 
     return bare, whole
 
 
-# Showing --------------------------------------------------------------------------------------------------------------
+# Tables ---------------------------------------------------------------------------------------------------------------
 
 
 async def tables(args: argparse.Namespace) -> None:
@@ -198,7 +198,7 @@ async def tables(args: argparse.Namespace) -> None:
     title = f"Python {sys.version.split()[0]}, {len(os.sched_getaffinity(0))} cores"
     with console.status("measuring calls"):
         costs = await measure_costs(*((5, 2000) if args.quick else (15, 4000)))
-    grid = Table("what", title=f"microseconds, {title}")
+    grid = Table("operation", title=f"microseconds, {title}")
     grid.add_column("µs", justify="right")
     for name, cost in costs.items():
         grid.add_row(name, f"{cost:.1f}")
@@ -222,7 +222,7 @@ async def tables(args: argparse.Namespace) -> None:
 
 def goals(console: Console, costs: dict[str, float], rates: dict[int, tuple[Rate, Rate]]) -> None:
     overhead = costs[WHOLE] - costs[next(iter(COSTS))]
-    lines = [("µs added to a bare call, the whole way", overhead, 50.0, "<=")]
+    lines = [("µs added to a bare call, with everything", overhead, 50.0, "<=")]
     lines += [
         (f"share of the bare sandbox's rate, {count} trajectories", whole.per_second / bare.per_second, 0.8, ">=")
         for count, (bare, whole) in rates.items()

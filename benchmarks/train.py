@@ -1,21 +1,21 @@
-"""GRPO with our rollouts: where the time of a step goes, and the same step with TRL's own `tools=` loop.
+"""GRPO with Toolyard's rollouts: where the time of a step goes, and the same step with TRL's own `tools=` loop.
 
-    python benchmarks/train.py                     both parts, on the CPU: a quarter of an hour on two busy cores
+    python benchmarks/train.py                     both parts, on the CPU: 15 minutes on two busy cores
     python benchmarks/train.py --part shares       the embedded model, word problems, code in the embedded sandbox
-    python benchmarks/train.py --part beside       the two loops beside each other
+    python benchmarks/train.py --part beside       the two loops side by side
     python benchmarks/train.py --part beside --model smollm2-135m --prompts 2 --steps 1
     python benchmarks/train.py --quick
 
-Beside each other, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before it
-is measured, the model is taught a few conversations by heart (two calls, one after the other, then the answer), and it
-always takes the likeliest token (`top_k` 1). That every prompt, sampled and masked token of both is the same is
-checked. The rewards are all equal, so an update costs what it costs and changes nothing. The model is a small one with
-random weights unless another is named: what it says does not matter, only how long it takes. Whatever else the machine
-does hits both, as they take turns; compare the ratios, not the numbers.
+Side by side, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before
+measuring, the model memorizes a few conversations (two calls, one after the other, then the answer), and it always
+takes the most likely token (`top_k` 1). The benchmark checks that every prompt, sampled and masked token is the same
+in both. All rewards are equal, so an update takes its normal time but changes nothing. The model is a small one with
+random weights unless you name another: only the time matters. The loops take turns, so that the load of the machine
+affects both; compare the ratios, not the numbers.
 
-What differs: TRL samples with `transformers.generate`, which computes the whole conversation anew for each turn, and
-awaits the calls of one sample before those of the next, also if the tool is asynchronous, as it is here. Ours samples
-with the embedded engine, and calls while others are still sampled.
+What differs: TRL samples with `transformers.generate`, which recomputes the whole conversation for each turn, and
+awaits the calls of one sample before those of the next, even if the tool is asynchronous, as here. Toolyard samples
+with the embedded engine, and runs calls while other requests are sampled.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-import toolyard.engines.transformers.openmp  # noqa: F401 - before torch, and so for both loops: threads that wait do not spin
-from by_heart import CALLS, RESPONSE, Place, distance_in, prepared
+import toolyard.engines.transformers.openmp  # noqa: F401 - before torch, for both loops: waiting threads do not spin
+from memorized import CALLS, RESPONSE, Workspace, distance_in, prepare
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EMBEDDED as EMBEDDED_TRAINING
@@ -61,7 +61,7 @@ class Times:
 
 
 def trainer(model: Any, times: Times, **given: Any) -> Any:
-    """A GRPOTrainer that takes its own times, and keeps what it sampled last in `sampled`."""
+    """A GRPOTrainer that measures its own times, and keeps its last samples in `sampled`."""
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
@@ -137,8 +137,8 @@ class Watch(StepObserver):
 
 
 def stages(trajectories: Iterable[Trajectory]) -> dict[str, list[Interval]]:
-    """When requests were sampled for, waited for tools, and were scored: seconds from the begin of the rollout, with
-    which all of them begin."""
+    """When requests were sampled, waited for tools, and were scored, in seconds from the start of the rollout.
+    All requests start together."""
     found: dict[str, list[Interval]] = {"sampling": [], "tools": [], "rewards": []}
     for trajectory in trajectories:
         end = 0.0
@@ -152,7 +152,7 @@ def stages(trajectories: Iterable[Trajectory]) -> dict[str, list[Interval]]:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Seconds in which there is at least one."""
+    """Seconds covered by at least one interval."""
     total, until = 0.0, 0.0
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, until))
@@ -193,7 +193,7 @@ def measure_shares(model: str, steps: int) -> None:
 
 
 def show_shares(model: str, samples: int, times: Times, watch: Watch) -> None:
-    """Means of all steps but the first, in which everything is opened."""
+    """The means of all steps except the first, in which everything is opened."""
     played = [stages(trajectories) for trajectories in watch.trajectories[1:]]
     mean = statistics.fmean
     step = mean(times.steps[1:])
@@ -219,7 +219,9 @@ def show_shares(model: str, samples: int, times: Times, watch: Watch) -> None:
     ]
     calls = mean(sum(len(turn.tool_calls) for it in some for turn in it.turns) for some in watch.trajectories[1:])
     tokens = mean(sum(sum(it.tokens.response_mask) for it in some) for some in watch.trajectories[1:])
-    title = f"{model}, {samples} samples a step, {calls:.0f} calls, {tokens:.0f} sampled tokens, mean of {len(played)}"
+    title = (
+        f"{model}, {samples} samples per step, {calls:.0f} calls, {tokens:.0f} sampled tokens, mean of {len(played)}"
+    )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("")
     for name in ("seconds", "share", "summed over requests"):
@@ -239,7 +241,7 @@ class Run:
     sampled: Any
 
 
-def by_trl(place: Place, model: Any, seconds: float, steps: int) -> Run:
+def by_trl(place: Workspace, model: Any, seconds: float, steps: int) -> Run:
     import datasets
     from transformers import AutoTokenizer
     from trl.chat_template_utils import qwen2_5_chat_template
@@ -261,7 +263,7 @@ def by_trl(place: Place, model: Any, seconds: float, steps: int) -> Run:
     return Run(times, made.sampled)
 
 
-def sampling_the_same(place: Place, scratch: str, steps: int) -> Any:
+def sampling_the_same(place: Workspace, scratch: str, steps: int) -> Any:
     return grpo_config(Path(scratch), place.samples, place.group, steps, top_k=1, max_completion_length=RESPONSE)
 
 
@@ -269,7 +271,7 @@ def right(completions: list[Any], **_: Any) -> list[float]:
     return [float(completion[-1]["content"].endswith("#### 80")) for completion in completions]
 
 
-def by_us(place: Place, model: Any, seconds: float, steps: int) -> Run:
+def by_us(place: Workspace, model: Any, seconds: float, steps: int) -> Run:
     from transformers import AutoTokenizer
 
     times = Times()
@@ -288,13 +290,13 @@ def by_us(place: Place, model: Any, seconds: float, steps: int) -> Run:
 
 
 def measure_beside(model: str | None, prompts: int, group: int, steps: int, rounds: int) -> None:
-    """Each of `rounds` has all delays and both loops; the first step of each is not counted."""
+    """Each round measures all delays and both loops; the first step of each is not counted."""
     import torch
     from transformers import AutoModelForCausalLM
 
     found: dict[tuple[float, str], Times] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        place = prepared(Path(scratch), model, prompts, group)
+        place = prepare(Path(scratch), model, prompts, group)
         plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
         for turn in range(rounds):
             for seconds in DELAYS:
@@ -322,10 +324,10 @@ def difference(sampled: dict[str, Any]) -> str:
     return "nothing"
 
 
-def show_beside(model: str | None, place: Place, sampled: Any, found: dict[tuple[float, str], Times]) -> None:
+def show_beside(model: str | None, place: Workspace, sampled: Any, found: dict[tuple[float, str], Times]) -> None:
     tokens, steps = sum(map(sum, sampled[2])), len(found[DELAYS[0], "ours"].steps)
     title = (
-        f"{model or 'random weights'}: {place.samples} samples a step, the same {tokens} sampled tokens and "
+        f"{model or 'random weights'}: {place.samples} samples per step, the same {tokens} sampled tokens and "
         f"{CALLS * place.samples} calls with both loops; seconds, of {steps} steps"
     )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
@@ -341,7 +343,7 @@ def show_beside(model: str | None, place: Place, sampled: Any, found: dict[tuple
 
 
 def compared(theirs: list[float], ours: list[float]) -> list[str]:
-    """By median, and by the best: each, and how many times longer theirs takes."""
+    """Theirs, ours, and the ratio; by median and by best."""
     cells: list[str] = []
     for of in (statistics.median, min):
         cells += [f"{of(theirs):.2f}", f"{of(ours):.2f}", f"{of(theirs) / of(ours):.1f}"]
@@ -351,11 +353,11 @@ def compared(theirs: list[float], ours: list[float]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("shares", "beside", "both"), default="both")
-    parser.add_argument("--model", help="shares: the embedded one; beside: a small one with random weights")
-    parser.add_argument("--prompts", type=int, default=4, help="beside: of a step")
-    parser.add_argument("--group", type=int, default=4, help="beside: samples of each")
-    parser.add_argument("--steps", type=int, default=3, help="that are counted, in each round")
-    parser.add_argument("--rounds", type=int, default=2, help="beside")
+    parser.add_argument("--model", help="default: shares: the embedded one; beside: random weights")
+    parser.add_argument("--prompts", type=int, default=4, help="beside: prompts per step")
+    parser.add_argument("--group", type=int, default=4, help="beside: samples per prompt")
+    parser.add_argument("--steps", type=int, default=3, help="steps to count in each round")
+    parser.add_argument("--rounds", type=int, default=2, help="beside: rounds")
     parser.add_argument("--quick", action="store_true", help="one step, one round")
     options = parser.parse_args()
     if options.quick:

@@ -1,18 +1,18 @@
-"""How long people wait for the viewer's library, beside the obvious alternative: reading all lines into a list.
+"""Response times of the viewer's library, compared with the obvious alternative: reading all lines into a list.
 
-    python benchmarks/viewer.py                          1 k, 10 k and 100 k trajectories: a few minutes, 2 GB of disk
+    python benchmarks/viewer.py                          1k, 10k and 100k trajectories: a few minutes, 2 GB of disk
     python benchmarks/viewer.py --sizes 1000,10000       fewer
 
-Compare ratios, not numbers: they are measured in turn on the same, possibly busy, machine. Lines have about 10 KB, with
-token ids and logprobs, as a rollout of two or three turns has them, and 1,024 lie in a file. Each column is a process
-of its own, so that its memory is its own; files are in the page cache. Of times below three seconds the best of
-three is shown, and nothing that was remembered from the one before helps the next.
+Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine. Lines have about 10 KB,
+with token ids and logprobs, like a rollout of two or three turns; files have 1,024 lines. Each column runs in its own
+process, to measure its memory; files are in the page cache. Times below three seconds are the best of three, without
+caches of the previous measurement.
 
     index        builds the index, once
-    library      opens it again: the list of steps and fifty rows are the first screen; "nothing new" is a refresh
-    json.loads   every line into a list, then loops in Python
+    library      opens it again: the first screen is the list of steps and 50 rows; "nothing new" is a refresh
+    json.loads   reads every line into a list, then loops in Python
 
-The filter is `score<0.5 tools>1 finish:length`, the order `sort:-time`; both show fifty rows.
+The filter is `score<0.5 tools>1 finish:length`, the order `sort:-time`; both show 50 rows.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def as_asked(call: CallRecord) -> ToolCall:
 
 
 def generate(folder: Path, count: int) -> int:
-    """Its size in bytes."""
+    """Write the dump. Returns its size in bytes."""
     size = 0
     for step in range(0, count, PER_FILE):
         with (folder / f"{step // PER_FILE}.jsonl").open("wb") as file:
@@ -132,7 +132,7 @@ def generate(folder: Path, count: int) -> int:
     return size
 
 
-# What is measured, each in a process of its own -----------------------------------------------------------------------
+# Measurements, each in its own process --------------------------------------------------------------------------------
 
 
 def best(work: Callable[[], Any], times: int = 3) -> float:
@@ -156,7 +156,7 @@ def measure_index(folder: Path) -> dict[str, float]:
 
 def measure_library(folder: Path) -> dict[str, float]:
     def opened(work: Callable[[Library], Any]) -> float:
-        """Opened anew, so that nothing is remembered; only `work` is timed."""
+        """Reopen the library, so that nothing is cached; only `work` is timed."""
         took: list[float] = []
         for _ in range(3):
             with Library.open(folder) as library:
@@ -236,14 +236,14 @@ def main() -> None:
         print(json.dumps({**found, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
         return
     console = Console()
-    grid = Table(title="the viewer's library (l) beside json.loads into a list (j)")
+    grid = Table(title="the viewer's library (l) and json.loads into a list (j)")
     grid.add_column("")
     columns: list[list[str]] = []
     firsts: dict[int, float] = {}
     for count in map(int, args.sizes.split(",")):
         grid.add_column(f"{count:,}", justify="right")
         with tempfile.TemporaryDirectory(prefix="toolyard-viewer-") as folder, console.status("") as status:
-            status.update(f"{count:,} trajectories: writing them")
+            status.update(f"{count:,} trajectories: writing")
             size = generate(Path(folder), count)
             measured: dict[str, dict[str, float]] = {}
             for what in MEASURES:
@@ -270,10 +270,10 @@ NAMES = (
     "filter (j)",
     "sort (l)",
     "sort (j)",
-    "search: last has it (l)",
-    "search: last has it (j)",
-    "search: none has it (l)",
-    "search: none has it (j)",
+    "search: match in the last line (l)",
+    "search: match in the last line (j)",
+    "search: no match (l)",
+    "search: no match (j)",
     "open a trajectory (l)",
     "nothing new (l)",
     "memory (l)",

@@ -1,4 +1,4 @@
-"""The embedded sandbox in one file: run a program, judge one on several inputs, keep a session.
+"""The embedded sandbox in one file: run a program, test one on several inputs, use a session.
 
 python examples/sandbox.py
 """

@@ -1,22 +1,22 @@
-"""Two tools of our own: a class, as the guide has it, and a function."""
+"""Two custom tools: a class, as in verl's guide, and a function."""
 
 from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse, tool
 
 
 class MyCustomTool(BaseTool):
-    """The model guesses a word, and is told how many letters are in their places."""
+    """The model guesses a word, and reads how many letters are in their places."""
 
     def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
         super().__init__(config, tool_schema)
         self._instances = {}
 
     async def create(self, instance_id: str = None, **kwargs):  # noqa: RUF013 - as the guide writes it
-        # One state for each trajectory. kwargs are the task's: tools_kwargs[name]["create_kwargs"].
+        # One state per trajectory. The task provides kwargs: tools_kwargs[name]["create_kwargs"].
         self._instances[instance_id] = {"word": kwargs["word"], "guesses": 0, "best": 0.0}
         return instance_id
 
     async def execute(self, instance_id: str, parameters: dict, **kwargs):
-        # The arguments have been checked against the schema. Returned: what the model reads, step reward, metrics.
+        # Arguments have been checked against the schema. Returns what the model reads, the step reward and metrics.
         state, guess = self._instances[instance_id], parameters["param1"]
         state["guesses"] += 1
         if state["guesses"] > self.config["custom_param"]:
@@ -29,11 +29,11 @@ class MyCustomTool(BaseTool):
         return ToolResponse(text=text), step, {"guesses": state["guesses"]}
 
     async def calc_reward(self, instance_id: str, **kwargs):
-        # Once, at the end of the trajectory.
+        # Called once, at the end of the trajectory.
         return self._instances[instance_id]["best"]
 
     async def release(self, instance_id: str, **kwargs):
-        # Always, also after a failure.
+        # Always called, even after a failure.
         del self._instances[instance_id]
 
 

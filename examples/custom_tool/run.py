@@ -1,4 +1,4 @@
-"""The life of a tool in one trajectory, played by hand: create, execute, calc_reward, release.
+"""The life cycle of a tool in one trajectory: create, execute, calc_reward, release.
 
 python examples/custom_tool/run.py
 """
@@ -11,7 +11,7 @@ from toolyard.tools import initialize_tools_from_config, open_instances
 CALLS = [
     ("count_letters", '{"word": "crate"}'),
     ("my_custom_function", '{"param1": "crate"}'),
-    ("my_custom_function", '{"guess": "crane"}'),  # as models do: the wrong name
+    ("my_custom_function", '{"guess": "crane"}'),  # a wrong argument name, as models write
     ("my_custom_function", '{"param1": "crane"}'),
 ]
 
@@ -23,7 +23,7 @@ async def main() -> None:
         for name, arguments in CALLS:
             result = await instances.call(name, arguments)
             print(f"{name}({arguments})\n  {result.outcome}, step reward {result.reward}: {result.response.text}")
-    # Leaving the block has asked for the rewards and released the instances.
+    # At the end of the block, the rewards were computed and the instances released.
     print("rewards:", {name: instance.reward for name, instance in instances.items()})
 
 

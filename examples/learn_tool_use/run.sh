@@ -1,5 +1,5 @@
 #!/bin/bash
-# The whole experiment, about a quarter of an hour on one H200. Arguments go to `toolyard train`: steps=200, say.
+# The whole experiment, about 15 minutes on one H200. Arguments are passed to `toolyard train`, e.g. steps=200.
 set -euo pipefail
 cd "$(dirname "$0")"
 toolyard=${TOOLYARD:-toolyard}
@@ -10,7 +10,7 @@ $toolyard tasks generate data/traces.jsonl --count 480 --seed 12 --script data/t
 $toolyard tasks generate data/unseen.jsonl --count 200 --seed 13 --split unseen --force
 $toolyard tasks generate data/test.jsonl --count 200 --seed 14 --force
 
-play() { # what to call it, and the adapter if there is one
+play() { # arguments: a name, and optionally an adapter
     for tasks in data/test.jsonl data/unseen.jsonl word-problems; do
         $toolyard rollout play.yaml --tasks "$tasks" --out "$out-play/$1-$(basename "$tasks" .jsonl)" ${2:+--set engine.adapter="$2"}
     done

@@ -1,4 +1,4 @@
-"""Tools of an MCP server, listed and called as a rollout does it.
+"""List the tools of an MCP server, and call them as a rollout does.
 
 python examples/mcp_tool/run.py
 """

@@ -1,11 +1,11 @@
-"""A tiny MCP server: units and a shopping list. It is started by Toolyard, as mcp.json says."""
+"""A tiny MCP server: units and a shopping list. Toolyard starts it, as configured in mcp.json."""
 
 from typing import Literal
 
 from mcp.server.mcpserver import MCPServer
 from pydantic import BaseModel
 
-METRES = {"m": 1.0, "km": 1000.0, "mile": 1609.344, "ft": 0.3048}
+METERS = {"m": 1.0, "km": 1000.0, "mile": 1609.344, "ft": 0.3048}
 server = MCPServer("units", log_level="WARNING")
 
 
@@ -18,7 +18,7 @@ class Item(BaseModel):
 @server.tool()
 def convert(value: float, source: Literal["m", "km", "mile", "ft"], target: Literal["m", "km", "mile", "ft"]) -> str:
     """Converts a length."""
-    return f"{value * METRES[source] / METRES[target]:g} {target}"
+    return f"{value * METERS[source] / METERS[target]:g} {target}"
 
 
 @server.tool()
@@ -29,7 +29,7 @@ def total(items: list[Item]) -> float:
 
 @server.tool()
 def secret() -> str:
-    """Is not in tool_selected_list, so no model sees it."""
+    """Not in tool_selected_list, so no model sees it."""
     return "42"
 
 

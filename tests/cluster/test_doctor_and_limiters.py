@@ -223,7 +223,7 @@ class TestDoctor:
     def test_without_a_cluster_nothing_can_be_stopped(self) -> None:
         done = toolyard("127.0.0.1:9", "doctor", "--stop-limiter", "sandbox")
         assert done.returncode == 1
-        assert "no cluster runs here" in done.stderr
+        assert "no cluster is running" in done.stderr
 
 
 class TestNeverLeaked:

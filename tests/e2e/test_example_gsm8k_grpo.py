@@ -95,7 +95,7 @@ def test_gsm8k_is_found_as_it_is_published_and_train_is_asked_last(tmp_path, pub
 def test_where_there_is_no_gsm8k_it_says_so(tmp_path):
     ran = run("--gsm8k", tmp_path, seconds=60)
     assert ran.returncode == 1
-    assert "there is no train.jsonl and no main/train-*.parquet in it" in ran.stderr
+    assert "has neither train.jsonl nor main/train-*.parquet" in ran.stderr
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_weights_are_those_of_the_run_unless_others_are_given(tmp_path):
 def test_scores_that_the_weights_do_not_explain_are_told(tmp_path):
     fill(tmp_path / "1.jsonl", answered("#### 18", score=7.0, rewards=PARTS))
     (note,) = score(tmp_path, "gsm8k").notes
-    assert note.startswith("1 scores in the dump are not what the weights by default make of their parts")
+    assert note.startswith("1 scores in the dump do not match the weights by default")
     (tmp_path / "rollout.json").write_text("{}")
     with pytest.raises(RecordError, match=r"rollout\.json: it should say which weights the rewards had: 'rewards'"):
         score(tmp_path, "gsm8k")

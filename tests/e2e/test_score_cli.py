@@ -33,7 +33,7 @@ def test_scored_again_by_its_own_reward_the_recorded_dump_is_the_same_to_the_byt
     fill(tmp_path / "runs/0.jsonl", DEMO)
     done = toolyard(tmp_path, "runs", "--reward", "gsm8k", "--out", "again")
     assert done.returncode == 0, done.stderr
-    assert "✔ 16 scored again by gsm8k in" in done.stdout
+    assert "✔ 16 scored again with gsm8k in" in done.stdout
     assert "0 changed; mean 0.3125 → 0.3125." in done.stdout
     assert "written: again" in done.stdout
     assert (tmp_path / "again/0.jsonl").read_bytes() == DEMO
@@ -49,7 +49,7 @@ def test_what_a_stricter_reward_changes_is_counted_and_shown(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "5 changed; mean 0.3125 → 0.0000." in done.stdout
     assert "0.jsonl:1   dcb8078ce6f905a093f486ef        1       0" in done.stdout
-    assert "and 3 more: --top 5" in done.stdout
+    assert "and 3 more; --top 5 shows all" in done.stdout
     before, after = lines_of(tmp_path / "runs/0.jsonl"), lines_of(tmp_path / "strict/0.jsonl")
     assert [line["score"] for line in after] == [0.0] * 16
     assert [line["rewards"]["final"] for line in after] == [0.0] * 16
@@ -81,7 +81,7 @@ def test_a_function_of_the_users_gets_what_the_run_gave_it_and_its_options(tmp_p
     said = "\n".join(message.content for message in first.messages[4:] if message.role == "assistant")
     reward = {"asked": ["openai/gsm8k", "18", {}], "said": said}
     assert found[0]["metrics"] == {"reward": reward, "turns": 2}, "what the old reward said is gone"
-    assert "2 lines have no extra_info: the reward was given an empty one" in report.notes
+    assert "2 lines have no extra_info: the reward got an empty one" in report.notes
     assert not any(audit(line.trajectory) for line in read_dump(tmp_path / "new"))
 
 
@@ -142,7 +142,7 @@ def test_a_reward_that_takes_too_long_is_absent_after_the_deadline(tmp_path):
 
 def test_no_reward_and_options_that_are_none_are_refused(tmp_path):
     fill(tmp_path / "1.jsonl", answered("#### 18"))
-    with pytest.raises(ConfigError, match="--reward none: that is no reward"):
+    with pytest.raises(ConfigError, match="--reward none: there would be nothing to score"):
         score(tmp_path / "1.jsonl", "none")
     with pytest.raises(ConfigError, match="reward 'gsm8k': takes no options, but was given x"):
         score(tmp_path / "1.jsonl", "gsm8k", options=["x=1"])
@@ -168,7 +168,7 @@ def test_of_verls_lines_the_final_reward_is_the_score_and_they_stay_verls(tmp_pa
     assert found[2] == lines[2] | {"score": None}
     assert [change.place for change in report.largest] == ["20.jsonl:1", "20.jsonl:3"]
     untold = score(tmp_path / "verl", mine)
-    assert "3 lines do not say their data source: the reward was told 'unknown' (--data-source sets it)" in untold.notes
+    assert "3 lines have no data source: the reward got 'unknown' (set --data-source)" in untold.notes
 
 
 # What is read ---------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_damaged_lines_are_named_and_counted_and_the_others_scored(tmp_path):
     assert "damaged: runs/1.jsonl:2: not JSON: byte 1 (0xff) is not UTF-8" in done.stdout
     assert "damaged: runs/1.jsonl:3: input is 5, not text" in done.stdout
     assert "damaged: 22 more" in done.stdout
-    assert "✘ 2 scored again by gsm8k" in done.stdout
+    assert "✘ 2 scored again with gsm8k" in done.stdout
     assert "written: new, without the 42 damaged lines" in done.stdout
     assert len(lines_of(tmp_path / "new/1.jsonl")) == 2
 
@@ -242,7 +242,7 @@ def test_what_is_no_dump_is_an_error_of_one_line(tmp_path):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "nowhere: No such file or directory" in done.stderr
     (tmp_path / "0.jsonl").write_text("")
-    with pytest.raises(RecordError, match="has no trajectory: its files are empty"):
+    with pytest.raises(RecordError, match="has no trajectories: its files are empty"):
         score(tmp_path, "gsm8k")
 
 
@@ -315,7 +315,7 @@ def interrupted(place: Path, code: str, texts: list[str], *files: set[str]) -> t
     said, told = process.communicate(timeout=60)
     assert time.monotonic() - began < 30
     assert process.returncode == 130, told
-    assert "stopping: what is done is kept" in told
+    assert "Stopping: finished scores are kept" in told
     assert "Traceback" not in told
     return said, told
 

@@ -114,7 +114,7 @@ class TestPrepare:
         assert (first["reward_model"]["ground_truth"], first["extra_info"]["split"]) == ("7", "train")
         done = toolyard("check", tmp_path / "new" / "out.parquet")
         assert done.returncode == 0
-        assert "3 rows, all of them tasks" in done.stdout
+        assert "3 rows, all valid" in done.stdout
 
     def test_bad_rows_stop_it_or_are_skipped_and_listed(self, mixed, tmp_path):
         target = tmp_path / "out.jsonl"

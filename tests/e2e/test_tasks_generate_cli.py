@@ -37,7 +37,7 @@ def model(tmp_path_factory) -> Path:
 def test_problems_are_written_and_are_tasks(tmp_path):
     made = toolyard("tasks", "generate", "made.jsonl", "--count", "7", "--seed", "3", "--split", "unseen", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    assert "7 problems written: made.jsonl" in made.stderr
+    assert "wrote 7 problems to made.jsonl" in made.stderr
     checked = toolyard("tasks", "check", "made.jsonl", "--json", cwd=tmp_path)
     assert checked.returncode == 0
     assert json.loads(checked.stdout)["data_sources"] == {"toolyard/made-problems": 7}

@@ -145,7 +145,7 @@ class TestSchema:
     def test_of_one_that_is_not_there(self) -> None:
         done = toolyard("schema", "search")
         assert done.returncode == 1
-        assert done.stderr == ("toolyard: there is no tool 'search'; there are: code_interpreter, calc_gsm8k_reward\n")
+        assert done.stderr == ("toolyard: unknown tool 'search'; known tools: code_interpreter, calc_gsm8k_reward\n")
 
 
 class TestCall:
@@ -236,7 +236,7 @@ class TestCall:
     def test_a_tool_that_is_not_there(self, tools) -> None:
         done = toolyard("call", "search", "--tools", tools("Diary"))
         assert done.returncode == 1
-        assert done.stderr == "close\ntoolyard: there is no tool 'search'; there are: diary\n"
+        assert done.stderr == "close\ntoolyard: unknown tool 'search'; known tools: diary\n"
 
 
 class TestInterrupt:

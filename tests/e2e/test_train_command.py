@@ -83,7 +83,7 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     # And once more from there: for one more step, which is all that is made.
     again = CliRunner().invoke(app, [*command, "--resume", "steps=3"], catch_exceptions=False)
     assert again.exit_code == 0, again.stderr
-    assert "going on after step 2" in again.stderr
+    assert "continuing after step 2" in again.stderr
     assert "the supervised start is there already" in again.stderr
     assert "1 step in" in again.stdout
     assert steps_of(place / "runs/a") == [1, 2, 3]
@@ -178,7 +178,7 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     process.send_signal(how)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 128 + how, err
-    assert "stopping after this step, with a checkpoint (again: at once)" in err
+    assert "Stopping after this step, with a checkpoint. Ctrl-C again to quit now." in err
     done = steps_of(place / "runs/a")
     assert re.search(rf"stopped at step {done[-1]} of 1000; --resume goes on", out)
     found = last_checkpoint(place / "runs/a")
@@ -192,11 +192,11 @@ def test_the_second_signal_ends_it_at_once(place):
     process = started(place, "save_every=1000", "rollout.sampling.max_tokens=900", "rollout.limits.response_length=900")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert any("stopping after this step" in line for line in process.stderr)  # not later: the step may end meanwhile
+    assert any("Stopping after this step" in line for line in process.stderr)  # not later: the step may end meanwhile
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
-    assert "stopped at once; --resume goes on from the last checkpoint" in err
+    assert "stopped; --resume continues from the last checkpoint" in err
     assert last_checkpoint(place / "runs/a") is None
     assert nobody_is_left(process)
 

@@ -231,14 +231,14 @@ def test_a_server_that_comes_back_is_found_again(window: Window, tmp_path: Path)
     demo_dump(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with window.watched("ERR_", "The server does not answer") as page:
+    with window.watched("ERR_", "Server unreachable") as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         with served(tmp_path, port=port) as url:
             visit(page, url, at("0.jsonl:2"))
         until(page, "!document.getElementById('away').hidden")
         page.keyboard.press("n")
-        until(page, "document.getElementById('view').textContent.includes('does not answer')")
+        until(page, "document.getElementById('view').textContent.includes('Server unreachable')")
         before = len(asked)
         time.sleep(1.5)
         assert len(asked) - before <= 3

@@ -84,7 +84,7 @@ def test_filters_narrow_the_list_and_stand_in_the_address(page: Page, url: str) 
     assert "score" in page.locator("#query-error").inner_text()
     page.fill("#query", "score>5")
     page.press("#query", "Enter")
-    until(page, "document.querySelector('.more').textContent.startsWith('Nothing found')")
+    until(page, "document.querySelector('.more').textContent.startsWith('No matches')")
     page.go_back()
     page.go_back()
     page.go_back()
@@ -268,7 +268,7 @@ def test_tokens_tell_origin_id_and_logprob_on_hover(page: Page, url: str) -> Non
     page.locator(".t.o-sampled").first.hover()
     note = page.locator(".token-note").inner_text()
     assert f"id {tokens['response_ids'][0]}" in note
-    assert "sampled, turn 0" in note
+    assert "sampled, turn 1" in note
     assert f"({100 * math.exp(tokens['response_logprobs'][0]):.0f} %)" in note
     assert page.locator(".t.o-prompt").count() == len(tokens["prompt_ids"])
     shown = page.locator(".t.o-sampled").evaluate_all(
@@ -362,7 +362,7 @@ def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_
         write_lines(tmp_path / run / "0.jsonl", [{**demo_lines()[0], "score": 0.5 if run == "a" else 1.0}])
     with served_to(page, tmp_path) as url:
         visit(page, url, at("a/0.jsonl:1"))
-        assert "the same request in b/0.jsonl, score 1" in page.locator("select.compare").inner_text()
+        assert "same request in b/0.jsonl, score 1" in page.locator("select.compare").inner_text()
         page.locator("select.compare").select_option(index=1)
         page.wait_for_selector(".divergence.same")
         go(page, "#/step/0")

@@ -127,7 +127,7 @@ def test_a_report_works_from_a_file_alone(page: Page, report: Path) -> None:
     until(page, "document.querySelectorAll('.row').length < 6")
     page.fill("#query", "scroe<1")
     page.press("#query", "Enter")
-    until(page, "document.getElementById('query-error').textContent.includes(\"there is no field 'scroe'\")")
+    until(page, "document.getElementById('query-error').textContent.includes(\"unknown field 'scroe'\")")
     go(page, at("0.jsonl:1", tab="tokens"))
     assert page.locator(".t.o-sampled").count() > 0
     go(page, at("0.jsonl:1", find="marbles"))
@@ -164,7 +164,10 @@ def test_a_report_of_a_part_says_so(page: Page, folder: Path, tmp_path: Path) ->
     with Library.open(folder) as library:
         write_report(Answers(library, title="demo"), tmp_path / "part.html", parse_query("step:0"), limit=3)
     visit(page, (tmp_path / "part.html").as_uri(), "#/charts")
-    assert f"Of all {len(demo_lines())}; this report shows 3 of them." in page.locator("#view").inner_text()
+    assert (
+        f"Covers all {len(demo_lines())} trajectories; this report contains 3 of them."
+        in page.locator("#view").inner_text()
+    )
     go(page, at("0.jsonl:1"))
     assert page.locator("select.compare").count() == 0  # the other sample was left out
 

@@ -46,9 +46,9 @@ def thoughtful_line() -> dict:
 async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(demo):
     async with viewing(demo) as terminal:
         text = terminal.page.text
-        for part in ("0000078ce6f905a093f486ef", "USER", "ASSISTANT  turn 0", "16.6 s", "✓ ok", "waited 824 ms"):
+        for part in ("0000078ce6f905a093f486ef", "USER", "ASSISTANT  turn 1", "16.6 s", "✓ ok", "waited 824 ms"):
             assert part in text
-        assert "from final 1 · tool/code_interpreter 0" in text
+        assert "rewards: final 1 · tool/code_interpreter 0" in text
         assert "engine 18.5 s" in text
         (line,) = [line for line in text.splitlines() if "total = 5 + 4" in line]
         assert line.rstrip(" │").endswith("9")  # the result stands beside the call
@@ -130,7 +130,7 @@ async def test_reasoning_is_folded_until_a_key_or_a_click_unfolds_it(tmp_path):
         await terminal.pilot.click(terminal.page, offset=(6, line))
         await terminal.settle()
         assert THOUGHT in terminal.page.text
-        assert "▸ system and 12 more" in terminal.page.text  # only that one
+        assert "▸ prompt: system and 12 more" in terminal.page.text  # only that one
 
 
 async def test_tokens_are_shown_as_text_where_the_tokenizer_is_theirs(tmp_path):
@@ -138,13 +138,13 @@ async def test_tokens_are_shown_as_text_where_the_tokenizer_is_theirs(tmp_path):
     write_lines(tmp_path / "0.jsonl", [to_line(made)])
     async with viewing(tmp_path, decode=decode) as terminal:
         await terminal.press("f", *["down"] * 5, "space", "escape")
-        await terminal.until(lambda: "sampled, turn 1" in terminal.page.text)
+        await terminal.until(lambda: "sampled, turn 2" in terminal.page.text)
         tokens = terminal.page.text.partition("── tokens")[2]
         assert f"  {made.input}\n" in tokens
         assert f"  {made.turns[0].sampled.text}\n" in tokens
     async with viewing(tmp_path, decode=lambda ids: "another tokenizer") as terminal:
         await terminal.press("f", *["down"] * 5, "space", "escape")
-        await terminal.until(lambda: "sampled, turn 1" in terminal.page.text)
+        await terminal.until(lambda: "sampled, turn 2" in terminal.page.text)
         assert f"{ord(made.input[0])} {ord(made.input[1])} " in terminal.page.text
 
 
@@ -165,7 +165,7 @@ async def test_fields_are_chosen_one_by_one_and_stay_chosen(demo):
         await terminal.until(lambda: "metrics" in terminal.page.text)
         assert "score" not in terminal.page.text.split("metrics")[0]
         assert '"sampled_tokens": 22' in terminal.page.text
-        assert "sampled, turn 0 · 18 tokens from 379" in terminal.page.text
+        assert "sampled, turn 1 · 18 tokens from 379" in terminal.page.text
         await terminal.press("n")
         assert "metrics" in terminal.page.text
 
@@ -186,7 +186,7 @@ async def test_a_filter_is_checked_while_it_is_typed_and_lists_what_it_asks_for(
         assert terminal.row.request_id in terminal.page.text
         await terminal.press("N")
         await terminal.enter("/", "score>7")  # in no step: then all are listed
-        assert "No trajectory is what is asked for" in terminal.page.text
+        assert "No matches" in terminal.page.text
         await terminal.enter("/", "")
         assert terminal.samples.count == 48
 
@@ -259,7 +259,7 @@ async def test_a_match_far_below_is_scrolled_to(tmp_path):
 async def test_what_nobody_said_is_told(demo):
     async with viewing(demo) as terminal:
         await terminal.enter("s", "nobody said this")
-        await terminal.until(lambda: "was said in none of the listed" in terminal.screen)
+        await terminal.until(lambda: "no listed trajectory contains" in terminal.screen)
 
 
 async def test_a_match_in_what_is_folded_unfolds_it(demo):
@@ -277,7 +277,7 @@ async def test_a_request_is_found_by_the_beginning_of_its_id(demo):
         assert terminal.row.request_id == "0001d386c409b86f5a014349"
         assert terminal.samples.count == 48  # the filter would hide it
         await terminal.enter("i", "no such")
-        await terminal.until(lambda: "no request id is 'no such'" in terminal.screen)
+        await terminal.until(lambda: "no request id starts with 'no such'" in terminal.screen)
 
 
 # Understanding --------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ async def test_the_timeline_names_what_the_step_waited_for(demo):
     async with viewing(demo) as terminal:
         await terminal.press("t")
         text = terminal.page.text
-        assert "limiter 0" in text
+        assert "limiter 1" in text
         assert "The step waited 58.7 s for request 0000d386c409b86f5a014349" in text
         assert "Critical path: 0000d386c409b86f5a014349" in text
         assert "█████" in text
@@ -301,9 +301,9 @@ async def test_the_timeline_names_what_the_step_waited_for(demo):
 async def test_two_samples_of_a_task_are_compared_from_where_they_part(demo):
     async with viewing(demo) as terminal:
         await terminal.press("d")
-        await terminal.until(lambda: "First divergence: token 383" in terminal.page.text)
+        await terminal.until(lambda: "First difference: token 383" in terminal.page.text)
         lines = terminal.page.text.splitlines()
-        parted = next(at for at, line in enumerate(lines) if "here they part" in line)
+        parted = next(at for at, line in enumerate(lines) if "▼ first difference" in line)
         assert "total = 5 + 4" in lines[parted + 1]
         assert "Mia.get_marbles()" in lines[parted + 1]
         assert "failed" in terminal.page.text
@@ -366,7 +366,7 @@ async def test_lines_of_others_and_damaged_ones_are_shown_as_what_they_are(tmp_p
 async def test_a_dump_is_followed_and_nothing_that_is_read_moves(tmp_path):
     (tmp_path / "5.jsonl").touch()
     async with viewing(tmp_path, size=(80, 24)) as terminal:
-        assert "Nothing here yet" in terminal.screen
+        assert "No trajectories yet" in terminal.screen
         lines = demo_lines()
         write_lines(tmp_path / "5.jsonl", lines[:2])
         await terminal.until(lambda: terminal.samples.count == 2 and "ASSISTANT" in terminal.page.text)
@@ -393,7 +393,7 @@ async def test_a_dump_that_is_replaced_or_deleted_is_no_end(tmp_path):
         await terminal.until(lambda: terminal.samples.count == 6)
         assert terminal.row.request_id in terminal.page.text
         shutil.rmtree(folder)
-        await terminal.until(lambda: "not followed" in terminal.screen or terminal.samples.count == 0)
+        await terminal.until(lambda: "not updating" in terminal.screen or terminal.samples.count == 0)
         await terminal.press("n", "p", "t", "t", "N")
 
 

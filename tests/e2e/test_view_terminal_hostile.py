@@ -155,7 +155,7 @@ async def test_markup_is_shown_as_it_was_written(hostile):
         assert "[bold red]loud[/]" in terminal.screen
         assert_harmless(terminal)
         await terminal.press("escape", "d")
-        await terminal.until(lambda: "here they part" in terminal.screen)
+        await terminal.until(lambda: "▼ first difference" in terminal.screen)
         assert_harmless(terminal)
 
 
@@ -183,7 +183,7 @@ async def test_ten_megabytes_do_not_stop_it_and_can_be_read_whole(tmp_path):
     async with viewing(tmp_path) as terminal:
         begun = time.monotonic()
         await terminal.press("n", "p", "n")
-        await terminal.until(lambda: "more characters · a shows all" in terminal.page.text)
+        await terminal.until(lambda: "more characters · press a to show all" in terminal.page.text)
         assert time.monotonic() - begun < 15
         await terminal.enter("s", "the needle")
         assert "the needle" in terminal.screen

@@ -83,7 +83,7 @@ def test_a_dump_is_read_searched_filtered_and_followed_under_tmux(tmp_path):
     dump.mkdir()
     demo_dump(dump)
     with in_tmux(tmp_path, dump, (100, 30)) as tmux:
-        screen = tmux.until("16 trajectories", "ASSISTANT  turn 0", "✓ ok", "? help")
+        screen = tmux.until("16 trajectories", "ASSISTANT  turn 1", "✓ ok", "? help")
         assert len(screen.rstrip("\n").split("\n")) == 30
         tmux.press("n")
         tmux.until("0000a1cb81aaf1530f37ac08")
@@ -165,7 +165,7 @@ def test_no_byte_of_a_hostile_dump_reaches_the_terminal_as_it_was(tmp_path):
     write_lines(tmp_path / "0.jsonl", [hostile_line(), other, damaged])
     terminal = Pty([TOOLYARD, "view", str(tmp_path)], (120, 40))
     try:
-        terminal.until(lambda: b"turn 0" in terminal.written and b"? " in terminal.written)
+        terminal.until(lambda: b"turn 1" in terminal.written and b"? " in terminal.written)
         terminal.press("G", "␛".encode())
         terminal.press("n", b"other")
         terminal.press("r", b"output")

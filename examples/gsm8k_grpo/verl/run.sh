@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# GRPO on GSM8K in verl (0.9.1), with SGLang servers, and Toolyard's agent loop and tools. Further arguments are verl's:
+# GRPO on GSM8K in verl (0.9.1), with SGLang servers, and Toolyard's agent loop and tools. Arguments are passed to verl:
 #   verl/run.sh trainer.nnodes=2 actor_rollout_ref.model.path=Qwen/Qwen3-4B
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) # verl's workers are started elsewhere
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) # verl's workers start in other folders
 
 exec "${PYTHON:-python3}" -m verl.trainer.main_ppo \
     algorithm.adv_estimator=grpo \

@@ -1,4 +1,4 @@
-"""`toolyard`: the commands, their help, and how their errors are told. Everything heavy is imported inside them."""
+"""`toolyard`: the commands, their help, and how errors are reported. Commands import heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(
     name="toolyard",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    # A traceback is for our own bugs, and rich ones print local variables: tokens, say.
+    # Rich tracebacks print local variables, which may hold secrets such as tokens.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,19 +50,19 @@ def root(
     First steps:
 
     ```
-    toolyard rollout               the main job: a small model plays word problems, with a sandbox for its code
-    toolyard train                 the same model learns from its own rollouts (GRPO)
-    toolyard doctor                what this machine offers, and what to do
-    toolyard sandbox tour          programs good and bad, and what became of them
-    toolyard sandbox run hello.py  one program
-    toolyard sandbox serve         SandboxFusion's API on http://127.0.0.1:8080
-    toolyard tools list            what a model can call; then: toolyard tools call --help
+    toolyard rollout               let a small model solve word problems, with a sandbox for its code
+    toolyard train                 train that model on its own rollouts (GRPO)
+    toolyard doctor                check what works on this machine, and how to fix the rest
+    toolyard sandbox tour          run good and bad programs in the sandbox
+    toolyard sandbox run hello.py  run one program
+    toolyard sandbox serve         serve SandboxFusion's API on http://127.0.0.1:8080
+    toolyard tools list            list the tools a model can call (call one: toolyard tools call --help)
     ```
     """
 
 
 def run() -> None:
-    """Do what the command line says. Our own errors are one line and exit status 1; wrong usage is 2."""
+    """Run the command line. A `ToolyardError` prints one line and exits with 1; wrong usage exits with 2."""
     try:
         command()()
     except ToolyardError as error:
@@ -73,16 +73,16 @@ def run() -> None:
 
 
 def command() -> Any:
-    """The command line, ready to be called."""
-    made = typer.main.get_command(app)
-    _hide_types_of_flags(made, typer.Context(made, **made.context_settings))
-    return made
+    """The command line as a callable click command."""
+    built = typer.main.get_command(app)
+    _hide_flag_types(built, typer.Context(built, **built.context_settings))
+    return built
 
 
-def _hide_types_of_flags(command: Any, context: typer.Context) -> None:
+def _hide_flag_types(command: Any, context: typer.Context) -> None:
     """Typer 0.29 shows `--json <bool>` in its help, as if flags took a value."""
     for parameter in command.get_params(context):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(inner, typer.Context(inner, parent=context))
+        _hide_flag_types(inner, typer.Context(inner, parent=context))

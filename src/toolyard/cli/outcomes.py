@@ -1,4 +1,4 @@
-"""How an `Execution` is told to a person and to a shell."""
+"""An `Execution` in words, for people, and as an exit status, for shells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from toolyard.sandbox.protocol import MIB, Execution, Limits, StageResult, Verdict
 
 TIMED_OUT = 124
-"""As `timeout` exits."""
+"""The exit status of the `timeout` command."""
 
 _STOPPED = {
     Verdict.TIMED_OUT: TIMED_OUT,
@@ -16,11 +16,11 @@ _STOPPED = {
     Verdict.OUTPUT_EXCEEDED: 128 + signal.SIGXFSZ,
     Verdict.DISK_EXCEEDED: 128 + signal.SIGXFSZ,
 }
-"""Where we stopped it: the status a shell shows when the kernel does so for the same reason."""
+"""When we stopped the program: the status a shell shows when the kernel stops one for the same reason."""
 
 
 def exit_status(execution: Execution) -> int:
-    """The program's own exit code where it has one; else what a shell would show for such an end."""
+    """The program's own exit code if it has one; otherwise what a shell would show."""
     stage = execution.run or execution.compile
     if execution.verdict in _STOPPED:
         return _STOPPED[execution.verdict]
@@ -30,11 +30,11 @@ def exit_status(execution: Execution) -> int:
 
 
 def ending(execution: Execution, limits: Limits) -> str:
-    """How it ended, in a few words: `exit code 3`, `died of SIGSEGV`, `stopped after 1 s`."""
+    """How it ended, in a few words: `exit code 3`, `killed by SIGSEGV`, `stopped after 1 s`."""
     if execution.verdict is Verdict.COMPILE_FAILED:
         stage = execution.compile
-        said = "" if stage is None else _stage_ending(stage, limits, limits.compile_seconds)
-        return f"the compiler: {said}" if said else "did not compile"
+        detail = "" if stage is None else _stage_ending(stage, limits, limits.compile_seconds)
+        return f"compiler: {detail}" if detail else "did not compile"
     return _stage_ending(execution.run, limits, limits.run_seconds) if execution.run else execution.verdict.value
 
 
@@ -43,7 +43,7 @@ def _stage_ending(stage: StageResult, limits: Limits, seconds: float) -> str:
         case Verdict.TIMED_OUT:
             return f"stopped after {duration(seconds)}"
         case Verdict.CPU_EXCEEDED:
-            return f"stopped after {duration(limits.cpu_seconds or 0)} of processor time"
+            return f"stopped after {duration(limits.cpu_seconds or 0)} of CPU time"
         case Verdict.MEMORY_EXCEEDED:
             return f"killed at {size(limits.memory_bytes)} of memory"
         case Verdict.OUTPUT_EXCEEDED:
@@ -51,7 +51,7 @@ def _stage_ending(stage: StageResult, limits: Limits, seconds: float) -> str:
         case Verdict.DISK_EXCEEDED:
             return f"stopped at {size(limits.disk_bytes)} of files"
         case Verdict.SIGNALED if stage.exit_code is not None and stage.exit_code < 0:
-            return f"died of {_signal_name(-stage.exit_code)}"
+            return f"killed by {_signal_name(-stage.exit_code)}"
         case _:
             return f"exit code {stage.exit_code}"
 
@@ -63,14 +63,14 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def telling_line(execution: Execution) -> str:
-    """The one line of its output that says most: what it printed, or what it complained about."""
+def summary_line(execution: Execution) -> str:
+    """The most telling line of its output: the first line of stdout, or the error if it failed."""
     if execution.verdict is Verdict.COMPILE_FAILED:
-        complaints = _lines(execution.stderr)
-        return next((line for line in complaints if "error" in line.casefold()), next(iter(complaints), ""))
+        errors = _lines(execution.stderr)
+        return next((line for line in errors if "error" in line.casefold()), next(iter(errors), ""))
     printed = _lines(execution.stdout)
-    if execution.verdict is Verdict.FAILED and (complaints := _lines(execution.stderr)):
-        return complaints[-1]
+    if execution.verdict is Verdict.FAILED and (errors := _lines(execution.stderr)):
+        return errors[-1]
     return printed[0] if printed else ""
 
 
@@ -85,11 +85,11 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.3g} s"
     if round(seconds) < 3600:
-        return _in_two(round(seconds), "min", "s")
-    return _in_two(round(seconds / 60), "h", "min")
+        return _two_units(round(seconds), "min", "s")
+    return _two_units(round(seconds / 60), "h", "min")
 
 
-def _in_two(count: int, large: str, small: str) -> str:
+def _two_units(count: int, large: str, small: str) -> str:
     whole, rest = divmod(count, 60)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 

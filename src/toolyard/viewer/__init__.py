@@ -1,4 +1,4 @@
-"""Reading dumps, for people: in a terminal and in a browser. `library` and the other models know no user interface."""
+"""Viewing dumps in a terminal or a browser. `library` and the other models do not depend on a user interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two trajectories beside each other: by turn, by token, and where they first part."""
+"""Two trajectories side by side: by turn, by token, and their first difference."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from toolyard.viewer.timeline import request_timeline
 from toolyard.viewer.token_runs import Decode, origin_at
 
 _MOST_EDITS = 1000
-"""Beyond so many nothing is matched any more: the time grows with their square, and nobody sees an order in it."""
+"""Beyond this nothing is matched: the time grows quadratically, and the result would be unreadable."""
 _CONTEXT = 12
 _FACT = 100
-"""Characters of a reward that is no number."""
+"""Maximum characters of a reward that is not a number."""
 
 
 class RunPair(NamedTuple):
-    """The tokens of one origin and turn on both sides."""
+    """The runs of one origin and turn on both sides."""
 
     left: int | None
-    """Which of the left one's `token_runs`; None where it has none."""
+    """Index in the left trajectory's `token_runs`; None if it has no such run."""
     right: int | None
     equal: tuple[tuple[int, int, int], ...]
-    """Stretches of equal tokens: where on the left, where on the right, how many."""
+    """Equal stretches: start on the left, start on the right, number of tokens."""
 
 
 def compare(left: Trajectory, right: Trajectory, decode: Decode | None = None) -> Comparison:
-    """Two samples of one task, or the same request in two runs."""
+    """Compare two samples of one task, or the same request in two runs."""
     turns = tuple(
         _turn_diff(index, _turn_text(left, index), _turn_text(right, index))
         for index in range(max(len(left.turns), len(right.turns)))
     )
     prompt = align(left.input.split("\n"), right.input.split("\n")) if left.input != right.input else ()
-    if not left.turns or not right.turns:  # lines that know no turns: all that was said, as one
+    if not left.turns or not right.turns:  # without turns, compare the whole output as one
         turns = (_turn_diff(0, left.output, right.output),)
     divergence = _divergence(left, right, decode)
     return Comparison(divergence is None, divergence, prompt, turns, tuple(_facts(left, right)))
 
 
 def pair_runs(left: Sequence[TokenRun], right: Sequence[TokenRun]) -> tuple[RunPair, ...]:
-    """The runs of two trajectories beside each other, all of them in their order."""
+    """The runs of two trajectories side by side, in order."""
     names = [[(run.origin, run.turn) for run in runs] for runs in (left, right)]
     pairs: list[RunPair] = []
     one = other = 0
@@ -61,7 +61,7 @@ def pair_runs(left: Sequence[TokenRun], right: Sequence[TokenRun]) -> tuple[RunP
 
 
 def align(left: Sequence[str], right: Sequence[str]) -> tuple[DiffLine, ...]:
-    """Lines beside each other, equal ones matched."""
+    """Lines side by side, with equal ones matched."""
     lines: list[DiffLine] = []
     one = other = 0
     for at, to, count in [*_matches(left, right), (len(left), len(right), 0)]:
@@ -82,8 +82,8 @@ def _only(left: Sequence[str], right: Sequence[str]) -> list[DiffLine]:
 
 
 def _matches(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """Stretches that are equal, in order: where on the left, where on the right, how long. As many as there can be, as
-    long as the rest is not too much (Myers' greedy algorithm)."""
+    """Equal stretches in order: start on the left, start on the right, length. Optimal unless there are too many edits
+    (Myers' greedy algorithm)."""
     begin, most = 0, min(len(left), len(right))
     while begin < most and left[begin] == right[begin]:
         begin += 1
@@ -100,7 +100,7 @@ def _matches(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[int, int, 
 
 
 def _edited(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """`reached[d][k]`: with `d` edits, how far one comes on the left where that is `k` further than on the right."""
+    """`reached[d][k]`: the furthest left index on diagonal `k` (left minus right) with `d` edits."""
     reached: list[dict[int, int]] = [{1: 0}]
     if not left or not right:
         return []
@@ -111,7 +111,7 @@ def _edited(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[int, int, i
             at = max(down, over)
             to = at - k
             if not (0 <= at <= len(left) and 0 <= to <= len(right)):
-                continue  # past an end: nothing comes from there
+                continue  # past the end of one side
             while at < len(left) and to < len(right) and left[at] == right[to]:
                 at, to = at + 1, to + 1
             now[k] = at
@@ -122,7 +122,7 @@ def _edited(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[int, int, i
 
 
 def _traced(reached: list[dict[int, int]]) -> list[tuple[int, int, int]]:
-    """The way to the furthest place, backwards from there."""
+    """Trace the path back from the furthest point."""
     k = max(reached[-1], key=lambda one: 2 * reached[-1][one] - one)
     found: list[tuple[int, int, int]] = []
     for edits in range(len(reached) - 1, 0, -1):
@@ -140,7 +140,7 @@ def _turn_diff(index: int, left: str, right: str) -> TurnDiff:
 
 
 def _turn_text(trajectory: Trajectory, index: int) -> str:
-    """A turn as text: what was sampled, then each call's result."""
+    """A turn as text: what was sampled, then the result of each call."""
     if index >= len(trajectory.turns):
         return ""
     turn: Turn = trajectory.turns[index]
@@ -180,14 +180,18 @@ def _explain(
     if place >= min(lengths):
         shorter = "left" if lengths[0] < lengths[1] else "right"
         ended = left if shorter == "left" else right
-        return f"The {shorter} one ends here ({ended.finish_reason}); the other goes on."
+        return f"The {shorter} one ends here ({ended.finish_reason}); the other continues."
     if origin is Origin.PROMPT:
-        return "They were asked different things: the prompts differ."
+        return "The prompts differ."
     if origin is Origin.SAMPLED:
         versions = [sorted({v for turn in one.turns for v in turn.sampled.weight_versions}) for one in (left, right)]
         weights = "" if versions[0] == versions[1] else f", under weights {versions[0]} and {versions[1]}"
-        return f"Turn {turn}: with the same text before it, another token was sampled{weights}."
-    return f"After turn {turn}: what was put there differs, as a tool's result does that came out otherwise."
+        return f"{_turn_name(turn)}: a different token was sampled after the same text{weights}."
+    return f"After {_turn_name(turn).lower()}: the inserted text differs, for example a tool result."
+
+
+def _turn_name(turn: int | None) -> str:
+    return "The response" if turn is None else f"Turn {turn + 1}"
 
 
 def _of_texts(left: Trajectory, right: Trajectory) -> Divergence | None:
@@ -196,14 +200,14 @@ def _of_texts(left: Trajectory, right: Trajectory) -> Divergence | None:
     if at is None:
         return None
     inside = at < min(len(left.input), len(right.input))
-    said = "the prompts differ" if inside else "the responses differ"
+    what = "the prompts differ" if inside else "the responses differ"
     return Divergence(
         None,
         None,
         (Origin.PROMPT if inside else Origin.SAMPLED).value,
         excerpt(one, at),
         excerpt(other, at),
-        f"At character {at} {said}; without tokens nobody can say more.",
+        f"At character {at} {what}. One of the dumps has no tokens, so nothing more is known.",
     )
 
 
@@ -242,7 +246,7 @@ def _calls(trajectory: Trajectory) -> str:
 
 
 def _told(value: Any) -> str:
-    """A number, as a rule: a line may say anything."""
+    """A reward as text. Usually a number, but a line may contain anything."""
     if value is None:
         return "none"
     return f"{value:.6g}" if type(value) is float else json.dumps(value)[:_FACT]

@@ -1,7 +1,7 @@
-"""A trajectory as a conversation: who said what, calls beside their results.
+"""A trajectory as a conversation: messages, and calls with their results.
 
-Lines that are not ours hold two texts only. Speakers are then found by the marks of chat templates, as far as there are
-any, and calls by their tags; what cannot be told apart stays one text.
+Lines that Toolyard did not write have only an input and an output text. Speakers are then found by the markers of chat
+templates, and calls by their tags; text without markers stays one message.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _SPEAKER = re.compile(
 )
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
 _PROGRAMS = {"code": None, "python": "python", "script": None, "command": "bash", "cmd": "bash", "sql": "sql"}
-"""Arguments that are programs, and their language if the name tells."""
+"""Names of arguments that are programs, and their language if the name implies one."""
 _ROLES = {role.value: role for role in Role}
 _MOST_BUBBLES = 10_000
-"""A text that repeats a mark a million times is shown as it is."""
+"""A text with more markers is shown as one message."""
 
 
 def conversation(trajectory: Trajectory) -> tuple[Bubble, ...]:
-    """In the order it was said. Tool messages that answer a call are shown with the call."""
+    """The messages in order. Tool messages that answer a call are part of the call."""
     if trajectory.messages:
         return tuple(_of_messages(trajectory))
     return tuple(_of_texts(trajectory.input, trajectory.output))
 
 
-# Our lines ------------------------------------------------------------------------------------------------------------
+# Toolyard's lines -----------------------------------------------------------------------------------------------------
 
 
 def _of_messages(trajectory: Trajectory) -> Iterator[Bubble]:
     messages, turns = trajectory.messages, trajectory.turns
     spoken = sum(message.role == Role.ASSISTANT for message in messages)
-    at = -max(spoken - len(turns), 0)  # assistants within the prompt were not sampled
+    at = -max(spoken - len(turns), 0)  # assistant messages in the prompt were not sampled
     shown: set[str] = set()
     answers = {message.tool_call_id: message for message in messages if message.tool_call_id}
     for message in messages:
@@ -103,7 +103,7 @@ def _of_record(record: CallRecord, answer: Message | None) -> CallView:
 
 
 def _of_call(call: ToolCall, answer: Message | None) -> CallView:
-    """Of a call that was part of the prompt: nobody made it."""
+    """A call that is part of the prompt, and was not made."""
     arguments, code, language = _arguments(call.arguments)
     response, outcome, images = answer.content if answer else "", "ok" if answer else "", _pictures(answer)
     return CallView(call.name, arguments, code, language, outcome, None, response, None, None, 0.0, 0.0, images=images)
@@ -155,7 +155,7 @@ def _pieces(content: str, reasoning: str | None) -> tuple[Piece, ...]:
 
 
 def _blocks(text: str) -> list[Piece]:
-    """Text and the fenced programs in it."""
+    """Text and its fenced code blocks."""
     pieces: list[Piece] = []
     at = 0
     while opening := _FENCE.search(text, at):
@@ -173,7 +173,7 @@ def _text(text: str) -> list[Piece]:
     return [Piece("text", text)] if text.strip() else []
 
 
-# Lines that are not ours ----------------------------------------------------------------------------------------------
+# Other lines ----------------------------------------------------------------------------------------------------------
 
 
 def _of_texts(prompt: str, response: str) -> Iterator[Bubble]:
@@ -219,7 +219,7 @@ def _of_tag(text: str, answer: str | None) -> CallView:
 
 
 def _speeches(text: str, begins: Role) -> list[tuple[Role, str]]:
-    """Who says what in a text; `begins`: who speaks before the first mark."""
+    """The speeches in a text, with their speakers; `begins` is the speaker before the first marker."""
     said: list[tuple[Role, str]] = []
     role, at = begins, 0
     for mark in _SPEAKER.finditer(text):
@@ -232,6 +232,6 @@ def _speeches(text: str, begins: Role) -> list[tuple[Role, str]]:
 
 
 def _without_end(speech: str) -> str:
-    """Without the mark that ends it, if it has one."""
+    """The speech without its end marker, if it has one."""
     bare = speech.rstrip()
     return next((bare.removesuffix(end).rstrip() for end in _ENDS if bare.endswith(end)), speech)

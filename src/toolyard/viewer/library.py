@@ -1,14 +1,14 @@
-"""The library: all trajectories below a folder, found without reading them.
+"""The library: all trajectories in a folder, found through an index.
 
     with Library.open(folder, progress=…) as library:
         for row in library.rows(parse_query("score<0.5 sort:-time"), limit=50):
             trajectory = library.trajectory(row.number)
 
-An index beside the dump is built once and grows with it; `refresh` takes in what was added. Several threads may ask at
-once, and several viewers may have the same folder open.
+The index next to the dump is built once and grows with it; `refresh` indexes what was added. Several threads may use a
+library at once, and several viewers may have the same folder open.
 """
 
-# ruff: noqa: S608 - what is put together here are constants; every value is a parameter
+# ruff: noqa: S608 - only constants are put together here; every value is a parameter
 from __future__ import annotations
 
 import os
@@ -26,7 +26,7 @@ from toolyard.errors import RecordError
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.index.build import Builder, Progress
 from toolyard.viewer.index.files import MAX_LINE, DumpFile, Source
-from toolyard.viewer.index.place import Place, find_place
+from toolyard.viewer.index.place import IndexFolder, find_index_folder
 from toolyard.viewer.index.rows import label, trajectory_in
 from toolyard.viewer.index.sql import LOOKED_UP, NATURAL, ROW, TABLES, order_by, step_summaries, where
 from toolyard.viewer.index.store import State, Store, bytes_done
@@ -38,21 +38,21 @@ _POLL_SECONDS = 0.05
 _AT_ONCE = 500
 """Rows fetched by one statement."""
 _ANSWERS = 12
-"""That are remembered: eight bytes a row."""
+"""Maximum cached results; each takes eight bytes per row."""
 _EVERYTHING = Query()
 
 T = TypeVar("T")
 
 
-class Neighbours(NamedTuple):
+class RelatedRows(NamedTuple):
     group: list[Row]
-    """The other samples of the same task, in the same step and run. Where lines name no task: of the same prompt."""
+    """The other samples of the same task (or prompt, if lines name no task), in the same step and run."""
     elsewhere: list[Row]
-    """The same request in other lines, of other runs as a rule."""
+    """The same request in other lines, usually of other runs."""
 
 
 class _Index(NamedTuple):
-    place: Place
+    place: IndexFolder
     store: Store
 
     def close(self) -> None:
@@ -64,10 +64,11 @@ class _Index(NamedTuple):
 
 
 class Library:
-    """See `open`. Every method may raise RecordError if the index or the folder is gone or unreadable."""
+    """All trajectories in a folder; see `open`. Any method may raise RecordError if the index or the folder is gone or
+    unreadable."""
 
     folder: Path
-    """What file names are relative to."""
+    """File names are relative to it."""
 
     def __init__(self, path: Path, index_dir: Path | None, progress: Progress | None) -> None:
         self._source = Source(path)
@@ -86,19 +87,19 @@ class Library:
     def open(
         cls, folder: str | PathLike[str], *, progress: Progress | None = None, index_dir: Path | None = None
     ) -> Library:
-        """Build the index, or bring it up to date. If somebody else is doing that, wait for it.
+        """Build the index, or bring it up to date. If another process is doing that, wait for it.
 
-        `folder`: a dump, or a folder whose sub-folders are dumps, or one file. `progress` is told the bytes done and
-        the bytes in all; what it raises ends the opening, and what was done is kept. `index_dir`: where the index is to
-        lie; otherwise in `.toolyard-index` beside the dump or, where that cannot be written, in the cache.
+        `folder`: a dump, a folder of dumps, or one file. `progress` is called with the bytes done and the total bytes;
+        an exception from it ends the opening, and the index built so far is kept. `index_dir`: folder for the index;
+        by default `.toolyard-index` in the dump or, if that cannot be written, the cache.
 
         Raises:
-            RecordError: there is no such folder, or no place for the index.
+            RecordError: there is no such folder, or no writable place for the index.
         """
         return cls(Path(folder), index_dir, progress)
 
     def close(self) -> None:
-        """Closing twice is allowed; everything else fails afterwards."""
+        """Close the library. Closing twice is allowed; all other methods fail afterwards."""
         with self._refreshing:
             self._closed = True
             for index in (*self._retired, self._index):
@@ -113,20 +114,20 @@ class Library:
     # Following --------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> int:
-        """Take in what was added since. The number of rows that came or went since the last time, by whomever."""
+        """Index what was added. Returns the number of rows added or removed since the last call, by any process."""
         with self._refreshing:
             index = self._index
             if self._closed:
                 raise RecordError(f"the library of {self.folder} is closed")
             if index.is_there():
                 with index.place.writing() as granted:
-                    if granted:  # otherwise somebody is at it
+                    if granted:  # otherwise another process is updating it
                         Builder(index.store, self._source).run()
                 changes = index.store.state().changes
                 came, self._seen = changes - self._seen, changes
                 return came
-            # Deleted, with the dump as a rule, which is being written anew. Readers may still be at the old one.
-            self._source.files()  # or it is still gone
+            # The index was deleted, usually with the dump, which is being rewritten. Readers may still use the old one.
+            self._source.files()  # raises if the folder is still gone
             self._index = self._opened(None)
             self._retired.append(index)
             gone, self._seen = self._seen, self._index.store.state().changes
@@ -134,11 +135,11 @@ class Library:
 
     @property
     def generation(self) -> int:
-        """Grows when rows are gone, or have new numbers: a file was replaced or deleted."""
+        """Grows when rows disappear or get new numbers, because a file was replaced or deleted."""
         return self._index.store.state().generation
 
     def _opened(self, progress: Progress | None) -> _Index:
-        place = find_place(self._source, self._index_dir)
+        place = find_index_folder(self._source, self._index_dir)
         try:
             while True:
                 with place.writing() as granted:
@@ -164,7 +165,7 @@ class Library:
         return len(self._order(query))
 
     def rows(self, query: Query | None = None, *, offset: int = 0, limit: int = 100) -> list[Row]:
-        """In the query's order."""
+        """The rows that match, in the query's order."""
         start = max(0, offset)
         return self._fetched(self._order(query)[start : start + max(0, limit)])
 
@@ -172,19 +173,19 @@ class Library:
         return next(iter(self._fetched([_bound(number)])), None)
 
     def at(self, file: str, line: int) -> Row | None:
-        """By its place in the dump; files are known by their names below the folder."""
+        """The row at a line of a file, named relative to the folder."""
         named = file.encode("utf-8", "replace").decode(), _bound(line)
         return next(iter(self._looked_up("files.name = ? AND rows.line = ?", *named, tables=TABLES)), None)
 
     def position(self, number: int, query: Query | None = None) -> int | None:
-        """Where it stands in the query's order, from 0; None if it is not asked for."""
+        """Its position in the query's order, from 0; None if it does not match."""
         try:
             return self._order(query).index(number)
         except ValueError:
             return None
 
     def find(self, request_id: str) -> list[Row]:
-        """The lines of a request, of all runs; its id may be cut short, as long as only one begins like that."""
+        """The lines of a request in all runs. A prefix of the id is enough if it is unique."""
         wanted = label(request_id)
         if not wanted:
             return []
@@ -197,8 +198,8 @@ class Library:
             ids = connection.execute(f"SELECT DISTINCT request_id FROM rows WHERE {between} LIMIT 2", ends).fetchall()
         return self._looked_up(between, *ends) if len(ids) == 1 else []
 
-    def neighbours(self, number: int) -> Neighbours:
-        """Empty for a line that is damaged or gone."""
+    def related(self, number: int) -> RelatedRows:
+        """The rows to compare with. Empty for a line that is damaged or gone."""
         with self._index.store.reading() as connection:
             found = connection.execute(
                 f"SELECT rows.family, rows.task, rows.step, files.run, rows.request_id FROM {LOOKED_UP} "
@@ -206,7 +207,7 @@ class Library:
                 (_bound(number),),
             ).fetchone()
         if found is None:
-            return Neighbours([], [])
+            return RelatedRows([], [])
         *same, request_id = found
         group = self._looked_up(
             "rows.family = ? AND rows.task = ? AND rows.step = ? AND files.run = ? AND rows.damaged = ''",
@@ -214,10 +215,10 @@ class Library:
             order=f"rows.sample, {NATURAL}",
         )
         elsewhere = self._looked_up("rows.request_id = ?", request_id) if request_id else []
-        return Neighbours(*([row for row in rows if row.number != number] for rows in (group, elsewhere)))
+        return RelatedRows(*([row for row in rows if row.number != number] for rows in (group, elsewhere)))
 
     def steps(self, query: Query | None = None) -> list[StepSummary]:
-        """Of the rows that are asked for, by step."""
+        """Summaries of the matching rows, by step."""
 
         def summed_up(store: Store, state: State) -> list[StepSummary]:
             condition, values = _where(wanted, store, state)
@@ -228,7 +229,7 @@ class Library:
         return list(self._remembered("steps", wanted, summed_up))
 
     def scores(self, query: Query | None = None) -> list[tuple[int, float | None]]:
-        """The step and the score of every row that is asked for and not damaged, for distributions."""
+        """The step and the score of every matching row that is not damaged."""
 
         def found(store: Store, state: State) -> list[tuple[int, float | None]]:
             condition, values = _where(wanted, store, state)
@@ -240,10 +241,10 @@ class Library:
         wanted = query or _EVERYTHING
         return list(self._remembered("scores", wanted, found))
 
-    # What a line says -------------------------------------------------------------------------------------------------
+    # Lines ------------------------------------------------------------------------------------------------------------
 
     def trajectory(self, number: int) -> Trajectory | None:
-        """None if the line is damaged, or not there any more."""
+        """None if the line is damaged or gone."""
         line = self._line(number, MAX_LINE)
         try:
             return None if line is None else trajectory_in(line)
@@ -251,12 +252,12 @@ class Library:
             return None
 
     def raw(self, number: int, max_chars: int = RAW_CHARS) -> str:
-        """The line as it stands there, or its beginning; what is not UTF-8 is replaced. Empty if it is gone."""
+        """The raw line, or its first `max_chars`; invalid UTF-8 is replaced. Empty if the line is gone."""
         line = self._line(number, max(0, max_chars) * 4 + 1, cut=True)
         return "" if line is None else line.decode("utf-8", "replace").rstrip("\n")[:max_chars]
 
     def contains(self, number: int, needle: str) -> bool:
-        """Whether it was said there, by anybody; case does not matter."""
+        """Whether any text of the trajectory contains `needle`, ignoring case."""
         store = self._index.store
         with store.reading() as connection:
             places = connection.execute("SELECT text_start, text_end FROM rows WHERE number = ?", (_bound(number),))
@@ -269,8 +270,8 @@ class Library:
     def next_match(
         self, needle: str, number: int | None, query: Query | None = None, *, backwards: bool = False
     ) -> Row | None:
-        """The next row after `number` in which `needle` was said, in the query's order; after the last comes the first
-        again, and after all others the row itself. Without a number, or if the query does not ask for it: the first."""
+        """The next row after `number` that contains `needle`, in the query's order. Wraps around, and ends with the row
+        itself. Starts at the first row if `number` is None or does not match the query."""
         store = self._index.store
         found = set(store.text.lines_with(needle, store.state().text_end))
         order = self._order(query)
@@ -290,7 +291,7 @@ class Library:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _order(self, query: Query | None) -> array[int]:
-        """The numbers of all rows that are asked for."""
+        """The numbers of all matching rows."""
 
         def in_order(store: Store, state: State) -> array[int]:
             condition, values = _where(wanted, store, state)
@@ -304,7 +305,7 @@ class Library:
         return self._remembered("order", wanted, in_order)
 
     def _remembered(self, what: str, query: Query, answer: Callable[[Store, State], T]) -> T:
-        """What was answered before, as long as nothing came or went."""
+        """A cached result, valid as long as no row was added or removed."""
         store = self._index.store
         state = store.state()
         key = (what, query, state.generation, state.changes)
@@ -320,7 +321,7 @@ class Library:
         return found
 
     def _fetched(self, numbers: Sequence[int]) -> list[Row]:
-        """Those that are there, in the order of the numbers."""
+        """The rows that exist, in the order of the numbers."""
         found: dict[int, Row] = {}
         for start in range(0, len(numbers), _AT_ONCE):
             some = numbers[start : start + _AT_ONCE]
@@ -334,7 +335,7 @@ class Library:
             return [Row(*columns) for columns in found]
 
     def _line(self, number: int, most: int, *, cut: bool = False) -> bytes | None:
-        """At most so many bytes of it: those, if it may be cut, or nothing."""
+        """The line; if it is longer than `most` bytes, the first ones if it may be `cut`, otherwise None."""
         with self._index.store.reading() as connection:
             found = connection.execute(
                 f"SELECT files.name, rows.start, rows.size, rows.crc FROM {LOOKED_UP} WHERE rows.number = ?",
@@ -351,7 +352,7 @@ class Library:
                 line = os.pread(fd, min(size, most), start)
         except OSError:
             return None
-        # The file may have been replaced since it was taken in: rather no line than another.
+        # The file may have been replaced after it was indexed: return no line rather than another one.
         return line if len(line) < size or zlib.crc32(line) == crc else None
 
     def _file(self, name: str) -> DumpFile | None:
@@ -362,11 +363,11 @@ class Library:
 
 
 def _bound(number: int) -> int:
-    """As SQLite takes it. A link may name any number, and no row has a negative one."""
+    """A number in SQLite's range. A link may contain any number; no row has a negative one."""
     return number if 0 <= number < 1 << 63 else -1
 
 
 def _where(query: Query, store: Store, state: State) -> tuple[str, list[Any]]:
-    """Not what was committed since `state` was: its text is not searched."""
+    """The query as SQL, without rows committed after `state`: their text is not searched."""
     condition, values = where(query, lambda needle: store.text.lines_with(needle, state.text_end))
     return f"({condition}) AND rows.number <= {state.last_number}", values

@@ -1,13 +1,13 @@
-"""The nouns that both viewers show. Nothing here knows of a terminal or a browser, and all of it is JSON's terms.
+"""The types that both viewers show. They do not depend on a user interface, and their fields are JSON values.
 
-library = Library.open(folder, progress=…)      library: the index beside the dump, rows, filters, search
+library = Library.open(folder, progress=…)      library: the index of the dump, rows, filters, search
 rows = library.rows(parse_query('score<0.5 tools>2 sort:-time'), offset=0, limit=50)
 trajectory = library.trajectory(rows[0].number)
 conversation(trajectory)                        conversation: what was said, as bubbles
 token_runs(trajectory, decode)                  token_runs: where each token came from
 request_timeline(trajectory)                    timeline: where the time went
-step_summaries(…), step_timeline(…)             statistics, timeline
-compare(left, right)                            differences: aligned by turn and by token
+library.steps(query), step_timeline(…)          library, timeline: a step at a glance
+compare(left, right)                            comparison: aligned by turn and by token
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Row:
     """One line of a dump, as lists show it."""
 
     number: int
-    """Its name within the index: lasts as long as the file only grows."""
+    """Its id in the index; stable as long as the file only grows."""
     file: str
     """Relative to the folder."""
     line: int
@@ -38,20 +38,20 @@ class Row:
     source: str
     turns: int
     tools: int
-    """Calls."""
+    """Number of tool calls."""
     failed_tools: int
     """Calls whose outcome or verdict is not ok."""
     prompt_tokens: int
     response_tokens: int
     sampled_tokens: int
     chars: int
-    """Of input and output."""
+    """Length of input and output."""
     seconds: float
-    """The request's whole time; 0 where the line does not say."""
+    """Total time of the request; 0 if the line does not say."""
     preview: str
-    """The beginning of the last thing the user said before the model began, on one line."""
+    """The start of the user's last message before the first sampled one, on one line."""
     damaged: str = ""
-    """Why this line cannot be read. Everything else is then empty but `file` and `line`."""
+    """Why this line cannot be read; all other fields except `file` and `line` are then empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StepSummary:
     mean_seconds: float
     finishes: dict[str, int]
     verdicts: dict[str, int]
-    """Of tool calls: outcome, or the sandbox's verdict where the outcome is ok."""
+    """Tool calls by outcome, or by the sandbox's verdict if the outcome is ok."""
     damaged: int
 
 
@@ -80,33 +80,33 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
     TOOL = "tool"
     OTHER = "other"
-    """Of a text whose speaker nobody knows, in lines that are not ours."""
+    """The speaker is unknown, in lines that Toolyard did not write."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A tool call beside its result."""
+    """A tool call with its result."""
 
     name: str
     arguments: str
-    """As readable text: JSON, indented, without what `code` shows."""
+    """Readable text: indented JSON, without the argument in `code`."""
     code: str | None
     """The argument that is a program."""
     language: str | None
-    """Of `code`."""
+    """The language of `code`."""
     outcome: str
     """ok, or how the call failed."""
     verdict: str | None
-    """Of the sandbox."""
+    """The sandbox's verdict."""
     response: str
     error: str | None
     reward: float | None
     seconds: float
     wait_seconds: float
-    """Of `seconds`, how long it waited for a permit or a worker."""
+    """The part of `seconds` spent waiting for a permit or a worker."""
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     images: tuple[Picture, ...] = ()
-    """Of the result, as the model was shown them."""
+    """Images of the result, as shown to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,17 @@ class Picture:
     """An image in a conversation."""
 
     label: str
-    """Its type, size in pixels and in bytes."""
+    """Type, size in pixels, and size in bytes."""
     url: str
-    """`data:image/png;base64,…`: only of types that hold no programs."""
+    """`data:image/png;base64,…`; only types that cannot contain scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a bubble."""
+    """A part of a bubble."""
 
     kind: str
-    """text, reasoning (shown folded), code."""
+    """text, reasoning (shown folded), or code."""
     text: str
     language: str | None = None
 
@@ -137,11 +137,11 @@ class Bubble:
     name: str | None
     pieces: tuple[Piece, ...]
     calls: tuple[CallView, ...] = ()
-    """Of an assistant's message: each with its result, so tool messages that answer them are not repeated."""
+    """Calls of an assistant's message, with their results; the tool messages are not repeated."""
     turn: int | None = None
-    """Of a sampled message, from 0."""
+    """The turn of a sampled message, from 0."""
     raw: str | None = None
-    """Of a sampled message: the text as it was sampled, call syntax and all."""
+    """The text of a sampled message as it was sampled, including call syntax."""
     timings: dict[str, float] = field(default_factory=dict[str, float])
     images: tuple[Picture, ...] = ()
 
@@ -150,30 +150,30 @@ class Origin(StrEnum):
     PROMPT = "prompt"
     SAMPLED = "sampled"
     TOOL = "tool"
-    """Put there by us after the prompt: tool results, the template's own tokens, a simulated user."""
+    """Not sampled: tool results, the template's own tokens, or a simulated user's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """Tokens in a row that came from the same place."""
+    """Consecutive tokens with the same origin."""
 
     origin: Origin
     turn: int | None
     start: int
-    """In `prompt_ids + response_ids`."""
+    """Index in `prompt_ids + response_ids`."""
     ids: list[int]
     texts: list[str] | None
     """None without a tokenizer."""
     logprobs: list[float] | None
-    """Of sampled tokens."""
+    """None unless the tokens were sampled."""
 
 
 class Stage(StrEnum):
     QUEUE = "queue"
-    """Before the request began to generate."""
+    """Before the request started to generate."""
     ENGINE = "engine"
     LIMITER = "limiter"
-    """Waiting for a permit or a worker of the sandbox."""
+    """Waiting for a permit or a sandbox worker."""
     TOOL = "tool"
     INTERACTION = "interaction"
     REWARD = "reward"
@@ -182,7 +182,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a request's time, in seconds from the begin of the timeline."""
+    """A part of a request's time, in seconds from the start of the timeline."""
 
     stage: Stage
     start: float
@@ -198,7 +198,7 @@ class RequestTimeline:
     segments: tuple[Segment, ...]
     seconds: float
     estimated: bool
-    """The line does not say when things began, only how long they took: they are drawn one after the other."""
+    """The line has durations but no start times: stages are drawn one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +208,22 @@ class StepTimeline:
     step: int
     requests: int
     seconds: float
-    """Of the request that took longest: the step's critical path."""
+    """Time of the slowest request: the step's critical path."""
     by_stage: dict[str, float]
     """Sums over all requests."""
     critical: RequestTimeline
     critical_by_stage: dict[str, float]
     verdict: str
-    """In one sentence: which stage of which request the step waited for."""
+    """One sentence: which request the step waited for, and in which stage."""
     slowest: tuple[RequestTimeline, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """Two texts beside each other."""
+    """Two lines side by side."""
 
     kind: str
-    """same, changed, left (only there), right."""
+    """same, changed, left (only on the left), or right."""
     left: str | None
     right: str | None
 
@@ -241,16 +241,16 @@ class Divergence:
     """The first place where two trajectories differ."""
 
     token: int | None
-    """In `prompt_ids + response_ids`; None where one of them has no tokens."""
+    """Index in `prompt_ids + response_ids`; None if one of them has no tokens."""
     turn: int | None
-    """None: within the prompt."""
+    """None: in the prompt."""
     origin: str
-    """Whose token it is on the left, or the right if the left ended there."""
+    """Origin of the token on the left, or on the right if the left one has ended."""
     left: str
     right: str
-    """What each says there, a few characters of it."""
+    """A short excerpt of each side from there."""
     explanation: str
-    """In one sentence: sampled differently with the same prompt, another tool result, another prompt, …"""
+    """One sentence: a different token was sampled, a tool result differs, the prompts differ, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,4 +260,4 @@ class Comparison:
     prompt: tuple[DiffLine, ...]
     turns: tuple[TurnDiff, ...]
     facts: tuple[tuple[str, str, str], ...]
-    """Name, left, right: score, finish, turns, tokens, rewards, seconds; equal ones too."""
+    """Name, left and right value: score, finish, turns, tokens, rewards, seconds; equal ones as well."""

@@ -1,16 +1,16 @@
-r"""The small language in which rows are asked for: `score<0.5 tools>2 finish:length text:"220000" sort:-time`.
+r"""The query language of the viewers: `score<0.5 tools>2 finish:length text:"220000" sort:-time`.
 
-    several conditions          all of them hold
-    a or b                      one of them does; everything between two `or` belongs together
+    several conditions          all must hold
+    a or b                      one side must hold; `or` binds weaker than conditions in a row
     score<0.5, score:0.2..0.8   numbers: score, tools, turns, length, prompt, chars, time, step, line, sample
-    score:none                  it could not be computed
-    finish:length, finish=stop  texts that contain, that are: finish, state, source, task, id, verdict, file
+    score:none                  the score could not be computed
+    finish:length, finish=stop  text contains, text equals: finish, state, source, task, id, verdict, file
     damaged:yes                 lines that cannot be read
-    220000, "a b", text:"a b"   what was said, by anybody
-    -finish:stop, score!=1      not; `!=` is `-` before `=`, so it holds for what has no score as well
-    sort:score, sort:-time      the order; the first counts most, and what has no score comes last
+    220000, "a b", text:"a b"   text in any message
+    -finish:stop, score!=1      negation; `!=` is `-` with `=`, so it also matches rows without a score
+    sort:score, sort:-time      order; the first key counts most, and rows without a score come last
 
-Case does not matter in texts. In quotes, `\"` is a quote, `\\` a backslash, `\n` a new line and `\t` a tab.
+Text is matched without regard to case. In quotes, `\"` is a quote, `\\` a backslash, `\n` a newline and `\t` a tab.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from toolyard.errors import ConfigError
 
 
 class Kind(Enum):
-    """What a field holds, and with it what can be asked of it."""
+    """The type of a field. It decides which operators and values are allowed."""
 
     NUMBER = "a number"
-    TEXT = "a text"
+    TEXT = "text"
     FLAG = "yes or no"
-    CONTENT = "what was said"
+    CONTENT = "text to search for"
 
 
 FIELDS = {
@@ -44,7 +44,7 @@ FIELDS = {
 }
 SORTABLE = tuple(name for name, kind in FIELDS.items() if kind in (Kind.NUMBER, Kind.TEXT) and name != "verdict")
 MAX_CONDITIONS = 100
-"""More than anybody types, and few enough for any SQLite."""
+"""More than anyone types, and few enough for any SQLite."""
 
 _OTHER_NAMES = {
     "reward": "score",
@@ -63,18 +63,18 @@ _OTHER_NAMES = {
     "run": "file",
     "order": "sort",
 }
-"""What people may try, and what they mean."""
-_WORDS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+"""Names people may try, and the fields they mean."""
+_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"\S*")
 _ESCAPE = re.compile(r'\\(["\\nt])')
-_MEANT = {"n": "\n", "t": "\t"}
+_ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class QueryError(ConfigError):
-    """The text is no query. The message says where, and what would be right."""
+    """The text is not a valid query. The message says where, and how to fix it."""
 
     def __init__(self, problem: str, position: int) -> None:
         super().__init__(f"at character {position + 1}: {problem}")
@@ -84,34 +84,34 @@ class QueryError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Both ends belong to it; None: open."""
+    """Both ends are included; None means open."""
 
     low: float | None
     high: float | None
 
     def __str__(self) -> str:
-        return "..".join("" if end is None else _said(end) for end in (self.low, self.high))
+        return "..".join("" if end is None else _number_text(end) for end in (self.low, self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`field operator value`, or not."""
+    """`field operator value`, possibly negated."""
 
     field: str
     operator: str
-    """`:` `=` `<` `<=` `>` `>=`. Texts contain by `:` and equal by `=`; for everything else, `=` is said as `:`."""
+    """`:` `=` `<` `<=` `>` `>=`. For text, `:` is contains and `=` equals; for other fields `=` becomes `:`."""
     value: float | Range | str | bool | None
     negated: bool = False
 
     def __str__(self) -> str:
         value = self.value
         if isinstance(value, str):
-            said = _quoted(value)
+            text = _quoted(value)
         elif isinstance(value, bool):
-            said = "yes" if value else "no"
+            text = "yes" if value else "no"
         else:
-            said = "none" if value is None else str(value) if isinstance(value, Range) else _said(value)
-        return f"{'-' if self.negated else ''}{self.field}{self.operator}{said}"
+            text = "none" if value is None else str(value) if isinstance(value, Range) else _number_text(value)
+        return f"{'-' if self.negated else ''}{self.field}{self.operator}{text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +125,20 @@ class SortKey:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`str()` of it is its text in one spelling, which is read as the same query."""
+    """A parsed query. `str(query)` is its normalized text, which parses as the same query."""
 
     alternatives: tuple[tuple[Condition, ...], ...] = ()
-    """One of them holds, with all its conditions. None: everything is asked for."""
+    """A row matches if all conditions of one alternative hold. Empty: every row matches."""
     sort: tuple[SortKey, ...] = ()
-    """Where all are equal, and without any: in the order of the files and their lines."""
+    """Ties, and queries without a key, are in the order of the files and their lines."""
 
     def __str__(self) -> str:
-        wanted = " or ".join(" ".join(map(str, conditions)) for conditions in self.alternatives)
-        return " ".join([*([wanted] if wanted else []), *map(str, self.sort)])
+        filters = " or ".join(" ".join(map(str, conditions)) for conditions in self.alternatives)
+        return " ".join([*([filters] if filters else []), *map(str, self.sort)])
 
     @property
     def needles(self) -> tuple[str, ...]:
-        """The texts that a row may have been found by: what a reader wants to see marked."""
+        """The texts that a row may have matched, for highlighting."""
         found = [
             condition.value
             for conditions in self.alternatives
@@ -150,14 +150,15 @@ class Query:
     def sorted_by(self, field: str, *, descending: bool = False) -> Query:
         """The same rows in another order."""
         if field not in SORTABLE:
-            raise ConfigError(f"rows cannot be sorted by {field!r}; by one of {', '.join(SORTABLE)}")
+            raise ConfigError(f"cannot sort by {field!r}; expected one of {', '.join(SORTABLE)}")
         return replace(self, sort=(SortKey(field, descending),))
 
 
 def parse_query(text: str) -> Query:
-    """
+    """Parse `text`; see the module's docstring for the language.
+
     Raises:
-        QueryError: it is none.
+        QueryError: `text` is not a valid query.
     """
     return _Parser(text).query()
 
@@ -167,7 +168,7 @@ class _Parser:
         self._text = text
         self._at = 0
         self._term = 0
-        """Where the term begins that is being read: most problems are told of that place."""
+        """Start of the current term: the position of most errors."""
         self._alternatives: list[list[Condition]] = [[]]
         self._sort: dict[str, SortKey] = {}
         self._last_word = ""
@@ -204,7 +205,7 @@ class _Parser:
     def _bare(self, negated: bool) -> None:
         word = self._word()
         if word[0] in "<>=!:" and self._last_word.lower() in FIELDS:
-            self._refuse(f"no space belongs around an operator: write {self._last_word}{word}")
+            self._refuse(f"remove the spaces around the operator: {self._last_word}{word}")
         quoted = self._text[self._at] == '"'
         self._content(self._value(), ":", negated)
         self._last_word = "" if quoted or negated else word
@@ -219,7 +220,7 @@ class _Parser:
         if operator == "!=":
             negated, operator = not negated, "="
         if self._at == len(self._text) or self._text[self._at].isspace():
-            self._refuse(f"{self._text[self._term : self._at]} needs {kind.value} right after it, without a space")
+            self._refuse(f"{self._text[self._term : self._at]} must be followed by {kind.value}, without a space")
         start, quoted, value = self._at, self._text[self._at] == '"', self._value()
         if kind is Kind.CONTENT:
             self._content(value, operator, negated)
@@ -228,24 +229,26 @@ class _Parser:
         elif operator not in ":=" and kind is Kind.FLAG:
             self._refuse(f"{field} is {kind.value}: write {field}:yes or {field}:no")
         elif quoted:
-            self._refuse(f"{field} is {kind.value}, which needs no quotes", start)
+            self._refuse(f"{field} is {kind.value}: remove the quotes", start)
         elif kind is Kind.FLAG:
-            if value.lower() not in _WORDS:
+            if value.lower() not in _FLAGS:
                 self._refuse(f"{field} is {kind.value}: write {field}:yes or {field}:no", start)
-            self._add(Condition(field, ":", _WORDS[value.lower()], negated))
+            self._add(Condition(field, ":", _FLAGS[value.lower()], negated))
         else:
             self._number(field, operator, value, start, negated)
 
     def _text_field(self, field: str, operator: str, value: str, negated: bool) -> None:
         if operator not in ":=":
-            self._refuse(f"{field} is a text: {field}:{_quoted(value)} contains it, {field}={_quoted(value)} equals it")
+            self._refuse(
+                f"{field} is text: write {field}:{_quoted(value)} for contains or {field}={_quoted(value)} for equals"
+            )
         if not value and operator == ":":
-            self._refuse(f'every {field} contains nothing; {field}="" finds the empty ones')
+            self._refuse(f'the text is empty; {field}="" finds rows whose {field} is empty')
         self._add(Condition(field, operator, value, negated))
 
     def _content(self, value: str, operator: str, negated: bool) -> None:
         if operator not in ":=":
-            self._refuse(f"what was said cannot be compared: write text:{_quoted(value)}")
+            self._refuse(f"text can only be searched: write text:{_quoted(value)}")
         if not value:
             self._refuse("the text to search for is empty")
         self._add(Condition("text", ":", value, negated))
@@ -254,9 +257,9 @@ class _Parser:
         operator = ":" if operator == "=" else operator
         if value.lower() == "none":
             if field != "score":
-                self._refuse(f"only score can be none; {field} is a number everywhere", start)
+                self._refuse(f"only score can be none; {field} is always a number", start)
             if operator != ":":
-                self._refuse("none is neither more nor less: write score:none or score!=none")
+                self._refuse("none cannot be compared: write score:none or score!=none")
             self._add(Condition(field, ":", None, negated))
         elif ".." in value:
             if operator != ":":
@@ -270,29 +273,32 @@ class _Parser:
         low = self._float(field, first, start) if first else None
         high = self._float(field, second, start + len(first) + 2) if second else None
         if low is None and high is None:
-            self._refuse(f"a range has at least one end: {field}:1..5, {field}:1.. or {field}:..5", start)
+            self._refuse(f"a range needs at least one end: {field}:1..5, {field}:1.. or {field}:..5", start)
         if low is not None and high is not None and low > high:
-            self._refuse(f"the range is empty; {field}:{_said(high)}..{_said(low)} would not be", start)
+            self._refuse(f"the range is empty; did you mean {field}:{_number_text(high)}..{_number_text(low)}?", start)
         return Range(low, high)
 
     def _float(self, field: str, value: str, start: int) -> float:
         number = float(value) if _NUMBER.fullmatch(value) else math.nan
         if not math.isfinite(number):
             example = "0.5" if field in ("score", "time") else "3"
-            also = ", or none" if field == "score" else ""
-            self._refuse(f"{value!r} is no number; {field} takes one such as {example}, a range as 1..5{also}", start)
-        return number + 0.0  # no negative zero: equal queries have equal texts
+            none = ", or none" if field == "score" else ""
+            self._refuse(
+                f"{value!r} is not a number; {field} takes a number such as {example}, a range such as 1..5{none}",
+                start,
+            )
+        return number + 0.0  # no negative zero: equal queries have equal text
 
     def _sorting(self, operator: str, negated: bool) -> None:
         if negated or operator not in ":=":
-            self._refuse("write sort:score, or sort:-score for the other direction")
+            self._refuse("write sort:score, or sort:-score for descending order")
         start, value = self._at, self._bare_value()
         descending = value.startswith("-")
         field = value.removeprefix("-").lower()
         if field not in SORTABLE:
             guess = _closest(field, SORTABLE)
             meant = f"did you mean sort:{'-' if descending else ''}{guess}? " if guess else ""
-            self._refuse(f"rows cannot be sorted by {field!r}; {meant}They can by {', '.join(SORTABLE)}", start)
+            self._refuse(f"cannot sort by {field!r}; {meant}Expected one of {', '.join(SORTABLE)}", start)
         self._sort.setdefault(field, SortKey(field, descending))
 
     def _value(self) -> str:
@@ -306,8 +312,8 @@ class _Parser:
             self._refuse("the quote is not closed", opened)
         self._at = at + 1
         if self._at < len(self._text) and not self._text[self._at].isspace():
-            self._refuse('a space is missing after the quote; a quote within a text is written \\"', self._at)
-        return _ESCAPE.sub(lambda found: _MEANT.get(found[1], found[1]), self._text[opened + 1 : at])
+            self._refuse('a space is missing after the quote; write \\" for a quote in the text', self._at)
+        return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), self._text[opened + 1 : at])
 
     def _bare_value(self) -> str:
         word = self._word()
@@ -333,8 +339,8 @@ class _Parser:
         meant = f"did you mean {guess}? " if guess else ""
         word = self._text[self._at : self._at + len(self._word())]
         self._refuse(
-            f"there is no field {name!r}; {meant}The fields are {', '.join(FIELDS)} and sort. "
-            f"To search for the text itself, put it in quotes: {_in_quotes(word)}",
+            f"unknown field {name!r}; {meant}The fields are {', '.join(FIELDS)} and sort. "
+            f"To search for this text, put it in quotes: {_in_quotes(word)}",
             self._at,
         )
 
@@ -350,12 +356,12 @@ def _closest(name: str, names: tuple[str, ...]) -> str | None:
     return found[0] if found else None
 
 
-def _said(number: float) -> str:
+def _number_text(number: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
 def _quoted(value: str) -> str:
-    """As it can stand behind an operator."""
+    """`value` as written after an operator, quoted if necessary."""
     return value if value and not re.search(r'\s|^"', value) else _in_quotes(value)
 
 

@@ -13,10 +13,10 @@ _SLOWEST = 20
 
 
 def request_timeline(trajectory: Trajectory, number: int | None = None) -> RequestTimeline:
-    """Its stages, one after the other as they happened. A line without timings has none."""
+    """The stages of a request, in order. A line without timings has none."""
     seconds = _mapping(trajectory.metrics.get("seconds"))
     pending = duration(seconds.get("pending"))
-    segments = [Segment(Stage.QUEUE, 0.0, pending, label="waiting to begin")] if pending else []
+    segments = [Segment(Stage.QUEUE, 0.0, pending, label="waiting to start")] if pending else []
     now, estimated = pending, False
     for index, turn in enumerate(trajectory.turns):
         started = turn.timings.get("started")
@@ -28,7 +28,7 @@ def request_timeline(trajectory: Trajectory, number: int | None = None) -> Reque
         now = _turn(segments, index, turn, begin)
     reward = duration(seconds.get("reward"))
     if reward:
-        segments.append(Segment(Stage.REWARD, now, now + reward, label="tools' ends, final reward, audit"))
+        segments.append(Segment(Stage.REWARD, now, now + reward, label="release tools, final reward, audit"))
         now += reward
     return RequestTimeline(number, trajectory.request_id, tuple(segments), now, estimated)
 
@@ -45,7 +45,7 @@ def _turn(segments: list[Segment], index: int, turn: Turn, now: float) -> float:
         wait = min(_wait(longest), calling) if longest else 0.0
         name = longest.name if longest else "tools"
         if wait:
-            segments.append(Segment(Stage.LIMITER, now, now + wait, index, f"{name}: waiting for its turn"))
+            segments.append(Segment(Stage.LIMITER, now, now + wait, index, f"{name}: waiting for a permit or worker"))
         others = f" and {len(turn.tool_calls) - 1} more" if len(turn.tool_calls) > 1 else ""
         segments.append(Segment(Stage.TOOL, now + wait, now + calling, index, f"{name}{others}"))
         now += calling
@@ -61,7 +61,7 @@ def _wait(call: CallRecord) -> float:
 
 
 def stage_seconds(timeline: RequestTimeline) -> dict[str, float]:
-    """By stage, those that took time."""
+    """Seconds by stage; stages that took no time are left out."""
     found: dict[str, float] = {}
     for segment in timeline.segments:
         found[segment.stage.value] = found.get(segment.stage.value, 0.0) + segment.end - segment.start
@@ -69,7 +69,7 @@ def stage_seconds(timeline: RequestTimeline) -> dict[str, float]:
 
 
 def step_timeline(step: int, timelines: Iterable[RequestTimeline]) -> StepTimeline | None:
-    """Of all requests of a step; None if none of them says how long anything took."""
+    """The timeline of a step from those of its requests; None if none of them has timings."""
     known = sorted((one for one in timelines if one.segments), key=lambda one: one.seconds, reverse=True)
     if not known:
         return None
@@ -86,19 +86,19 @@ def step_timeline(step: int, timelines: Iterable[RequestTimeline]) -> StepTimeli
     )
     middle = known[len(known) // 2].seconds
     if middle and critical.seconds > 2 * middle:
-        verdict += f" Half of the requests needed {middle:.1f} s or less."
+        verdict += f" Half of the requests took {middle:.1f} s or less."
     return StepTimeline(
         step, len(known), critical.seconds, by_stage, critical, of_critical, verdict, tuple(known[:_SLOWEST])
     )
 
 
 def duration(value: Any) -> float:
-    """Seconds, or 0 for what is none: a line may say anything."""
+    """`value` as seconds, or 0 if it is not a positive number: a line may contain anything."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 0.0
     try:
         return float(value) if math.isfinite(value) and value > 0 else 0.0
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return 0.0
 
 

@@ -14,14 +14,14 @@ from toolyard.viewer.protocol import Origin, TokenRun
 Decode = Callable[[Sequence[int]], str]
 
 UNKNOWN = -1
-"""Stands for what a line has among its ids that is no id."""
+"""Replaces anything in a line's ids that is not an id."""
 _LARGEST = 2**53
 
 
 def token_runs(trajectory: Trajectory, decode: Decode | None = None) -> tuple[TokenRun, ...]:
-    """All tokens in order, in runs of one origin; sampled ones also by turn. Nothing for a line without tokens.
+    """All tokens in order, as runs of one origin and turn. Empty for a line without tokens.
 
-    `decode` gives the text of ids; without it runs have ids only.
+    `decode` turns ids into text; without it runs have only ids.
     """
     tokens = trajectory.tokens
     ids, before = [*tokens.prompt_ids, *tokens.response_ids], len(tokens.prompt_ids)
@@ -37,7 +37,7 @@ def token_runs(trajectory: Trajectory, decode: Decode | None = None) -> tuple[To
 
 
 def origin_at(trajectory: Trajectory, place: int) -> tuple[Origin, int | None]:
-    """Of a token, by its place in `prompt_ids + response_ids`, and the turn it belongs to."""
+    """Origin and turn of the token at index `place` in `prompt_ids + response_ids`."""
     before = len(trajectory.tokens.prompt_ids)
     if place < before:
         return Origin.PROMPT, None
@@ -45,7 +45,7 @@ def origin_at(trajectory: Trajectory, place: int) -> tuple[Origin, int | None]:
 
 
 def _turns(trajectory: Trajectory) -> list[int]:
-    """Of each token after the prompt: the turn that sampled it, or after whose words it was put."""
+    """For each response token, the turn that sampled it, or the turn after which it was inserted."""
     starts = [turn.sampled.start for turn in trajectory.turns]
     return [max(bisect_right(starts, at) - 1, 0) for at in range(len(trajectory.tokens.response_ids))]
 
@@ -72,28 +72,28 @@ def _run(
 
 
 def _logprobs(given: Sequence[Any], start: int, end: int) -> list[float]:
-    """Of each token; NaN for what is none, and where the line has too few."""
+    """The logprob of each token; NaN if it is missing or not a number."""
     known = [float(one) if type(one) in (int, float) and abs(one) < _LARGEST else math.nan for one in given[start:end]]
     return known + [math.nan] * (end - start - len(known))
 
 
 def texts_of(ids: Sequence[int], decode: Decode, before: Sequence[int] = ()) -> list[str]:
-    """What each token adds to the text of those before it; `before`: the one that precedes them all. Tokens that hold a
-    part of a character show it with the last of them, and what the tokenizer does not know is U+FFFD."""
+    """The text that each token adds; `before` is the preceding token, if any. If several tokens make up a character,
+    the last one gets it. Ids that the tokenizer does not have are U+FFFD."""
     texts: list[str] = []
     context, begin = list(before), 0
     for at in range(len(ids)):
-        said = _added(context, ids[begin : at + 1], decode)
-        if said is not None and "\ufffd" in said and at - begin < 8 and at + 1 < len(ids):
-            texts.append("")  # half a character: the next token may complete it
+        added = _added(context, ids[begin : at + 1], decode)
+        if added is not None and "\ufffd" in added and at - begin < 8 and at + 1 < len(ids):
+            texts.append("")  # part of a character: the next token may complete it
             continue
-        texts.append("\ufffd" if said is None else said)
-        context, begin = ([] if said is None else [ids[at]]), at + 1
+        texts.append("\ufffd" if added is None else added)
+        context, begin = ([] if added is None else [ids[at]]), at + 1
     return texts
 
 
 def _added(context: Sequence[int], ids: Sequence[int], decode: Decode) -> str | None:
-    """By themselves tokens may read otherwise: some tokenizers leave out a space at the beginning of any text."""
+    """The text of `ids` after `context`. Alone they may decode differently: some tokenizers drop a leading space."""
     try:
         base, whole = decode(context) if context else "", decode([*context, *ids])
         return whole[len(base) :] if whole.startswith(base) else decode(ids)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from toolyard.cli.outcomes import duration, ending, exit_status, size, telling_line
+from toolyard.cli.outcomes import duration, ending, exit_status, size, summary_line
 from toolyard.cli.sandbox.run import as_fields, read_program
-from toolyard.cli.sandbox.tour import right_verdicts
+from toolyard.cli.sandbox.tour import accepted_verdicts
 from toolyard.cli.sandbox.tour_programs import TourStop
 from toolyard.errors import ConfigError, ProgramError
 from toolyard.sandbox import languages
@@ -57,16 +57,16 @@ def test_every_verdict_but_ok_exits_with_a_failure() -> None:
     ("execution", "words"),
     [
         (ran(Verdict.FAILED, 3), "exit code 3"),
-        (ran(Verdict.SIGNALED, -signal.SIGSEGV), "died of SIGSEGV"),
-        (ran(Verdict.SIGNALED, -64), "died of SIGRTMAX"),
-        (ran(Verdict.SIGNALED, -50), "died of signal 50"),
+        (ran(Verdict.SIGNALED, -signal.SIGSEGV), "killed by SIGSEGV"),
+        (ran(Verdict.SIGNALED, -64), "killed by SIGRTMAX"),
+        (ran(Verdict.SIGNALED, -50), "killed by signal 50"),
         (ran(Verdict.TIMED_OUT), "stopped after 2 s"),
-        (ran(Verdict.CPU_EXCEEDED), "stopped after 500 ms of processor time"),
+        (ran(Verdict.CPU_EXCEEDED), "stopped after 500 ms of CPU time"),
         (ran(Verdict.MEMORY_EXCEEDED), "killed at 192 MiB of memory"),
         (ran(Verdict.OUTPUT_EXCEEDED), "stopped after 4 MiB of output"),
         (ran(Verdict.DISK_EXCEEDED), "stopped at 256 MiB of files"),
-        (rejected(Verdict.FAILED, 1), "the compiler: exit code 1"),
-        (rejected(Verdict.TIMED_OUT, None), "the compiler: stopped after 5 s"),
+        (rejected(Verdict.FAILED, 1), "compiler: exit code 1"),
+        (rejected(Verdict.TIMED_OUT, None), "compiler: stopped after 5 s"),
         (Execution(Verdict.COMPILE_FAILED, None), "did not compile"),
     ],
 )
@@ -74,23 +74,23 @@ def test_the_ending_names_the_limit_or_the_signal(execution: Execution, words: s
     assert ending(execution, LIMITS) == words
 
 
-def test_the_telling_line_of_a_good_program_is_the_first_it_printed() -> None:
-    assert telling_line(ran(Verdict.OK, 0, b"\n  hello\nworld\n", b"a warning\n")) == "hello"
+def test_the_summary_line_of_a_good_program_is_the_first_it_printed() -> None:
+    assert summary_line(ran(Verdict.OK, 0, b"\n  hello\nworld\n", b"a warning\n")) == "hello"
 
 
-def test_the_telling_line_of_a_failed_program_is_the_end_of_its_traceback() -> None:
+def test_the_summary_line_of_a_failed_program_is_the_end_of_its_traceback() -> None:
     trace = b'Traceback (most recent call last):\n  File "main.py", line 1\nZeroDivisionError: division by zero\n'
-    assert telling_line(ran(Verdict.FAILED, 1, b"before\n", trace)) == "ZeroDivisionError: division by zero"
+    assert summary_line(ran(Verdict.FAILED, 1, b"before\n", trace)) == "ZeroDivisionError: division by zero"
 
 
-def test_the_telling_line_of_a_compiler_is_the_first_error() -> None:
+def test_the_summary_line_of_a_compiler_is_the_first_error() -> None:
     complaint = b"main.cpp: In function 'int main()':\nmain.cpp:2:10: error: no\nmain.cpp:3:1: error: more\n"
-    assert telling_line(rejected(Verdict.FAILED, 1, complaint)) == "main.cpp:2:10: error: no"
+    assert summary_line(rejected(Verdict.FAILED, 1, complaint)) == "main.cpp:2:10: error: no"
 
 
 def test_a_silent_program_tells_nothing() -> None:
-    assert telling_line(ran(Verdict.OK, 0)) == ""
-    assert telling_line(rejected(Verdict.FAILED, 1)) == ""
+    assert summary_line(ran(Verdict.OK, 0)) == ""
+    assert summary_line(rejected(Verdict.FAILED, 1)) == ""
 
 
 def test_durations_and_sizes_are_short() -> None:
@@ -171,9 +171,9 @@ class TestTour:
 
     @pytest.mark.parametrize("memory_limit", ["cgroup v1", "cgroup v2", "sampling"])
     def test_a_hungry_program_must_be_killed_where_its_whole_tree_is_limited(self, memory_limit: str) -> None:
-        assert right_verdicts(self.HUNGRY, memory_limit) == {Verdict.MEMORY_EXCEEDED}
+        assert accepted_verdicts(self.HUNGRY, memory_limit) == {Verdict.MEMORY_EXCEEDED}
 
     def test_it_may_fail_by_itself_where_only_processes_are_limited(self) -> None:
-        assert Verdict.FAILED in right_verdicts(self.HUNGRY, "per process")
-        assert Verdict.OK not in right_verdicts(self.HUNGRY, "per process")
-        assert right_verdicts(self.GOOD, "per process") == {Verdict.OK}
+        assert Verdict.FAILED in accepted_verdicts(self.HUNGRY, "per process")
+        assert Verdict.OK not in accepted_verdicts(self.HUNGRY, "per process")
+        assert accepted_verdicts(self.GOOD, "per process") == {Verdict.OK}

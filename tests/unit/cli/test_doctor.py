@@ -16,8 +16,8 @@ from toolyard.cli.doctor import advice, show, verdict
 from toolyard.cli.doctor.checks import (
     EXTRAS,
     Check,
+    DoctorReport,
     Group,
-    Report,
     Status,
     check_batches,
     check_extra,
@@ -236,14 +236,14 @@ class TestCluster:
         one = FoundLimiter("sandbox", "toolyard", "PENDING_CREATION", problem="no answer within 5 s")
         (check,) = cluster_checks(0, Survey(cluster="10.0.0.1:6379", limiters=(one,)))
         assert (check.status, check.remedy) == (Status.MISSING, None)
-        assert "is being made" in check.detail
+        assert "is being created" in check.detail
 
     @pytest.mark.parametrize(
         ("status", "survey", "expected", "words"),
         [
-            (0, Survey(cluster="10.0.0.1:6379"), Status.OK, "cluster at 10.0.0.1:6379, no limiter is alive"),
-            (NO_CLUSTER, Survey(error="none"), Status.MISSING, "no cluster runs here: none"),
-            (1, Survey(error="InvalidAuthToken"), Status.BROKEN, "cannot be asked for its limiters: InvalidAuthToken"),
+            (0, Survey(cluster="10.0.0.1:6379"), Status.OK, "cluster at 10.0.0.1:6379, no limiters"),
+            (NO_CLUSTER, Survey(error="none"), Status.MISSING, "no cluster is running: none"),
+            (1, Survey(error="InvalidAuthToken"), Status.BROKEN, "cannot list its limiters: InvalidAuthToken"),
         ],
     )
     def test_no_limiter_no_cluster_and_one_that_lets_nobody_in_are_told_apart(
@@ -259,7 +259,7 @@ class TestCluster:
     def test_limiters_are_part_of_the_json_form(self) -> None:
         one = FoundLimiter("sandbox", "toolyard", processes=("host:1",))
         found = report().model_copy(update={"limiters": (one,)})
-        assert Report.model_validate_json(found.model_dump_json()) == found
+        assert DoctorReport.model_validate_json(found.model_dump_json()) == found
 
     @pytest.mark.parametrize("option", [["--force"], ["--namespace", "x"]])
     def test_options_of_stopping_alone_are_wrong_usage(self, option: list[str]) -> None:
@@ -268,8 +268,8 @@ class TestCluster:
         assert "--stop-limiter" in done.output
 
 
-def report(*checks: Check, can_run: bool = True, isolation: Level | None = Level.FULL) -> Report:
-    return Report(
+def report(*checks: Check, can_run: bool = True, isolation: Level | None = Level.FULL) -> DoctorReport:
+    return DoctorReport(
         toolyard="1.0",
         system="Linux",
         processors=2,
@@ -281,7 +281,7 @@ def report(*checks: Check, can_run: bool = True, isolation: Level | None = Level
     )
 
 
-def printed(found: Report) -> str:
+def printed(found: DoctorReport) -> str:
     console = Console(file=io.StringIO(), width=120)
     show(found, console)
     assert isinstance(console.file, io.StringIO)
@@ -322,4 +322,4 @@ class TestReport:
 
     def test_the_json_form_reads_back(self) -> None:
         found = report(*kernel_checks(granting(), Host()))
-        assert Report.model_validate_json(found.model_dump_json()) == found
+        assert DoctorReport.model_validate_json(found.model_dump_json()) == found

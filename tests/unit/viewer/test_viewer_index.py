@@ -21,7 +21,7 @@ from toolyard.errors import RecordError
 from toolyard.records.dump import DumpWriter
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.viewer.index import place as index_place
-from toolyard.viewer.index.rows import told_by
+from toolyard.viewer.index.rows import entry_of
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
 from trajectory_samples import failed_trajectory, good_trajectory
@@ -42,7 +42,7 @@ def test_lines_that_anybody_wrote_are_damaged_exactly_if_no_trajectory_can_be_ma
             good = trajectory_of(line) is not None
         except (RecordError, OverflowError):
             good = False
-        assert good is not bool(told_by(line, 0).facts.damaged), line
+        assert good is not bool(entry_of(line, 0).facts.damaged), line
         seen[good] += 1
     assert min(seen.values()) > 200
 
@@ -101,7 +101,7 @@ def test_hostile_lines_have_rows_with_their_numbers_and_the_rest_opens(tmp_path:
         for number in (2**70, -(2**70), 0, -1):  # a link may name anything
             assert library.row(number) is library.trajectory(number) is library.position(number) is None
             assert (library.raw(number), library.contains(number, "x")) == ("", False)
-            assert library.neighbours(number) == ([], [])
+            assert library.related(number) == ([], [])
             assert library.next_match("pair", number, None) == escaped
             assert library.at("5.jsonl", number) is library.at("\ud800", 1) is None
         assert library.at("5.jsonl", 11) == good
@@ -195,7 +195,7 @@ def test_names_that_are_no_text_can_be_folders(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused_and_an_empty_folder_waits(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
         Library.open(tmp_path / "no")
-    with pytest.raises(RecordError, match="neither a folder nor a plain file"):
+    with pytest.raises(RecordError, match="neither a folder nor a regular file"):
         Library.open("/dev/null")
     with Library.open(tmp_path) as library:
         assert (library.count(), library.rows(), library.steps(), library.refresh()) == (0, [], [], 0)
@@ -270,7 +270,7 @@ def test_the_index_can_be_put_anywhere(tmp_path: Path) -> None:
     with Library.open(tmp_path / "dump", index_dir=tmp_path / "some" / "where") as library:
         assert library.count() == 1
     assert os.listdir(tmp_path / "dump") == ["0.jsonl"]
-    with pytest.raises(RecordError, match="no place for the index"):
+    with pytest.raises(RecordError, match="no writable folder for the index"):
         Library.open(tmp_path / "dump", index_dir=tmp_path / "dump" / "0.jsonl")
 
 

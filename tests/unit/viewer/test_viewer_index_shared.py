@@ -71,7 +71,7 @@ def test_what_is_damaged_and_used_by_another_is_left_alone(tmp_path: Path) -> No
     dump_of(tmp_path, 5)
     with Library.open(tmp_path) as library:
         (index_folder(tmp_path) / "damaged").touch()
-        with pytest.raises(RecordError, match="another viewer is using it"):
+        with pytest.raises(RecordError, match="used by another viewer"):
             Library.open(tmp_path)
         assert library.count() == 5
     with Library.open(tmp_path) as library:
@@ -111,7 +111,7 @@ BUILD = """
 import os, signal, sys, time
 from toolyard.viewer.index import build
 from toolyard.viewer.library import Library
-build.BATCH_BYTES, build._TELL_BYTES = 50_000, 5_000
+build.BATCH_BYTES, build._REPORT_BYTES = 50_000, 5_000
 calls = int(sys.argv[2])
 def progress(done, total):
     global calls
@@ -240,7 +240,7 @@ def test_many_readers_are_right_while_the_dump_grows_and_files_are_replaced(tmp_
 
 def test_an_opening_that_is_broken_off_leaves_what_it_did_and_no_lock(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("toolyard.viewer.index.build.BATCH_BYTES", 20_000)
-    monkeypatch.setattr("toolyard.viewer.index.build._TELL_BYTES", 5_000)
+    monkeypatch.setattr("toolyard.viewer.index.build._REPORT_BYTES", 5_000)
     names = dump_of(tmp_path, 200)
 
     def enough(done: int, total: int) -> None:
@@ -259,7 +259,7 @@ def test_who_waits_for_another_to_build_is_told_how_far_that_is(tmp_path: Path) 
     dump_of(tmp_path, 50)
     Library.open(tmp_path).close()
     append(tmp_path / "0.jsonl", to_line(small(1)))
-    place = index_place.Place(index_folder(tmp_path).parent, index_folder(tmp_path).name)
+    place = index_place.IndexFolder(index_folder(tmp_path).parent, index_folder(tmp_path).name)
     told: list[tuple[int, int]] = []
     with place.writing() as granted:
         assert granted

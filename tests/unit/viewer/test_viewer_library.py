@@ -20,7 +20,7 @@ from toolyard.errors import RecordError
 from toolyard.messages import Message
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import CallRecord, Tokens
-from toolyard.viewer.index.rows import told_by
+from toolyard.viewer.index.rows import entry_of
 from toolyard.viewer.index.sql import TABLES, order_by
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import FIELDS, SORTABLE, Condition, Kind, Query, Range, SortKey, parse_query
@@ -258,7 +258,7 @@ def test_steps_are_summed_up(mixed) -> None:
 
 
 def preview_of(**changes) -> str:
-    return told_by(to_line(small(1, **changes)), 0).facts.preview
+    return entry_of(to_line(small(1, **changes)), 0).facts.preview
 
 
 def test_the_preview_is_what_the_user_said_last_before_the_model_began() -> None:
@@ -277,13 +277,13 @@ def test_the_preview_is_what_the_user_said_last_before_the_model_began() -> None
 
 def test_seconds_are_those_of_the_request_where_the_line_says_so() -> None:
     def seconds(**changes) -> float:
-        return told_by(to_line(small(1, **changes)), 0).facts.seconds
+        return entry_of(to_line(small(1, **changes)), 0).facts.seconds
 
     assert seconds(metrics={"seconds": {"generating": 2, "reward": 0.5, "odd": "x", "on": True}}) == 2.5
     assert seconds(metrics={"seconds": 3.5}) == 3.5
     assert seconds(metrics={"seconds": {"a": 10**400}}) == 0.0
     assert seconds(metrics={}) == pytest.approx(good_trajectory(1, turns=1, tokens=3).turns[0].timings["generating"])
-    assert told_by(verl_line(), 0).facts.seconds == 0.0
+    assert entry_of(verl_line(), 0).facts.seconds == 0.0
 
 
 def test_requests_are_found_by_id_or_a_beginning_that_only_one_has(tmp_path: Path) -> None:
@@ -303,11 +303,11 @@ def test_neighbours_are_the_group_and_the_same_request_in_other_runs(tmp_path: P
         append(tmp_path / run / "1.jsonl", verl_line(output="1") + b"\n" + verl_line(output="2") + b"\n{\n")
     with Library.open(tmp_path) as library:
         first, verl, damaged = (library.rows()[at] for at in (0, 6, 8))
-        found = library.neighbours(first.number)
+        found = library.related(first.number)
         assert [row.request_id for row in found.group] == ["r2", "r1"]
         assert [(row.file, row.request_id) for row in found.elsewhere] == [("b/1.jsonl", "r0")]
-        assert [(row.file, row.line) for row in library.neighbours(verl.number).group] == [("a/1.jsonl", 8)]
-        assert library.neighbours(damaged.number) == library.neighbours(10**9) == ([], [])
+        assert [(row.file, row.line) for row in library.related(verl.number).group] == [("a/1.jsonl", 8)]
+        assert library.related(damaged.number) == library.related(10**9) == ([], [])
 
 
 # Size -----------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_needles_are_what_may_have_been_found() -> None:
 
 def test_a_query_can_be_put_into_another_order() -> None:
     assert str(parse_query("a sort:score").sorted_by("time", descending=True)) == "text:a sort:-time"
-    with pytest.raises(ConfigError, match="rows cannot be sorted by 'verdict'"):
+    with pytest.raises(ConfigError, match="cannot sort by 'verdict'"):
         Query().sorted_by("verdict")
 
 
@@ -103,26 +103,26 @@ def test_a_query_can_be_put_into_another_order() -> None:
 @pytest.mark.parametrize(
     ("text", "position", "message"),
     [
-        ("a scroe<1", 2, "there is no field 'scroe'; did you mean score?"),
+        ("a scroe<1", 2, "unknown field 'scroe'; did you mean score?"),
         ("reward>1", 0, "did you mean score?"),
         ("request_id:x", 0, "did you mean id?"),
         ("http://x", 0, 'put it in quotes: "http://x"'),
-        ("score <0.5", 6, "write score<0.5"),
-        ("score< 0.5", 0, "score< needs a number right after it, without a space"),
-        ("finish:", 0, "finish: needs a text right after it"),
-        ("score:abc", 6, "'abc' is no number"),
-        ("score:nan", 6, "'nan' is no number"),
-        ("score<1e999", 6, "is no number"),
-        ("score:٣", 6, "is no number"),
-        ("score:0.8..0.2", 6, "score:0.2..0.8 would not be"),
+        ("score <0.5", 6, "remove the spaces around the operator: score<0.5"),
+        ("score< 0.5", 0, "score< must be followed by a number, without a space"),
+        ("finish:", 0, "finish: must be followed by text"),
+        ("score:abc", 6, "'abc' is not a number"),
+        ("score:nan", 6, "'nan' is not a number"),
+        ("score<1e999", 6, "is not a number"),
+        ("score:٣", 6, "is not a number"),
+        ("score:0.8..0.2", 6, "did you mean score:0.2..0.8?"),
         ("score:..", 6, "at least one end"),
-        ("score:1..x", 9, "'x' is no number"),
+        ("score:1..x", 9, "'x' is not a number"),
         ("score<1..2", 0, "write score:1..2"),
         ("score<none", 0, "write score:none"),
         ("tools:none", 6, "only score can be none"),
-        ("finish<stop", 0, "finish:stop contains it, finish=stop equals it"),
-        ('finish:""', 0, 'finish="" finds the empty ones'),
-        ('step:"3"', 5, "needs no quotes"),
+        ("finish<stop", 0, "write finish:stop for contains or finish=stop for equals"),
+        ('finish:""', 0, 'finish="" finds rows whose finish is empty'),
+        ('step:"3"', 5, "remove the quotes"),
         ("damaged:maybe", 8, "write damaged:yes or damaged:no"),
         ("damaged<yes", 0, "write damaged:yes or damaged:no"),
         ("text<x", 0, "write text:x"),
@@ -136,8 +136,8 @@ def test_a_query_can_be_put_into_another_order() -> None:
         ("a or sort:time", 14, "missing after `or`"),
         ("sort:scor", 5, "did you mean sort:score?"),
         ("sort:-seconds", 5, "did you mean sort:-time?"),
-        ("sort:verdict", 5, "rows cannot be sorted by 'verdict'"),
-        ("-sort:score", 0, "sort:-score for the other direction"),
+        ("sort:verdict", 5, "cannot sort by 'verdict'"),
+        ("-sort:score", 0, "sort:-score for descending order"),
         ("order:score", 0, "did you mean sort?"),
         ("a " * (MAX_CONDITIONS + 1), 0, "at most"),
     ],

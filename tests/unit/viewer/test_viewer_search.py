@@ -16,7 +16,7 @@ from toolyard.errors import RecordError
 from toolyard.messages import Message, ToolCall
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import CallRecord, Failure, Sampled, Turn
-from toolyard.viewer.index.rows import told_by
+from toolyard.viewer.index.rows import entry_of
 from toolyard.viewer.index.search import BLOCK, GAP, TextFile, folded, record
 from trajectory_samples import good_trajectory
 
@@ -87,7 +87,7 @@ def test_the_number_of_a_line_is_not_part_of_its_text(tmp_path: Path) -> None:
 def test_a_text_that_was_cut_off_by_somebody_is_an_error_not_a_crash(tmp_path: Path) -> None:
     file, places = filled(tmp_path / "text", {1: ["a" * 100]})
     (tmp_path / "text").write_bytes(b"")
-    with pytest.raises(RecordError, match="cut off"):
+    with pytest.raises(RecordError, match="was truncated"):
         file.lines_with("b", places[1][1])
     file.close()
 
@@ -96,7 +96,7 @@ def test_a_text_that_was_cut_off_by_somebody_is_an_error_not_a_crash(tmp_path: P
 
 
 def said_in(line: bytes, needle: str) -> bool:
-    return folded(needle) in told_by(line, 0).text
+    return folded(needle) in entry_of(line, 0).text
 
 
 def test_everything_that_people_read_can_be_searched_and_nothing_else() -> None:
@@ -119,7 +119,7 @@ def test_everything_that_people_read_can_be_searched_and_nothing_else() -> None:
         failure=Failure("ours", "reward", "Traceback of it"),
     )
     line = to_line(trajectory)
-    assert told_by(line, 0).facts.damaged == ""
+    assert entry_of(line, 0).facts.damaged == ""
     for needle in (
         *("was asked", "WAS ANSWERED", "three\nlines", "my reasoning", "lookup", "nähé", "no json \\", "As it was"),
         *("calculator", 'print("hello")\nx', 'print(\\"hello\\")\\nx', "the response", "the error", "traceback of"),
@@ -132,15 +132,15 @@ def test_everything_that_people_read_can_be_searched_and_nothing_else() -> None:
 def test_what_the_decoded_conversation_has_is_kept_once() -> None:
     trajectory = good_trajectory(1)
     plain = replace(trajectory, input=trajectory.input + "\n" + "\n".join(one.content for one in trajectory.messages))
-    assert len(told_by(to_line(plain), 0).text) < len(plain.input + plain.output) + 200
+    assert len(entry_of(to_line(plain), 0).text) < len(plain.input + plain.output) + 200
 
 
 def test_content_in_parts_is_searched_as_it_is_read() -> None:
     said = json.loads(to_line(good_trajectory(1)))
     said["messages"][1]["content"] = [{"type": "text", "text": "two "}, {"type": "text", "text": "Parts"}]
     line = json.dumps(said).encode()
-    assert told_by(line, 0).facts.damaged == ""
-    assert told_by(line, 0).facts.preview == "two Parts"
+    assert entry_of(line, 0).facts.damaged == ""
+    assert entry_of(line, 0).facts.preview == "two Parts"
     assert said_in(line, "two parts")
 
 
@@ -153,8 +153,8 @@ def test_a_line_of_verl_is_searched_in_input_and_output() -> None:
 
 def test_a_damaged_line_is_searched_as_it_stands() -> None:
     line = b'{"input": "Half of\xff a line'
-    assert told_by(line, 7).facts.step == 7
-    assert told_by(line, 7).facts.damaged
+    assert entry_of(line, 7).facts.step == 7
+    assert entry_of(line, 7).facts.damaged
     assert said_in(line, "half OF")
 
 
@@ -162,6 +162,6 @@ def test_a_line_of_very_many_messages_does_not_take_for_ever() -> None:
     messages = tuple(Message("user", f"message {at} is not in the input") for at in range(20_000))
     line = to_line(replace(good_trajectory(1, turns=1), input="x" * 1_000_000, messages=messages))
     began = time.process_time()
-    told = told_by(line, 0)
+    told = entry_of(line, 0)
     assert time.process_time() - began < 30
     assert told.text.count(GAP) > 19_000

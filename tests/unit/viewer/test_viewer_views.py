@@ -269,14 +269,14 @@ class TestCompare:
         found = compare(trajectory(), other).divergence
         assert found is not None
         assert (found.token, found.turn, found.origin) == (7, 1, "sampled")
-        assert "another token was sampled" in found.explanation
+        assert "a different token was sampled" in found.explanation
 
     def test_another_tool_result_is_told_from_another_sample(self) -> None:
         other = trajectory(tokens=Tokens([1, 2, 3], [4, 5, 6, 70, 8], [1, 1, 0, 0, 1]))
         found = compare(trajectory(), other).divergence
         assert found is not None
         assert (found.token, found.origin) == (6, "tool")
-        assert "tool's result" in found.explanation
+        assert "tool result" in found.explanation
 
     def test_another_prompt_and_an_early_end_are_told(self) -> None:
         asked = compare(trajectory(), trajectory(tokens=Tokens([1, 9, 3], [4], [1]))).divergence

@@ -1,4 +1,4 @@
-"""`toolyard audit`: whether a dump can be trained on, to the token."""
+"""`toolyard audit`: check that a dump can be trained on, token by token."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import INTERRUPTED, err, out
+from toolyard.cli.options import JsonOption
 
 
 def audit(
-    path: Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A dump, or one of its files.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR|FILE", help="A dump folder, or one of its files.", show_default=False)
+    ],
     tokenizer: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL_OR_PATH",
-            help="Of the model that sampled: checks the texts against the tokens, and shows differences as text.",
+            help="Tokenizer of the model that sampled the dump: also check texts against tokens, and show differences "
+            "as text.",
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Problems to show one by one.", min=0)] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", help="Show the first N problems.", min=0)] = 10,
+    as_json: JsonOption = False,
 ) -> None:
     """Check that every trajectory's tokens are exactly what the model sampled and saw.
 
-    Each prompt must be the last one and what was sampled after it, extended; mask, logprobs and ids must agree with the
-    turns, the messages with the calls, the outcome with the score. Trajectories that do not claim to be token-exact
-    (those of verl, or of engines that only speak of text) are counted, and checked for the rest. A line that is being
-    written is passed over.
+    Each prompt must begin with the previous prompt and what was sampled after it; the mask, logprobs and ids must
+    agree with the turns, the messages with the calls, and the outcome with the score. Trajectories that do not claim
+    to be token-exact (verl's, or those of engines that return only text) are counted, and checked for everything
+    else. A line that is still being written is skipped.
 
-    Exits with 1 if there is any problem.
+    Exits with 1 if there is a problem.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""What `toolyard audit` does: go through a dump, count what is wrong, and tell it."""
+"""What `toolyard audit` does: read a dump, collect problems, and print them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem and the line that has it."""
+    """A problem and its line."""
 
     file: str
     line: int
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """What there is in a dump, and what is wrong with it."""
+    """Counts of a dump, and its problems."""
 
     path: str
     limit: int
@@ -39,18 +39,18 @@ class Findings:
     trajectories: int = 0
     token_exact: int = 0
     tokens: int = 0
-    """Of the token-exact ones, prompts included."""
+    """In token-exact trajectories, including prompts."""
     response_tokens: int = 0
     sampled_tokens: int = 0
     bad_trajectories: int = 0
-    """That have a problem, or could not be read."""
+    """Trajectories with a problem, including unreadable lines."""
     problems: Counter[ProblemKind] = field(default_factory=Counter[ProblemKind])
     first: list[Finding] = field(default_factory=list[Finding])
-    """As many as were asked for."""
+    """At most `limit`."""
 
     @property
     def masked_share(self) -> float | None:
-        """Of the responses' tokens, how many the model did not sample, and is not trained on."""
+        """Share of response tokens that the model did not sample and is not trained on."""
         return 1 - self.sampled_tokens / self.response_tokens if self.response_tokens else None
 
     def note(self, file: Path, line: int, request_id: str, problems: list[Problem]) -> None:
@@ -71,17 +71,17 @@ class Findings:
 
 
 def audit_dump(path: Path, tokenizer: str | None, limit: int, console: Console) -> Findings:
-    """Go through all lines, with progress on `console` if somebody watches.
+    """Audit all lines, with progress on `console` if it is a terminal.
 
     Raises:
-        RecordError: there is no such dump, or nothing in it.
-        ConfigError: there is no such tokenizer.
+        RecordError: the dump does not exist or is empty.
+        ConfigError: the tokenizer does not exist.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     files = dump_files(path)
     if not files:
-        raise RecordError(f"{path} is no dump: there is no <step>.jsonl in it")
+        raise RecordError(f"{path} is not a dump: it has no <step>.jsonl")
     known = _tokenizer(tokenizer)
     seen: set[tuple[Path, str]] = set()
     findings = Findings(str(path), limit, len(files))
@@ -93,7 +93,7 @@ def audit_dump(path: Path, tokenizer: str | None, limit: int, console: Console) 
                 _check(findings, file, number, line, known, seen)
                 progress.update(bar, advance=len(line), description=f"{findings.trajectories} trajectories")
     if not findings.trajectories and not findings.problems:
-        raise RecordError(f"{path} has no trajectory: its files are empty")
+        raise RecordError(f"{path} has no trajectories: its files are empty")
     return findings
 
 
@@ -116,7 +116,7 @@ def _check(
     problems = audit(trajectory, decode, size)
     key = file, trajectory.request_id
     if trajectory.request_id and key in seen:
-        problems.append(Problem(ProblemKind.DUPLICATE, "request_id", "another line of the file has the same"))
+        problems.append(Problem(ProblemKind.DUPLICATE, "request_id", "another line of the file has the same one"))
     seen.add(key)
     findings.note(file, number, trajectory.request_id, problems)
 
@@ -129,11 +129,11 @@ def _tokenizer(tokenizer: str | None) -> Tokenizer | None:
     return load_tokenizer(tokenizer)
 
 
-# Telling --------------------------------------------------------------------------------------------------------------
+# Printing -------------------------------------------------------------------------------------------------------------
 
 
 def print_findings(findings: Findings, console: Console | None) -> int:
-    """As tables, or as JSON where there is no console; returns the exit status."""
+    """Print tables to `console`, or JSON to stdout if it is None. Returns the exit status."""
     status = 1 if findings.problems else 0
     if console is None:
         text = json.dumps(_fields(findings), indent=2) + "\n"
@@ -149,8 +149,8 @@ def _print_problems(findings: Findings, console: Console) -> None:
     from rich.text import Text
 
     for found in findings.first:
-        of = f" · {found.request_id}" if found.request_id else ""
-        console.print(Text(_printable(f"{found.file}:{found.line}{of}"), style="bold"), soft_wrap=True)
+        request = f" · {found.request_id}" if found.request_id else ""
+        console.print(Text(_printable(f"{found.file}:{found.line}{request}"), style="bold"), soft_wrap=True)
         console.print(Text(_printable(f"  {found.problem}")), soft_wrap=True)
     hidden = findings.problems.total() - len(findings.first)
     if hidden:
@@ -172,11 +172,11 @@ def _print_table(findings: Findings, console: Console) -> None:
     masked = "" if share is None else f", {share:.1%} of the responses masked"
     console.print(
         f"{findings.trajectories:,} trajectories in {findings.files:,} {'file' if findings.files == 1 else 'files'}, "
-        f"{findings.token_exact:,} token-exact, {findings.trajectories - findings.token_exact:,} not; "
+        f"{findings.token_exact:,} claim to be token-exact, {findings.trajectories - findings.token_exact:,} do not; "
         f"{findings.tokens:,} tokens{masked}"
     )
     if findings.problems:
-        console.print(f"{findings.bad_trajectories:,} with problems", style="bold red")
+        console.print(f"{findings.bad_trajectories:,} trajectories with problems", style="bold red")
     else:
         console.print("no problems", style="green")
 
@@ -209,5 +209,5 @@ def _fields(findings: Findings) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """On one line, and whatever is in it: half an emoji must not be our failure, nor an escape sequence obeyed."""
+    """Escape line breaks, lone surrogates (they cannot be encoded) and terminal escape sequences."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -7,16 +7,17 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import complete, err, out
+from toolyard.cli.options import JsonOption
 
 
 def bench(
-    seconds: Annotated[float, typer.Option(help="For each row.", min=0.2)] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each row.", min=0.2)] = 3.0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Measure the embedded sandbox beside plain subprocesses, on this machine, in one run.
+    """Compare the speed of the embedded sandbox with plain subprocesses on this machine.
 
-    The program prints one line. Rates depend on what else runs: look at the ratios. The benchmarks of the repository
-    (`make bench`) measure more: other programs, HTTP, limits, tools, rollouts, the embedded model.
+    The program prints one line. Rates depend on the load of the machine: compare the ratios. `make bench` in the
+    repository measures more: other programs, HTTP, limits, tools, rollouts, and the embedded model.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""What `toolyard bench` does: the same program, as often as fits into the time, by each way of running it."""
+"""What `toolyard bench` does: run the same program in several ways, as often as possible in a given time."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Row:
     per_second: float
     p50_seconds: float
     times: float
-    """Its rate, in rates of plain subprocesses with as many in flight."""
+    """Its rate relative to plain subprocesses with the same number in flight."""
 
 
 async def measure(seconds: float, console: Console) -> list[Row]:
-    """The rows, as they are printed.
+    """Measure all rows, in the order in which they are printed.
 
     Raises:
-        SandboxError: a program did not end as it should.
+        SandboxError: a program did not end with OK.
     """
     rows: list[Row] = []
     async with LocalSandbox() as sandbox:
@@ -45,7 +45,7 @@ async def measure(seconds: float, console: Console) -> list[Row]:
         async def embedded() -> None:
             execution = await sandbox.run(Program(_CODE))
             if execution.verdict is not Verdict.OK:
-                raise SandboxError(f"print(1) ended as {execution.verdict.value}")
+                raise SandboxError(f"print(1) ended with verdict {execution.verdict.value}")
 
         with console.status("warming up") as status:
             await asyncio.gather(*(embedded() for _ in range(8)))
@@ -67,7 +67,7 @@ async def _plain() -> None:
 
 
 async def _timed(run: Callable[[], Awaitable[None]], in_flight: int, seconds: float) -> tuple[float, float]:
-    """Runs per second, and the median time of one."""
+    """Runs per second, and the median seconds of a run."""
     took: list[float] = []
     began = time.perf_counter()
 
@@ -84,16 +84,17 @@ async def _timed(run: Callable[[], Awaitable[None]], in_flight: int, seconds: fl
 
 
 def print_rows(rows: Sequence[Row], console: Console | None) -> None:
-    """As a table, or as JSON where there is no console."""
+    """Print a table to `console`, or JSON to stdout if it is None."""
     if console is None:
         print(json.dumps([asdict(row) for row in rows], indent=2))  # noqa: T201
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=f"{_CODE}, {sys.version.split()[0]}", title_justify="left")
-    table.add_column("way")
-    for title in ("in flight", "per second", "p50", ""):
+    title = f"{_CODE}, Python {sys.version.split()[0]}"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table.add_column("runner")
+    for title in ("in flight", "per second", "p50", "ratio"):
         table.add_column(title, justify="right")
     for row in rows:
         times = "" if row.times == 1.0 else f"{row.times:.1f} ×"

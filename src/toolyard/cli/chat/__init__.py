@@ -1,4 +1,4 @@
-"""`toolyard chat`: see how a model is spoken to, and whether that is exact."""
+"""`toolyard chat`: print the prompts of a chat format, and check that it is token-exact."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import out
+from toolyard.cli.options import JsonOption
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="See how a model is spoken to, in tokens, and hold that to its contract.",
+    help="Print the prompts a model gets, and check that its chat format is token-exact.",
 )
 
 ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_PATH",
-        help="A folder with a tokenizer.json, a .gguf file, or an id on the Hugging Face hub.",
+        help="A folder with a tokenizer.json, a .gguf file, or a Hugging Face id.",
         show_default=False,
     ),
 ]
@@ -28,16 +29,19 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="auto; a syntax of calls, which is used with the model's chat template (hermes, code_block, …); "
+        help="auto; a syntax for tool calls, used with the model's chat template (hermes, code_block, …); or "
         "renderers or renderers:FAMILY.",
     ),
 ]
 TemplateOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A Jinja file instead of the model's own chat template.", show_default=False),
+    typer.Option(metavar="FILE", help="Jinja chat template to use instead of the model's own.", show_default=False),
 ]
 RoleOption = Annotated[
-    str, typer.Option(metavar="auto|tool|user", help="Who says what a tool answered; auto: the tool, if it can.")
+    str,
+    typer.Option(
+        metavar="auto|tool|user", help="Role of messages with tool results; auto: tool, if the template supports it."
+    ),
 ]
 
 
@@ -47,15 +51,18 @@ def check(
     format: FormatOption = "auto",  # noqa: A002
     chat_template: TemplateOption = None,
     tool_role: RoleOption = "auto",
-    conversations: Annotated[int, typer.Option(help="Random ones, of up to four turns.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="The same seed plays the same conversations.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    conversations: Annotated[
+        int, typer.Option(help="Number of random conversations, of up to four turns each.", min=1)
+    ] = 100,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same conversations.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Play random conversations, and check that every token is where it belongs.
+    """Check on random conversations that a chat format puts every token where it belongs.
 
-    Round trip, exact prefix, whose tokens are whose, stop tokens, text that looks like special tokens, calls,
-    thinking, and agreement with transformers' rendering and with the history that the chat template writes. What a
-    template rewrites in the history is named, and no failure. Exits with 1 if a check failed.
+    Checks round trips, exact prefixes, which tokens the model sampled, stop tokens, text that looks like special
+    tokens, tool calls, thinking, and agreement with transformers' rendering and with the history that the chat
+    template writes. What a template rewrites in the history is reported, but is not a failure. Exits with 1 if a check
+    failed.
 
     Examples:
 
@@ -79,17 +86,18 @@ def render(
     model: ModelArgument,
     messages: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="JSON: a list of messages, as OpenAI has them.", show_default=False),
+        typer.Option(metavar="FILE", help="JSON file: a list of messages in OpenAI's format.", show_default=False),
     ],
     tools: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON: what `toolyard tools schema` prints.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON file: the output of `toolyard tools schema`.", show_default=False),
     ] = None,
     format: FormatOption = "auto",  # noqa: A002
     chat_template: TemplateOption = None,
     tool_role: RoleOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the token ids too, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, including the token ids.")] = False,
 ) -> None:
-    """Print the prompt that a model gets for a conversation, special tokens included.
+    """Print the prompt that a model gets for a conversation, including special tokens.
 
     Examples:
 
@@ -100,6 +108,6 @@ def render(
     """
     from toolyard.cli.chat.check import open_chat, print_rendered, read_messages, read_tools
 
-    said, shown = read_messages(messages), read_tools(tools)
+    conversation, schemas = read_messages(messages), read_tools(tools)
     _, chosen = open_chat(model, format, chat_template, tool_role)
-    print_rendered(chosen, said, shown, as_json=as_json)
+    print_rendered(chosen, conversation, schemas, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The work of `toolyard chat`: open a model's format, read conversations, print reports."""
+"""What `toolyard chat` does: open a model's chat format, read conversations, print reports."""
 
 from __future__ import annotations
 
@@ -24,35 +24,37 @@ _STYLES = {
     Outcome.REWRITES: "cyan",
     Outcome.NOT_APPLICABLE: "yellow",
 }
-_LONGEST_SEEN = 500
+_MAX_SEEN_CHARS = 500
 
 
 def open_chat(model: str, format: str, chat_template: Path | None, tool_role: str) -> tuple[Tokenizer, ChatFormat]:  # noqa: A002
     if tool_role not in ("auto", "tool", "user"):
-        raise typer.BadParameter(f"{tool_role!r} is none of auto, tool, user", param_hint="--tool-role")
+        raise typer.BadParameter(f"{tool_role!r} is not one of auto, tool, user", param_hint="--tool-role")
     tokenizer = load_tokenizer(model)
     return tokenizer, open_format(tokenizer, format=format, chat_template=chat_template, tool_role=tool_role)
 
 
 def print_report(report: Report, console: Console | None) -> None:
-    """A table; as JSON without a console."""
+    """Print a table to `console`, or JSON to stdout if it is None."""
     if console is None:
         checks = [
             {"name": check.name, "claim": check.claim, "outcome": check.outcome.value, "seen": check.seen}
             for check in report.checks
         ]
         head = {"format": report.format, "tokenizer": report.tokenizer, "seed": report.seed}
-        said = {**head, "conversations": report.conversations, "passed": report.passed, "checks": checks}
-        typer.echo(json.dumps(said, indent=2, ensure_ascii=False))
+        fields = {**head, "conversations": report.conversations, "passed": report.passed, "checks": checks}
+        typer.echo(json.dumps(fields, indent=2, ensure_ascii=False))
         return
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=f"{report.format} on {report.tokenizer}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("check", "outcome", "what was seen"):
+    for heading in ("check", "outcome", "details"):
         table.add_column(heading, overflow="fold")
     for check in report.checks:
-        seen = check.seen if len(check.seen) <= _LONGEST_SEEN else f"{check.seen[:_LONGEST_SEEN]}… (--json shows all)"
+        seen = check.seen
+        if len(seen) > _MAX_SEEN_CHARS:
+            seen = f"{seen[:_MAX_SEEN_CHARS]}… (--json shows all)"
         if check.outcome is not Outcome.PASSED:
             seen = f"{check.claim} {seen}" if check.outcome is Outcome.FAILED else seen
         table.add_row(check.name, Text(check.outcome.value, _STYLES[check.outcome]), Text(seen))
@@ -63,13 +65,13 @@ def read_messages(file: Path) -> list[Message]:
     found = _read(file)
     if not isinstance(found, list) or not found:
         raise ConfigError(f"{file}: expected a list of messages")
-    said: list[Message] = []
+    messages: list[Message] = []
     for index, one in enumerate(cast("list[Any]", found)):
         try:
-            said.append(Message.from_openai(one))
+            messages.append(Message.from_openai(one))
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"{file}: message {index}: {error}") from None
-    return said
+    return messages
 
 
 def read_tools(file: Path | None) -> list[OpenAIFunctionToolSchema]:
@@ -80,7 +82,7 @@ def read_tools(file: Path | None) -> list[OpenAIFunctionToolSchema]:
     try:
         return [OpenAIFunctionToolSchema.model_validate(one) for one in listed]
     except ValueError as error:
-        raise ConfigError(f"{file}: not what `toolyard tools schema` prints: {error}") from None
+        raise ConfigError(f"{file}: not the output of `toolyard tools schema`: {error}") from None
 
 
 def print_rendered(
@@ -88,8 +90,13 @@ def print_rendered(
 ) -> None:
     ids = chosen.render(messages, tools)
     if as_json:
-        said = {"format": chosen.name, "text": chosen.decode(ids), "ids": ids, "stop_token_ids": chosen.stop_token_ids}
-        typer.echo(json.dumps(said, ensure_ascii=False))
+        fields = {
+            "format": chosen.name,
+            "text": chosen.decode(ids),
+            "ids": ids,
+            "stop_token_ids": chosen.stop_token_ids,
+        }
+        typer.echo(json.dumps(fields, ensure_ascii=False))
     else:
         typer.echo(chosen.decode(ids))
 
@@ -98,4 +105,4 @@ def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read as JSON: {error}") from None
+        raise ConfigError(f"{file}: cannot read it as JSON: {error}") from None

@@ -1,23 +1,23 @@
-"""`toolyard doctor`: the command, and how its report is shown."""
+"""`toolyard doctor`: the command, and how its report is printed."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolyard.cli.console import complete, err, out
+from toolyard.cli.options import JsonOption, PythonOption
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from toolyard.cli.doctor.checks import Check, Report
+    from toolyard.cli.doctor.checks import Check, DoctorReport
 
 _TITLES = {
-    "kernel": "What the kernel grants",
-    "sandbox": "The embedded sandbox",
+    "kernel": "Kernel features",
+    "sandbox": "Embedded sandbox",
     "languages": "Languages",
     "extras": "Optional packages",
     "hardware": "Hardware",
@@ -27,30 +27,23 @@ _MARKS = {"ok": "[green]✔[/]", "missing": "[yellow]–[/]", "broken": "[bold r
 
 
 def doctor(
-    python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Interpreter of Python programs. Default: the one Toolyard runs in.",
-            dir_okay=False,
-            exists=True,
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    python: PythonOption = None,
+    as_json: JsonOption = False,
     stop_limiter: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only stop this limiter of the Ray cluster.", show_default=False),
+        typer.Option(metavar="NAME", help="Stop this limiter of the Ray cluster, and do nothing else."),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Ray's, of that limiter, if the name is not enough.", show_default=False)
+        str | None, typer.Option(help="Ray namespace of that limiter, if its name is not unique.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Stop it even while processes use it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop the limiter even if processes are using it.")] = False,
 ) -> None:
-    """Find out what this machine offers, by trying it, and what to do about what is missing.
+    """Check what works on this machine, by trying it, and print how to fix what does not.
 
-    Kernel features, every language's self test in the real sandbox, optional packages, torch and GPU; then the
-    isolation level that results; then the limiters alive in the Ray cluster, if one runs (`RAY_ADDRESS` tells which).
-    Exits with 0 if the sandbox can run here, with 1 if not. A limiter that is to be stopped: with 1 if it was not.
+    Tries kernel features, every language's self-test in the real sandbox, optional packages, torch and the GPU. Shows
+    the resulting isolation level and the limiters of the Ray cluster, if one is running (set `RAY_ADDRESS` to choose
+    one). Exits with 0 if the sandbox can run here, with 1 if not. With --stop-limiter, exits with 1 if the limiter was
+    not stopped.
 
     Examples:
 
@@ -66,9 +59,9 @@ def doctor(
         _stop(stop_limiter, namespace, force=force, as_json=as_json)
         return
     if force or namespace is not None:
-        raise typer.BadParameter("only with --stop-limiter", param_hint="--force" if force else "--namespace")
+        raise typer.BadParameter("needs --stop-limiter", param_hint="--force" if force else "--namespace")
 
-    with err().status("looking around") as status:
+    with err().status("starting") as status:
         work = examine(str(python) if python else None, tell=lambda what: status.update(f"trying {what}"))
         report = complete(work)
     if as_json:
@@ -86,13 +79,13 @@ def _stop(name: str, namespace: str | None, *, force: bool, as_json: bool) -> No
 
     with err().status(f"stopping limiter {name}"):
         stopped = complete(stop_limiter(name, namespace, force=force))
-    used = f"; no permits any more for {', '.join(stopped.processes)}" if stopped.processes else ""
-    said = f"Stopped limiter {stopped.name!r} in namespace {stopped.namespace!r}{used}."
-    typer.echo(json.dumps(asdict(stopped), indent=2) if as_json else said)
+    used = f"; it was used by {', '.join(stopped.processes)}" if stopped.processes else ""
+    message = f"Stopped limiter {stopped.name!r} in namespace {stopped.namespace!r}{used}."
+    typer.echo(json.dumps(asdict(stopped), indent=2) if as_json else message)
 
 
-def show(report: Report, console: Console) -> None:
-    """The verdict first, then what was tried, then what to do."""
+def show(report: DoctorReport, console: Console) -> None:
+    """Print the verdict, the checks, and the remedies."""
     from rich.markup import escape
 
     style, sentence = verdict(report)
@@ -100,15 +93,15 @@ def show(report: Report, console: Console) -> None:
     about = f"Toolyard {report.toolyard}, Python {report.python}, {report.system}, {report.processors} processors"
     console.print(f"[dim]{escape(about)}[/]\n")
     console.print(_table(report))
-    given = advice(report)
-    if given:
-        console.print("\n[bold]What to do about what is missing[/], if you want it")
-        for names, remedy in given.items():
+    remedies = advice(report)
+    if remedies:
+        console.print("\n[bold]How to get what is missing[/]")
+        for names, remedy in remedies.items():
             console.print(f"  [yellow]{escape(names)}[/]: {escape(remedy)}")
 
 
-def verdict(report: Report) -> tuple[str, str]:
-    """A style and a sentence: can programs run here, and how well are they shut in?"""
+def verdict(report: DoctorReport) -> tuple[str, str]:
+    """A style and a sentence: whether programs can run here, and how well they are isolated."""
     from toolyard.cli.doctor.checks import Group, Status
     from toolyard.sandbox.isolation import Level
 
@@ -123,8 +116,8 @@ def verdict(report: Report) -> tuple[str, str]:
     return "bold yellow", f"! The sandbox runs programs, but only at isolation level {report.isolation!s}; {memory}."
 
 
-def advice(report: Report) -> dict[str, str]:
-    """Advice by what it helps: features refused for one reason need only be told once."""
+def advice(report: DoctorReport) -> dict[str, str]:
+    """Remedies by the names they help. Features with the same remedy share an entry."""
     grouped: dict[str, list[str]] = {}
     for check in report.checks:
         if check.remedy:
@@ -132,7 +125,7 @@ def advice(report: Report) -> dict[str, str]:
     return {", ".join(dict.fromkeys(names)): remedy for remedy, names in grouped.items()}
 
 
-def _table(report: Report) -> Table:
+def _table(report: DoctorReport) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -152,7 +145,7 @@ def _table(report: Report) -> Table:
 
 
 def _merged(checks: list[Check]) -> list[Check]:
-    """Namespaces that all work make one line."""
+    """If all namespaces work, show them in one line."""
     spaces = [check for check in checks if check.group == "kernel" and check.name.endswith(" namespace")]
     if not spaces or any(check.status != "ok" for check in spaces):
         return checks

@@ -1,8 +1,8 @@
-"""What this machine offers, found out by trying it. The model behind `toolyard doctor`; it prints nothing.
+"""The checks of `toolyard doctor`: what works on this machine, found by trying it. Prints nothing.
 
-Kernel features are tried one by one in processes of their own, each language's self test is run in a real sandbox, and
-optional packages are imported in a fresh interpreter: what is called fine here has just worked. A Ray cluster is asked
-for its limiters, if one runs; none is started.
+Kernel features are tried one by one in separate processes, each language's self-test runs in a real sandbox, and
+optional packages are imported in a fresh interpreter: what is reported as OK has just worked. If a Ray cluster is
+running, it is asked for its limiters; none is started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from toolyard import settings
 from toolyard._version import __version__
 from toolyard.cli.doctor.remedies import Host, kernel_remedy, toolchain_remedy
-from toolyard.cli.outcomes import duration, ending, telling_line
+from toolyard.cli.outcomes import duration, ending, summary_line
 from toolyard.errors import LimiterError, MissingDependencyError, SandboxError, ToolchainMissingError, ToolyardError
 from toolyard.limits.cluster import survey as ray_survey
 from toolyard.limits.cluster.survey import FoundLimiter, Survey
@@ -48,13 +48,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "trl": ("matplotlib", "peft", "trl"),
     "verl": ("verl",),
 }
-"""Modules of each extra of pyproject.toml that a user may want."""
+"""The modules of each user-facing extra in pyproject.toml."""
 
 _SELF_TEST_LIMITS = Limits(run_seconds=30, compile_seconds=60)
 _IMPORT_SECONDS = 120.0
-"""A first import of torch from a cold disk takes long; for ever it must not."""
+"""The first import of torch from a cold disk is slow."""
 _SURVEY_SECONDS = 45.0
-"""Ray joins a cluster in one or two; with one whose head just died it would struggle for minutes."""
+"""Joining a cluster takes one or two seconds; if its head has just died, Ray would retry for minutes."""
 
 _TORCH = """
 import torch
@@ -71,16 +71,16 @@ for index in range(torch.cuda.device_count()):
 print(torch.cuda.device_count())
 """
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 class Status(StrEnum):
     OK = "ok"
     """Tried, and it works."""
     MISSING = "missing"
-    """Not there, or not granted."""
+    """Not installed, or not permitted."""
     BROKEN = "broken"
-    """It is there, but failed when tried."""
+    """Present, but it failed when tried."""
 
 
 class Group(StrEnum):
@@ -101,13 +101,13 @@ class Check(BaseModel):
     name: str
     status: Status
     detail: str
-    """What was seen: a version, a time, or the reason why not."""
+    """A version, a time, or the reason it does not work."""
     remedy: str | None = None
-    """What to do about it, where something can be done."""
+    """What to do about it, if anything can be done."""
 
 
-class Report(BaseModel):
-    """Everything doctor found. `can_run` is the verdict: a Python program ran in the embedded sandbox."""
+class DoctorReport(BaseModel):
+    """All checks. `can_run` is the verdict: a Python program ran in the embedded sandbox."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -117,20 +117,20 @@ class Report(BaseModel):
     python: str
     can_run: bool
     isolation: Level | None
-    """The level that `isolation="best"` gives. None: the machine could not even be probed."""
+    """The level of `isolation="best"`. None: the machine could not be probed."""
     memory_limit: str | None
-    """Who limits the memory of a whole process tree: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
+    """How a process tree's memory is limited: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
     checks: tuple[Check, ...]
     limiters: tuple[FoundLimiter, ...] = ()
-    """Those alive in the Ray cluster, if one runs."""
+    """Those alive in the Ray cluster, if one is running."""
 
     def of(self, group: Group) -> list[Check]:
         return [check for check in self.checks if check.group is group]
 
 
-async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> Report:
-    """Try everything. `tell` is given the name of what is being tried. What fails is a check, not an error."""
-    tell("what the kernel grants")
+async def examine(python: str | None = None, *, tell: ReportProgress = lambda _: None) -> DoctorReport:
+    """Try everything. `tell` is called with the name of what is being tried. A failure is a check, not an error."""
+    tell("kernel features")
     checks: list[Check] = []
     grants = None
     can_run = False
@@ -154,7 +154,7 @@ async def examine(python: str | None = None, *, tell: Tell = lambda _: None) -> 
         status, found = await _survey()
         checks += cluster_checks(status, found)
         limiters = found.limiters
-    return Report(
+    return DoctorReport(
         toolyard=__version__,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         processors=len(os.sched_getaffinity(0)),
@@ -174,28 +174,28 @@ _LOST = {
     "mount namespace": "programs can read the system's files",
     "private root": "programs can read the system's files, and have no /dev/shm, so multiprocessing has no locks",
     "pid namespace": "CPU time is limited per process only",
-    "network namespace": "programs have no unix sockets but connected pairs",
+    "network namespace": "programs have no Unix sockets except connected pairs",
     "uts namespace": "programs can read the host's name",
     "landlock": "read-only mounts alone protect files, and without namespaces programs cannot run",
     "seccomp": "every system call is open, and without namespaces programs cannot run",
     "own user id": "programs keep root's user id, with none of its capabilities: they can look up names and sizes of "
     "root's files, and run only with Landlock 6 and a cgroup",
 }
-"""What programs or their host lose where a feature is missing."""
+"""What programs or their host lose without a feature."""
 
 
 def _lost(feature: str, grants: Grants) -> str | None:
     if feature == "cgroup":
         if grants.namespaces:
-            return "memory is sampled, and may exceed its limit for up to 20 ms"
+            return "memory is sampled and may exceed its limit for up to 20 ms"
         return "memory is limited per process only, and programs have no shared anonymous memory"
     return _LOST.get(feature)
 
 
 def kernel_checks(grants: Grants, host: Host) -> list[Check]:
-    """One check for each feature that was probed, and what is lost without it.
+    """One check for each probed feature, with what is lost without it.
 
-    As an ordinary user, a user id per program is nothing to miss, nor is a reachable interpreter with a private root.
+    The user id is left out where its absence is no loss: for ordinary users, and for root with namespaces.
     """
     details = {"landlock": f"ABI {grants.landlock_abi}", "cgroup": f"v{grants.cgroup[0]}" if grants.cgroup else ""}
     checks: list[Check] = []
@@ -213,7 +213,7 @@ def kernel_checks(grants: Grants, host: Host) -> list[Check]:
 # Sandbox and languages ------------------------------------------------------------------------------------------------
 
 
-async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> list[Check]:
+async def _examine_sandbox(python: str | None, grants: Grants, tell: ReportProgress) -> list[Check]:
     tell("the embedded sandbox")
     started = time.monotonic()
     async with LocalSandbox(python=python, gpu=True) as sandbox:
@@ -222,7 +222,7 @@ async def _examine_sandbox(python: str | None, grants: Grants, tell: Tell) -> li
         checks.append(await _check_speed(sandbox))
         checks.append(check_batches())
         checks.append(await _check_session(sandbox))
-        # The sandbox runs as many at a time as it has workers; the others wait, and their own time does not run.
+        # The sandbox runs one program per worker; the others wait, which does not count against their time limit.
         async with asyncio.TaskGroup() as group:
             tried = [group.create_task(_check_language(sandbox, grants, row, tell)) for row in languages.ALL]
         return checks + [task.result() for task in tried]
@@ -260,7 +260,7 @@ async def _check_session(sandbox: LocalSandbox) -> Check:
     return Check(group=Group.SANDBOX, name="session", status=Status.OK, detail="keeps its variables between cells")
 
 
-async def _check_language(sandbox: LocalSandbox, grants: Grants, row: Language, tell: Tell) -> Check:
+async def _check_language(sandbox: LocalSandbox, grants: Grants, row: Language, tell: ReportProgress) -> Check:
     def check(status: Status, detail: str, remedy: str | None = None) -> Check:
         return Check(group=Group.LANGUAGES, name=row.name, status=status, detail=detail, remedy=remedy)
 
@@ -276,9 +276,9 @@ async def _check_language(sandbox: LocalSandbox, grants: Grants, row: Language, 
     tell(row.title)
     version = f"Python {grants.python.version}" if row.name == "python" else await _version(toolchain)
     if execution.ok and execution.run and languages.SELF_TEST_STDOUT in execution.run.stdout_bytes:
-        return check(Status.OK, f"{version}, self test in {duration(execution.wall_seconds)}")
-    how, said = ending(execution, _SELF_TEST_LIMITS), telling_line(execution)
-    return check(Status.BROKEN, f"{version}, self test: {how}" + (f", {said}" if said else ""))
+        return check(Status.OK, f"{version}, self-test in {duration(execution.wall_seconds)}")
+    how, line = ending(execution, _SELF_TEST_LIMITS), summary_line(execution)
+    return check(Status.BROKEN, f"{version}, self-test: {how}" + (f", {line}" if line else ""))
 
 
 async def _version(toolchain: Toolchain) -> str:
@@ -306,7 +306,7 @@ def _installed_version(module: str) -> str:
     try:
         return importlib.metadata.version(module)
     except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+        return "(unknown version)"
 
 
 async def _check_torch() -> Check:
@@ -331,13 +331,11 @@ async def _check_gpu(*, with_torch: bool) -> Check:
     gpus = "; ".join(line.strip() for line in said.splitlines())
     if not with_torch:
         return check(Status.OK, f"{gpus} (not tried: no torch)") if listed else check(Status.MISSING, f"none: {gpus}")
-    computes, complaint = await _python(_TORCH_GPU)
+    computes, output = await _python(_TORCH_GPU)
     if computes:
-        return check(Status.OK, f"{gpus if listed else f'{complaint} seen by torch'}, torch computes on it")
+        return check(Status.OK, f"{gpus if listed else f'{output} seen by torch'}, torch computes on it")
     if listed:
-        return check(
-            Status.BROKEN, f"{gpus}, but {complaint}", "install the torch build for this driver's CUDA version"
-        )
+        return check(Status.BROKEN, f"{gpus}, but {output}", "install the torch build for this driver's CUDA version")
     return check(Status.MISSING, f"none: {gpus}")
 
 
@@ -345,23 +343,23 @@ async def _check_gpu(*, with_torch: bool) -> Check:
 
 
 def cluster_checks(status: int, found: Survey) -> list[Check]:
-    """How a survey ended and what it told, in words: one line for each limiter, or that there is none."""
+    """One check for each limiter that the survey found, or one that says why there is none."""
 
     def check(name: str, status: Status, detail: str, remedy: str | None = None) -> Check:
         return Check(group=Group.CLUSTER, name=name, status=status, detail=detail, remedy=remedy)
 
     if status == ray_survey.NO_CLUSTER:
-        return [check("ray", Status.MISSING, f"no cluster runs here: {found.error}")]
+        return [check("ray", Status.MISSING, f"no cluster is running: {found.error}")]
     if status != 0:
-        return [check("ray", Status.BROKEN, f"cannot be asked for its limiters: {found.error}")]
+        return [check("ray", Status.BROKEN, f"cannot list its limiters: {found.error}")]
     if not found.limiters:
-        return [check("ray", Status.OK, f"cluster at {found.cluster}, no limiter is alive")]
+        return [check("ray", Status.OK, f"cluster at {found.cluster}, no limiters")]
     checks: list[Check] = []
     for one in found.limiters:
         where = f"namespace {one.namespace}" + (f", pid {one.pid}" if one.pid else "")
         where += f" on {one.node}" if one.node else ""
         if one.problem is not None and one.state in ("DEPENDENCIES_UNREADY", "PENDING_CREATION"):
-            checks.append(check(one.name, Status.MISSING, f"is being made; {where}"))
+            checks.append(check(one.name, Status.MISSING, f"is being created; {where}"))
         elif one.problem is None:
             use = f"limit {one.limit}, in flight {one.in_flight}, waiting {one.waiting}, processes {one.leases}"
             checks.append(check(one.name, Status.OK, f"{use}; {where}"))
@@ -372,10 +370,10 @@ def cluster_checks(status: int, found: Survey) -> list[Check]:
 
 
 async def stop_limiter(name: str, namespace: str | None, *, force: bool) -> FoundLimiter:
-    """End a limiter of the cluster for good, and return what it was.
+    """Stop a limiter of the cluster for good, and return its last state.
 
     Raises:
-        LimiterError: there is no cluster or no such limiter, or it is in use and `force` is not.
+        LimiterError: there is no cluster or no such limiter, or it is in use and `force` is not set.
         MissingDependencyError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
@@ -383,20 +381,20 @@ async def stop_limiter(name: str, namespace: str | None, *, force: bool) -> Foun
     options = [*(["--namespace", namespace] if namespace is not None else []), *(["--force"] if force else [])]
     status, found = await _survey("--stop", name, *options)
     if status == ray_survey.NO_CLUSTER:
-        raise LimiterError(f"limiter {name!r} cannot be stopped, for no cluster runs here: {found.error}")
+        raise LimiterError(f"limiter {name!r} cannot be stopped: no cluster is running: {found.error}")
     if found.stopped is None:
         raise LimiterError(found.error or f"limiter {name!r} was not stopped")
     return found.stopped
 
 
 async def _survey(*arguments: str) -> tuple[int, Survey]:
-    """In a process of its own: Ray may take its time, and keeps what it has started until its process ends."""
+    """Run the survey in a separate process: Ray may be slow, and keeps its threads until the process ends."""
     command = (sys.executable, "-m", ray_survey.__name__, *arguments)
-    status, printed, complaint = await _run(*command, seconds=_SURVEY_SECONDS)
+    status, printed, errors = await _run(*command, seconds=_SURVEY_SECONDS)
     try:
         return status, Survey.model_validate_json(_last_line(printed))
     except ValueError:
-        return status or 1, Survey(error=_last_line(complaint) or f"exit code {status}")
+        return status or 1, Survey(error=_last_line(errors) or f"exit code {status}")
 
 
 async def _python(code: str) -> tuple[bool, str]:
@@ -404,11 +402,11 @@ async def _python(code: str) -> tuple[bool, str]:
 
 
 async def _try(*command: str, seconds: float) -> tuple[bool, str]:
-    """Whether `command` succeeded, and what it printed; if not, the last line of its complaint."""
-    status, printed, complaint = await _run(*command, seconds=seconds)
+    """Whether `command` succeeded, and its output; if it failed, the last line of its errors."""
+    status, printed, errors = await _run(*command, seconds=seconds)
     if status == 0:
         return True, printed
-    return False, _last_line(complaint or printed) or f"exit code {status}"
+    return False, _last_line(errors or printed) or f"exit code {status}"
 
 
 def _last_line(text: str) -> str:
@@ -416,7 +414,7 @@ def _last_line(text: str) -> str:
 
 
 async def _run(*command: str, seconds: float) -> tuple[int, str, str]:
-    """How `command` ended, what it printed and what it complained of. It is killed when its time is up."""
+    """The exit status, stdout and stderr of `command`. It is killed after `seconds`."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -425,14 +423,14 @@ async def _run(*command: str, seconds: float) -> tuple[int, str, str]:
         return 127, "", f"{command[0]}: {error.strerror}"
     try:
         async with asyncio.timeout(seconds):
-            printed, complaint = await process.communicate()
+            printed, errors = await process.communicate()
     except TimeoutError:
         return 124, "", f"no answer within {seconds:g} s"
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return process.returncode or 0, _text(printed), _text(complaint)
+    return process.returncode or 0, _text(printed), _text(errors)
 
 
 def _text(output: bytes) -> str:

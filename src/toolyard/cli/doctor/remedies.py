@@ -1,7 +1,7 @@
-"""What to do about what this machine does not offer: kernel features and toolchains.
+"""How to get missing kernel features and toolchains.
 
-Whether a feature works is found out by trying it (`toolyard.sandbox.isolation.probe`). The settings read here only
-tell which of the usual culprits it is.
+`toolyard.sandbox.isolation.probe` finds out whether a feature works, by trying it. The settings read here only tell
+which of the usual causes applies.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _NAMESPACE_ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is worth knowing about the machine when a feature is refused."""
+    """Facts about the machine that explain why a feature is refused."""
 
     root: bool = False
     container: str | None = None
-    """`docker`, `podman` or `kubernetes`; None where there is no sign of one. Images of containers that were made
-    into machines carry the sign, too, so advice must say for whom it is."""
+    """`docker`, `podman` or `kubernetes`; None if there is no sign of one. Virtual machines made from container images
+    carry the sign, too, so advice must say whom it is for."""
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Kernel settings by their sysctl names. One that the kernel does not have is left out."""
+    """Kernel settings by sysctl name. Those that the kernel does not have are left out."""
     security_modules: str | None = None
-    """The active ones, comma-separated; None where securityfs is not readable."""
+    """The active ones, comma-separated; None if securityfs is not readable."""
 
     @staticmethod
     def read(*, root: bool) -> Host:
@@ -66,7 +66,7 @@ def _text(path: str) -> str | None:
 
 
 def kernel_remedy(feature: str, reason: str, host: Host) -> str | None:
-    """How to get `feature`, which was refused for `reason`. None: nothing to do, its absence is no loss."""
+    """How to get `feature`, which was refused for `reason`. None: nothing to do; its absence is no loss."""
     if feature.endswith(" namespace") or feature == "private root":
         return _namespace_remedy(reason, host)
     if feature == "landlock":
@@ -77,8 +77,8 @@ def kernel_remedy(feature: str, reason: str, host: Host) -> str | None:
         return _cgroup_remedy(host)
     if feature == "own user id" and "closed to other users" in reason:
         return (
-            "install Python where every user can reach it (with uv: UV_PYTHON_INSTALL_DIR=/opt/python), or let others "
-            "pass the directory: chmod o+x"
+            "install Python where every user can reach it (with uv: UV_PYTHON_INSTALL_DIR=/opt/python), or make the "
+            "directory accessible: chmod o+x"
         )
     if feature == "own user id" and host.root:
         return "grant CAP_SETUID and CAP_SETGID, or run as an ordinary user"
@@ -99,14 +99,14 @@ def _namespace_remedy(reason: str, host: Host) -> str:
         advice.append("use a kernel with CONFIG_USER_NS, CONFIG_PID_NS, CONFIG_NET_NS, CONFIG_IPC_NS and CONFIG_UTS_NS")
     if not advice:
         advice.append(
-            "no setting of this kernel forbids it, so something around this process does: a seccomp filter, a security "
-            "module, or RestrictNamespaces= of its systemd unit"
+            "no kernel setting forbids it, so something around this process does: a seccomp filter, a security module, "
+            "or RestrictNamespaces= of its systemd unit"
         )
     return "; ".join(advice)
 
 
 def _sysctl(name: str, value: str) -> str:
-    return f"sudo sysctl -w {name}={value} (and keep it in /etc/sysctl.d/60-toolyard.conf)"
+    return f"sudo sysctl -w {name}={value} (to keep it, add it to /etc/sysctl.d/60-toolyard.conf)"
 
 
 def _landlock_remedy(host: Host) -> str:
@@ -129,5 +129,5 @@ def _cgroup_remedy(host: Host) -> str:
 
 
 def toolchain_remedy(row: languages.Language) -> str:
-    """How to install the toolchain that is preferred for a language, where `PATH` does not have it."""
+    """How to install the preferred toolchain of a language, if it is not on `PATH`."""
     return languages.remedy(row, settings.search_path())

@@ -1,15 +1,19 @@
-"""`toolyard rollout`: the main job."""
+"""`toolyard rollout`: sample trajectories, with tools in the loop."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from toolyard.cli.console import INTERRUPTED, complete, err, out
+from toolyard.cli.options import JsonOption, PrintConfigOption
 
-_TASKS, _ENGINE, _RUN = "Tasks and tools", "Model", "The run"
+_task_option = partial(typer.Option, rich_help_panel="Tasks and tools")
+_model_option = partial(typer.Option, rich_help_panel="Model")
+_run_option = partial(typer.Option, rich_help_panel="Run")
 
 
 def rollout(
@@ -17,130 +21,108 @@ def rollout(
         Path | None,
         typer.Argument(
             metavar="[CONFIG.yaml]",
-            help="Settings. Default: the embedded ones, a small model on the CPU and the bundled word problems.",
+            help="YAML file of settings. Default: a small model on the CPU and the bundled word problems.",
             show_default=False,
         ),
     ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="A .jsonl or .parquet file of tasks, or `word-problems`.", rich_help_panel=_TASKS),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many tasks.", min=1, rich_help_panel=_TASKS)] = None,
+    tasks: Annotated[str | None, _task_option(help="A .jsonl or .parquet file of tasks, or `word-problems`.")] = None,
+    limit: Annotated[int | None, _task_option(help="Use only the first N tasks.", metavar="N", min=1)] = None,
     tools: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="YAML file of tools. Default: code_interpreter alone.", rich_help_panel=_TASKS
-        ),
+        str | None, _task_option(metavar="FILE", help="YAML file of tools. Default: only code_interpreter.")
     ] = None,
     reward: Annotated[
         str | None,
-        typer.Option(
+        _task_option(
             metavar="SPEC",
-            help="The final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data "
+            help="Final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data "
             "source), none, or module:function with verl's compute_score signature.",
-            rich_help_panel=_TASKS,
         ),
     ] = None,
     reward_options: Annotated[
         list[str] | None,
-        typer.Option(
+        _task_option(
             "--reward-option",
             metavar="KEY=VALUE",
-            help="A setting of it, as in --reward-option memory_limit_mb=512; of a function, a keyword argument.",
-            rich_help_panel=_TASKS,
+            help="Setting of the reward, e.g. memory_limit_mb=512, or keyword argument of its function; repeat it for "
+            "several.",
         ),
     ] = None,
     skip_bad_rows: Annotated[
-        bool | None, typer.Option("--skip-bad-rows", help="Leave out rows that are wrong.", rich_help_panel=_TASKS)
+        bool | None, _task_option("--skip-bad-rows", help="Skip invalid rows instead of stopping.")
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(help="transformers (embedded), sglang, vllm, openai, scripted, replay.", rich_help_panel=_ENGINE),
+        str | None, _model_option(help="transformers (embedded), sglang, vllm, openai, scripted, or replay.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="`smollm2-135m`, a folder, a .gguf file or a hub id; with a server: whose tokenizer it uses.",
-            rich_help_panel=_ENGINE,
+        _model_option(
+            help="`smollm2-135m`, a folder, a .gguf file, or a Hugging Face id. With a server: the model whose "
+            "tokenizer it uses."
         ),
     ] = None,
-    url: Annotated[
-        list[str] | None, typer.Option(help="Of the server; several times for several.", rich_help_panel=_ENGINE)
-    ] = None,
+    url: Annotated[list[str] | None, _model_option(help="Server URL; repeat it for several servers.")] = None,
     chat_format: Annotated[
-        str | None,
-        typer.Option("--format", help="How calls are written: auto, code_block, hermes, …", rich_help_panel=_ENGINE),
+        str | None, _model_option("--format", help="How tool calls are written: auto, code_block, hermes, …")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, rich_help_panel=_ENGINE)] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Of one message of the assistant.", min=1, rich_help_panel=_ENGINE)
-    ] = None,
-    n: Annotated[
-        int | None, typer.Option("--n", "-n", help="Samples of each task.", min=1, rich_help_panel=_RUN)
-    ] = None,
+    temperature: Annotated[float | None, _model_option(help="Sampling temperature.", min=0.0)] = None,
+    max_tokens: Annotated[int | None, _model_option(help="Maximum tokens per assistant message.", min=1)] = None,
+    n: Annotated[int | None, _run_option("--n", "-n", help="Samples per task.", min=1)] = None,
     out_dir: Annotated[
         str | None,
-        typer.Option(
+        _run_option(
             "--out",
             metavar="DIR",
-            help="Where to dump trajectories, as DIR/STEP.jsonl. Run again with the same DIR, and only those that "
-            "are missing are played. Default: a new folder below rollouts/.",
-            rich_help_panel=_RUN,
+            help="Write trajectories to DIR/STEP.jsonl. If DIR has some already, only the missing ones are sampled. "
+            "Default: a new folder in rollouts/.",
         ),
     ] = None,
     retry_failed: Annotated[
-        bool | None, typer.Option("--retry-failed", help="Also play those again that failed.", rich_help_panel=_RUN)
+        bool | None, _run_option("--retry-failed", help="Sample failed trajectories in DIR again.")
     ] = None,
     accept_changes: Annotated[
         bool | None,
-        typer.Option(
+        _run_option(
             "--accept-changes",
-            help="Go on with a DIR that was begun with other settings or tasks. Every new line names the changes.",
-            rich_help_panel=_RUN,
+            help="Continue in a DIR started with other settings or tasks. Every new line names the changes.",
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="The training step.", min=0, rich_help_panel=_RUN)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything sampled.", rich_help_panel=_RUN)] = None,
+    step: Annotated[int | None, _run_option(help="Training step to write into the dump.", min=0)] = None,
+    seed: Annotated[int | None, _run_option(help="Seed for sampling.")] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            help="Requests at once. Default: 256; with the embedded engine, twice what it samples at the same time.",
+        _run_option(
+            help="Maximum requests at the same time. Default: 256; with the embedded engine, twice its batch size.",
             min=1,
-            rich_help_panel=_RUN,
         ),
     ] = None,
     record: Annotated[
-        str | None,
-        typer.Option(metavar="TAPE", help="Record everything that is not decided here.", rich_help_panel=_RUN),
+        str | None, _run_option(metavar="TAPE", help="Record all model outputs and tool results to this file.")
     ] = None,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="TAPE", help="Play a tape: no model, no tools, bit for bit.", rich_help_panel=_RUN),
+        _run_option(metavar="TAPE", help="Replay a recorded run bit for bit, without a model or tools."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        _run_option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any other setting, as in --set limits.response_length=2048. Values are YAML.",
-            rich_help_panel=_RUN,
+            help="Any other setting, e.g. limits.response_length=2048; repeat it for several. Values are YAML.",
         ),
     ] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings as they would be used, and exit.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    print_config: PrintConfigOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Play tasks: a model answers, calls tools, gets its rewards; trajectories are dumped, token-exact, as JSON lines.
+    """Sample trajectories: a model works on tasks, calls tools and is rewarded. Writes token-exact JSON lines.
 
-    With your own --tasks, prompts are played as they are. Ctrl-C ends the run cleanly: what has ended is in the dump,
-    and the same command goes on from there. Exits with 1 if nothing could be completed, or if the run cannot account
+    Prompts of your own --tasks are used unchanged. Ctrl-C stops cleanly: finished trajectories are in the dump, and
+    the same command continues from there. Exits with 1 if no trajectory was completed, or if the run cannot account
     for every request.
 
     Examples:
 
     ```
-    # a small model on this CPU, 8 problems, 2 samples each
+    # a small model on this CPU: 8 problems, 2 samples each
     toolyard rollout
 
     # a server, GSM8K, groups of 8
@@ -148,10 +130,10 @@ def rollout(
         --model Qwen/Qwen2.5-3B-Instruct --tasks gsm8k.parquet \\
         --tools tools.yaml --n 8 --out runs/a
 
-    # settings of a file, one of them changed
+    # a settings file, with one setting changed
     toolyard rollout rollout.yaml --set sampling.top_p=0.95
 
-    # record, and play it again without model and sandbox
+    # record a run, then replay it without the model and the sandbox
     toolyard rollout --record a.tape --out runs/a
     toolyard rollout --replay a.tape --out runs/b
     ```
@@ -183,7 +165,7 @@ def rollout(
     }
     embedded = config is None and engine is None and model is None
     changed = [*OWN_TASKS] if embedded and tasks is not None else []
-    changed += [*settings_of(given), *(f"rewards.options.{option}" for option in reward_options or ())]
+    changed += [*_as_overrides(given), *(f"rewards.options.{option}" for option in reward_options or ())]
     loaded = load_config(EMBEDDED if embedded else config, [*changed, *(settings or ())])
     if print_config:
         import yaml
@@ -203,8 +185,8 @@ def rollout(
         raise typer.Exit(1)
 
 
-def settings_of(given: dict[str, Any]) -> list[str]:
-    """Options that were given, as `load_config` takes them."""
+def _as_overrides(given: dict[str, Any]) -> list[str]:
+    """The options that were given, as the `KEY=VALUE` lines of `load_config`."""
     import json
 
     return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

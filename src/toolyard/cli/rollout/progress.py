@@ -1,4 +1,4 @@
-"""What `toolyard rollout` shows: progress while it runs, a summary in the end."""
+"""What `toolyard rollout` shows: progress while it runs, a summary at the end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 _REFRESH_SECONDS = 0.25
 _LINE_SECONDS = 10.0
-"""Where there is no terminal to redraw: one line so often."""
+"""Interval of progress lines when the output is not a terminal."""
 _RATE_SECONDS = 10.0
+"""Window over which rates are computed."""
 _LIVE = (RolloutState.PENDING, RolloutState.GENERATING, RolloutState.TOOL_CALLING, RolloutState.INTERACTING)
 
 
@@ -42,19 +43,19 @@ def default_folder() -> str:
 
 
 def embedded_defaults(config: RolloutConfig) -> str:
-    """What a run without a config file and a model of the user's own takes for granted, in a line."""
+    """The settings of a run without a config file and a model of the user's own, in one line."""
     sampling, limits = config.sampling, config.limits
-    told = ", tool answers as user messages" if config.chat.tool_role == "user" else ""
+    role = ", tool results as user messages" if config.chat.tool_role == "user" else ""
     return (
-        f"model {config.engine.model}; --format {config.chat.format}{told}; temperature {sampling.temperature:g}; "
+        f"model {config.engine.model}; --format {config.chat.format}{role}; temperature {sampling.temperature:g}; "
         f"at most {limits.max_assistant_turns} messages of {sampling.max_tokens} tokens; {config.n} samples per task "
         "(--print-config shows all)"
     )
 
 
 async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, bool, float]:
-    """The result, whether Ctrl-C ended it, and the seconds it took."""
-    board = _Board(console)
+    """Run with progress on `console`. Returns the result, whether Ctrl-C ended it, and the seconds it took."""
+    board = _ProgressDisplay(console)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -63,7 +64,7 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
             task.cancel()
 
     def interrupted(*_: object) -> None:
-        if board.standing_still:  # the loop cannot act on anything: what blocks it is interrupted itself
+        if board.standing_still:  # the event loop is blocked: interrupt whatever blocks it
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(interrupt)
 
@@ -83,8 +84,8 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
     return result, board.interrupted, time.monotonic() - began
 
 
-class _Board(Observer):
-    """Draws what it observes."""
+class _ProgressDisplay(Observer):
+    """Draws the progress of a run."""
 
     def __init__(self, console: Console) -> None:
         self.interrupted = False
@@ -92,7 +93,7 @@ class _Board(Observer):
         self._run: RolloutRun | None = None
         self._summary = Summary()
         self._total = self._done = 0
-        self._doing = "reading the tasks"
+        self._doing = "loading"
         self._blocked_at = ""
         self._counts: deque[tuple[float, int, int]] = deque()
         self._bar = Progress(
@@ -101,11 +102,13 @@ class _Board(Observer):
         self._task: TaskID | None = None
 
     def interrupt(self) -> bool:
-        """Whether to give up on a clean end: the second time."""
+        """Stop cleanly. Returns True if the run should be cancelled instead: the second time."""
         again, self.interrupted = self.interrupted, True
         if self._run is None or again:
             return True
-        self._console.print("stopping: what runs is aborted, what has ended is kept (again: at once)", style="yellow")
+        self._console.print(
+            "Stopping: finished trajectories are kept, running ones aborted. Ctrl-C again to quit now.", style="yellow"
+        )
         self._run.stop()
         return False
 
@@ -120,7 +123,7 @@ class _Board(Observer):
     def opened(self, total: int, done: int) -> None:
         self._total, self._done, self._doing = total, done, "opening the engine"
         if done:
-            self._console.print(f"{done} of {total} are in the dump already", style="dim")
+            self._console.print(f"{done} of {total} trajectories are already in the dump", style="dim")
         self._task = self._bar.add_task("rollouts", total=total, completed=done)
 
     def began(self, run: RolloutRun) -> None:
@@ -136,7 +139,7 @@ class _Board(Observer):
 
     def stalled(self, stall: Stall) -> None:
         self._console.print(f"blocked: {stall}", style="bold yellow", markup=False)
-        if stall.line != self._blocked_at:  # its stack once, however long it lasts
+        if stall.line != self._blocked_at:  # print the stack only once
             self._console.print(stall.stack.rstrip(), style="yellow", markup=False)
         self._blocked_at = stall.line
 
@@ -157,16 +160,16 @@ class _Board(Observer):
         states = self._run.states
         shown = "  ".join(f"{state.value.lower()} {states[state]}" for state in _LIVE if states[state])
         tokens, calls = self._rates()
-        score = f"reward {self._summary.score.mean:.3f}" if self._summary.score.count else "no reward yet"
+        score = f"reward {self._summary.score.mean:.3f}" if self._summary.score.count else "reward –"
         failed = self._summary.trajectories - self._summary.completed
-        ended = f"{self._done + self._summary.trajectories}/{self._total} ended" + (
+        done = f"{self._done + self._summary.trajectories}/{self._total} done" + (
             f", {failed} failed" if failed else ""
         )
         turns = self._summary.turns + sum(len(request.turns) for request in self._run.running)
-        return f"{ended}  {shown}  turns {turns}  {tokens:.0f} tokens/s  {calls:.1f} tool calls/s  {score}"
+        return f"{done}  {shown}  turns {turns}  {tokens:.0f} tokens/s  {calls:.1f} tool calls/s  {score}"
 
     def _rates(self) -> tuple[float, float]:
-        """Of the last seconds: sampled tokens and tool calls, also of requests that still run."""
+        """Sampled tokens and tool calls per second, including those of running requests."""
         assert self._run is not None
         turns = [turn for request in self._run.running for turn in request.turns]
         tokens = self._summary.sampled_tokens + sum(turn.sampled.end - turn.sampled.start for turn in turns)
@@ -184,33 +187,34 @@ class _Board(Observer):
 
 
 def print_result(result: RolloutResult, seconds: float, console: Console | None) -> None:
-    """As tables, or as JSON where there is no console."""
+    """Print tables to `console`, or JSON to stdout if it is None."""
     if console is None:
         print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
         return
     summary = result.summary
     if summary.trajectories:
-        for table in (_rewards(summary), _endings(summary), _calls(summary), _times(summary, seconds)):
+        for table in (_rewards(summary), _finish_reasons(summary), _calls(summary), _times(summary, seconds)):
             if table.row_count:
                 console.print(table)
     for what, count in summary.abandoned.most_common():
-        console.print(f"[yellow]abandoned[/], {count} ×: {escape(what)}")
+        console.print(f"[yellow]abandoned[/] {count} ×: {escape(what)}")
     for stall in result.stalls:
         console.print(f"[yellow]blocked[/]: {escape(str(stall))}")
     for reason, example in summary.failures.items():
-        console.print(f"[red]{escape(reason)}[/], for one: {escape(example)}")
+        console.print(f"[red]{escape(reason)}[/], for example: {escape(example)}")
     failed = summary.trajectories - summary.completed
     text = f"{summary.trajectories} trajectories in {duration(seconds)}: {summary.completed} completed"
     text += f", {failed} failed" if failed else ""
-    text += f"; {result.done_before} were there before" if result.done_before else ""
-    text += f"; {result.missing} were not played: run it again" if result.missing else ""
+    text += f"; {result.done_before} were already in the dump" if result.done_before else ""
+    text += f"; {result.missing} remaining; run the same command to continue" if result.missing else ""
     good = (summary.completed or result.done_before) and not result.accounting.problems
     console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
     console.print(f"accounting: {escape(str(result.accounting))}", soft_wrap=True)
     if result.dump is not None and (summary.trajectories or result.done_before):
-        console.print(
-            f"dump: [bold]{escape(str(result.dump))}[/]   check it: toolyard audit {escape(str(result.dump))}"
-        )
+        dump = escape(str(result.dump))
+        console.print(f"dump: [bold]{dump}[/]", soft_wrap=True)
+        console.print(f"view it: toolyard view {dump}", soft_wrap=True)
+        console.print(f"check it: toolyard audit {dump}", soft_wrap=True)
 
 
 def _table(*titles: str) -> Table:
@@ -221,7 +225,7 @@ def _table(*titles: str) -> Table:
 
 
 def _rewards(summary: Summary) -> Table:
-    table = _table("reward", "mean", "deviation", "trajectories")
+    table = _table("reward", "mean", "std", "trajectories")
     spreads = {"score": summary.score, **summary.rewards}
     for name, spread in spreads.items():
         mean = (f"{spread.mean:.3f}", f"{spread.deviation:.3f}") if spread.count else ("–", "–")
@@ -229,7 +233,7 @@ def _rewards(summary: Summary) -> Table:
     return table
 
 
-def _endings(summary: Summary) -> Table:
+def _finish_reasons(summary: Summary) -> Table:
     table = _table("finish reason", "trajectories", "state")
     for reason, count in summary.finish_reasons.most_common():
         state = FinishReason(reason).state.value

@@ -1,25 +1,27 @@
-"""`toolyard sandbox`: serve it over HTTP, run one file in it, or be shown around."""
+"""`toolyard sandbox`: serve it over HTTP, run one file in it, or take a tour."""
 
 from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 
 from toolyard.cli.console import complete, err, out
+from toolyard.cli.options import JsonOption, PythonOption
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Run programs safely: behind HTTP, from a file, or on a guided tour.",
+    help="Run programs safely: serve them over HTTP, run one file, or take a guided tour.",
 )
 
 
 class Isolation(StrEnum):
-    """The words of `SandboxConfig.isolation`, kept here so that `--help` need not load the sandbox."""
+    """The values of `SandboxConfig.isolation`, repeated here so that `--help` need not load the sandbox."""
 
     BEST = "best"
     REQUIRED = "required"
@@ -36,210 +38,121 @@ class BusyStatus(StrEnum):
 IsolationOption = Annotated[
     Isolation,
     typer.Option(
-        help="best: the highest level this machine grants. required: full isolation or an error. confined: without "
-        "namespaces even where they work. none: unprotected, for programs you wrote yourself."
+        help="best: the highest level this machine supports. required: full isolation, or an error. confined: without "
+        "namespaces, even if they work. none: no protection, only for programs you wrote yourself."
     ),
 ]
-PythonOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Interpreter of Python programs, with its site-packages: give models numpy, sympy or pandas by pointing "
-        "to an environment that has them. Default: the one Toolyard runs in.",
-        dir_okay=False,
-        exists=True,
-        show_default=False,
-    ),
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Bearer token. Better given as TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
-        show_default=False,
-    ),
-]
+
+_network = partial(typer.Option, rich_help_panel="Network")
+_pem_file = partial(_network, metavar="FILE", dir_okay=False, exists=True)
+_clients = partial(typer.Option, rich_help_panel="Clients")
+_request_defaults = partial(typer.Option, rich_help_panel="Request defaults")
+_request_limits = partial(typer.Option, rich_help_panel="Request limits")
+_back_pressure = partial(typer.Option, rich_help_panel="Back-pressure")
+_sessions = partial(typer.Option, rich_help_panel="Sessions")
+_SHORTEST = 0.001
+"""Minimum of options in seconds that must not be 0."""
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Network")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535, rich_help_panel="Network")
-    ] = 8080,
+    host: Annotated[str, _network(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _network(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8080,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Accept requests for this host name as well, e.g. sandbox or *.example.com; repeat it for several. "
-            "Loopback names, --host and, beyond loopback, IP addresses and this machine's name are always accepted.",
+        _network(
             metavar="NAME",
-            rich_help_panel="Network",
-            show_default=False,
+            help="Also accept requests for this host name, e.g. sandbox or *.example.com; repeat it for several. "
+            "Loopback names, --host and, beyond loopback, IP addresses and this machine's name are always accepted.",
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            help="Serve HTTPS with this certificate (PEM).",
-            dir_okay=False,
-            exists=True,
-            rich_help_panel="Network",
-            show_default=False,
-        ),
-    ] = None,
+    tls_cert: Annotated[Path | None, _pem_file(help="Serve HTTPS with this certificate (PEM).")] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Private key of --tls-cert (PEM, no password), if it is in another file.",
-            dir_okay=False,
-            exists=True,
-            rich_help_panel="Network",
-            show_default=False,
-        ),
+        Path | None, _pem_file(help="Private key of --tls-cert (PEM, no password), if it is in another file.")
     ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(help="Seconds to let running programs finish after Ctrl-C.", min=0, rich_help_panel="Network"),
-    ] = 10.0,
+    grace: Annotated[float, _network(help="Seconds to let running programs finish after Ctrl-C.", min=0)] = 10.0,
     token: Annotated[
         list[str] | None,
-        typer.Option(
+        _clients(
+            metavar="TOKEN",
             help="Require this bearer token: SECRET or 'NAME SECRET'; repeat it for several clients. Prefer "
             "--token-file or TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
-            metavar="TOKEN",
-            rich_help_panel="Clients",
-            show_default=False,
         ),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Read tokens from this file, one per line, like --token.",
-            dir_okay=False,
-            exists=True,
-            rich_help_panel="Clients",
-            show_default=False,
+        _clients(
+            metavar="FILE", help="Read tokens from this file, one per line, like --token.", dir_okay=False, exists=True
         ),
     ] = None,
     allow_remote: Annotated[
         bool,
-        typer.Option(
-            "--allow-remote",
-            help="Listen beyond loopback without a token: anybody who can connect can run programs.",
-            rich_help_panel="Clients",
+        _clients(
+            "--allow-remote", help="Listen beyond loopback without a token: anyone who can connect can run programs."
         ),
     ] = False,
-    max_in_flight_per_client: Annotated[
-        int, typer.Option(help="Maximum requests in flight per client.", min=1, rich_help_panel="Clients")
-    ] = 2048,
+    max_in_flight_per_client: Annotated[int, _clients(help="Maximum requests in flight per client.", min=1)] = 2048,
     max_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Maximum seconds a request may ask for, to run or to compile.",
-            min=0.001,
-            rich_help_panel="Request limits",
-        ),
+        float, _request_limits(help="Maximum run or compile time a request may ask for, in seconds.", min=_SHORTEST)
     ] = 3600.0,
-    max_memory_mb: Annotated[
-        int,
-        typer.Option(help="Maximum memory a request may ask for, in MB.", min=1, rich_help_panel="Request limits"),
-    ] = 16384,
+    max_memory_mb: Annotated[int, _request_limits(help="Maximum memory a request may ask for, in MB.", min=1)] = 16384,
     max_files: Annotated[
-        int,
-        typer.Option(
-            help="Maximum files per request, and maximum names to fetch.", min=1, rich_help_panel="Request limits"
-        ),
+        int, _request_limits(help="Maximum files a request may send, and maximum files it may fetch.", min=1)
     ] = 4096,
-    max_files_mb: Annotated[
-        int, typer.Option(help="Maximum size of a request's files, in MB.", min=1, rich_help_panel="Request limits")
-    ] = 64,
-    max_request_mb: Annotated[
-        int, typer.Option(help="Maximum size of a request body, in MB.", min=1, rich_help_panel="Request limits")
-    ] = 64,
+    max_files_mb: Annotated[int, _request_limits(help="Maximum total size of a request's files, in MB.", min=1)] = 64,
+    max_request_mb: Annotated[int, _request_limits(help="Maximum size of a request body, in MB.", min=1)] = 64,
     max_request_seconds: Annotated[
         float,
-        typer.Option(
-            help="Maximum seconds for a request's headers to arrive, and for its body.",
-            min=0.001,
-            rich_help_panel="Request limits",
-        ),
+        _request_limits(help="Maximum seconds for a request's headers to arrive, and for its body.", min=_SHORTEST),
     ] = 60.0,
     max_buffered_mb: Annotated[
-        int,
-        typer.Option(
-            help="Maximum memory for the bodies of all requests together, in MB.",
-            min=1,
-            rich_help_panel="Request limits",
-        ),
+        int, _request_limits(help="Maximum memory for the bodies of all requests together, in MB.", min=1)
     ] = 1024,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Programs that run at the same time. Default: one for each processor.", min=1, show_default=False
-        ),
+        int | None, typer.Option(help="Programs to run at the same time. Default: one per processor.", min=1)
     ] = None,
     isolation: IsolationOption = Isolation.BEST,
     python: PythonOption = None,
     preload: Annotated[
         list[str] | None,
         typer.Option(
-            help="Packages to keep imported, e.g. numpy,pandas, so that programs using them start at once; repeat it "
-            "for several sets. Common scientific packages are kept by default.",
-            show_default=False,
+            metavar="NAMES",
+            help="Packages to import in advance, e.g. numpy,pandas, so that programs using them start at once; repeat "
+            "it for several sets. Common scientific packages are preloaded by default.",
         ),
     ] = None,
     read_only: Annotated[
         list[Path] | None,
-        typer.Option(help="Let programs read this host path; repeat it for several.", exists=True, show_default=False),
+        typer.Option(metavar="PATH", help="Let programs read this host path; repeat it for several.", exists=True),
     ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Let programs in cuda and python_gpu use the machine's NVIDIA GPUs.")
+        bool, typer.Option("--gpu", help="Let cuda and python_gpu programs use the machine's NVIDIA GPUs.")
     ] = False,
-    run_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds a program may run, unless its request says otherwise.",
-            min=0.001,
-            rich_help_panel="Request defaults",
-        ),
-    ] = 10.0,
-    compile_timeout: Annotated[
-        float,
-        typer.Option(help="Seconds a compiler may run, likewise.", min=0.001, rich_help_panel="Request defaults"),
-    ] = 10.0,
-    memory_limit_mb: Annotated[
-        int,
-        typer.Option(help="Memory of a program in MB, likewise.", min=1, rich_help_panel="Request defaults"),
-    ] = 1024,
-    max_waiting: Annotated[
-        int, typer.Option(help="Maximum programs waiting for a worker.", min=0, rich_help_panel="Back-pressure")
-    ] = 4096,
+    run_timeout: Annotated[float, _request_defaults(help="Seconds a program may run.", min=_SHORTEST)] = 10.0,
+    compile_timeout: Annotated[float, _request_defaults(help="Seconds a compiler may run.", min=_SHORTEST)] = 10.0,
+    memory_limit_mb: Annotated[int, _request_defaults(help="Memory of a program, in MB.", min=1)] = 1024,
+    max_waiting: Annotated[int, _back_pressure(help="Maximum programs waiting for a worker.", min=0)] = 4096,
     max_wait: Annotated[
         float,
-        typer.Option(
-            help="Maximum seconds to wait for a worker. verl's client gives up after 10.",
-            min=0.001,
-            rich_help_panel="Back-pressure",
-        ),
+        _back_pressure(help="Maximum seconds to wait for a worker. verl's client gives up after 10.", min=_SHORTEST),
     ] = 8.0,
     busy_status: Annotated[
         BusyStatus,
-        typer.Option(
-            help="Status for programs that cannot start in time. verl's client retries only 504 and scores others -1.",
-            rich_help_panel="Back-pressure",
+        _back_pressure(
+            help="HTTP status for programs that cannot start in time. verl's client retries only 504 and scores "
+            "others -1."
         ),
     ] = BusyStatus.GATEWAY_TIMEOUT,
-    max_sessions: Annotated[int, typer.Option(help="Maximum open sessions.", min=0, rich_help_panel="Sessions")] = 128,
-    max_sessions_per_client: Annotated[
-        int, typer.Option(help="Maximum open sessions per client.", min=0, rich_help_panel="Sessions")
-    ] = 64,
+    max_sessions: Annotated[int, _sessions(help="Maximum open sessions.", min=0)] = 128,
+    max_sessions_per_client: Annotated[int, _sessions(help="Maximum open sessions per client.", min=0)] = 64,
     session_idle: Annotated[
-        float,
-        typer.Option(help="Seconds after which an unused session is closed.", min=0.001, rich_help_panel="Sessions"),
+        float, _sessions(help="Seconds after which an unused session is closed.", min=_SHORTEST)
     ] = 600.0,
 ) -> None:
-    """Serve the sandbox with the HTTP API of SandboxFusion, until Ctrl-C.
+    """Serve the sandbox over SandboxFusion's HTTP API, until Ctrl-C.
 
-    POST /run_code, POST /run_jupyter, POST /submit, GET /v1/ping, and besides /healthz and /metrics (Prometheus). A
-    second Ctrl-C does not wait for running programs. Needs `pip install 'toolyard[server]'`.
+    Serves POST /run_code, POST /run_jupyter, POST /submit and GET /v1/ping, plus /healthz and /metrics (Prometheus). A
+    second Ctrl-C stops without waiting for running programs. Needs `pip install 'toolyard[server]'`.
 
     Examples:
 
@@ -288,16 +201,16 @@ def serve(
         grace_seconds=grace,
     )
     embedded = SandboxConfig()
-    asked = {names: tuple(name.strip() for name in names.split(",") if name.strip()) for names in preload or ()}
+    preloaded = {names: tuple(name.strip() for name in names.split(",") if name.strip()) for names in preload or ()}
     sandbox = LocalSandbox(
         SandboxConfig(
             workers=workers,
             isolation=isolation.value,
             python=str(python) if python else None,
-            profiles={**embedded.profiles, **asked},
+            profiles={**embedded.profiles, **preloaded},
             read_only_paths=[str(path.resolve()) for path in read_only or ()],
             gpu=gpu,
-            # Notebooks of /run_jupyter are sessions, too: those that clients keep open must not starve them.
+            # /run_jupyter opens sessions, too: those that clients keep open must not starve it.
             max_sessions=max_sessions + embedded.max_sessions,
             session_idle_seconds=session_idle,
         )
@@ -308,27 +221,32 @@ def serve(
 @app.command()
 def run(
     file: Annotated[
-        Path, typer.Argument(help="The program. - reads it from standard input.", allow_dash=True, show_default=False)
+        Path, typer.Argument(help="The program; - reads it from standard input.", allow_dash=True, show_default=False)
     ],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.", show_default=False)] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.", show_default=False)] = None,
     language: Annotated[
-        str | None, typer.Option("--language", "-l", help="Default: by the suffix of FILE.", show_default=False)
+        str | None,
+        typer.Option(
+            "--language", "-l", help="Language of the program. Default: by the suffix of FILE.", show_default=False
+        ),
     ] = None,
     stdin: Annotated[
         Path | None,
         typer.Option(
-            help="File it reads as standard input; - passes on ours. Default: none.",
+            metavar="FILE",
+            help="Standard input of the program; - passes this command's. Default: empty.",
             allow_dash=True,
             show_default=False,
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds it may run.", min=0.001)] = 10.0,
-    compile_timeout: Annotated[float, typer.Option(help="Seconds its compiler may take.", min=0.001)] = 30.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", help="Seconds the program may run.", min=_SHORTEST)
+    ] = 10.0,
+    compile_timeout: Annotated[float, typer.Option(help="Seconds its compiler may run.", min=_SHORTEST)] = 30.0,
     memory_mb: Annotated[
         int | None,
         typer.Option(
-            help="Memory of all its processes together, in MB. A --url of another SandboxFusion server is told of it "
-            "only if you set it.",
+            help="Memory of all its processes together, in MB. Sent to --url only if you set it.",
             min=1,
             show_default="1024",
         ),
@@ -338,20 +256,26 @@ def run(
     url: Annotated[
         str | None,
         typer.Option(
-            help="Run it there instead: `toolyard sandbox serve` or any SandboxFusion server.",
+            help="Run it on this server: `toolyard sandbox serve` or any SandboxFusion server.",
             metavar="SANDBOX_URL",
             show_default=False,
         ),
     ] = None,
-    token: TokenOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything about the execution as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out the verdict on stderr.")] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Bearer token for --url. Prefer TOOLYARD_SANDBOX_TOKEN: other users can read command lines.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the verdict on stderr.")] = False,
 ) -> None:
-    """Run one program in the sandbox; its output is printed as it was, and its verdict on stderr.
+    """Run one program in the sandbox. Its output is printed unchanged, its verdict on stderr.
 
-    Exits with the program's exit code; 124 when it was stopped at --timeout, 137 at --memory-mb, 128 + N when it died
-    of signal N, 1 when it could not be run at all. There is no network inside, and of the host's files only the
-    system's own.
+    Exits with the program's exit code; 124 if it was stopped at --timeout, 137 at --memory-mb, 128 + N if it was
+    killed by signal N, 1 if it could not be run at all. Programs have no network, and see only the system files of
+    the host.
 
     Examples:
 
@@ -366,7 +290,7 @@ def run(
     from toolyard.sandbox.protocol import MIB, Limits
 
     if url and (python or isolation is not Isolation.BEST):
-        raise typer.BadParameter("--isolation and --python are the server's business when --url is given")
+        raise typer.BadParameter("--isolation and --python cannot be used with --url: the server decides them")
     if str(file) == "-" and str(stdin) == "-":
         raise typer.BadParameter("the program and its input cannot both come from standard input")
     limits = Limits(run_seconds=timeout, compile_seconds=compile_timeout)
@@ -380,10 +304,10 @@ def run(
 
 @app.command()
 def tour(isolation: IsolationOption = Isolation.BEST, python: PythonOption = None) -> None:
-    """Be shown around: two dozen programs of several languages, good, failing, looping, hungry and hostile.
+    """Run two dozen programs in several languages: correct, failing, endless, greedy and hostile ones.
 
-    Each is run in the embedded sandbox, and a table tells what became of it. Exits with 1 if one ended otherwise than
-    it should. Languages without a toolchain on this machine are shown as such.
+    A table shows how each of them ended. Exits with 1 if one did not end as expected. Programs in languages without
+    a toolchain on this machine are listed, but not run.
     """
     from toolyard.cli.sandbox.tour import take_tour
     from toolyard.sandbox.local import SandboxConfig

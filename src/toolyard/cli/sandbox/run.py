@@ -1,4 +1,4 @@
-"""What `toolyard sandbox run` does: a file becomes a `Program`, its `Execution` output and an exit status."""
+"""What `toolyard sandbox run` does: read a file as a `Program`, run it, and print its `Execution`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Where:
 
 
 def read_program(file: Path, language: str | None, stdin: Path | None, args: Sequence[str]) -> Program:
-    """The program in `file`, in the language its suffix says unless `language` is given.
+    """The program in `file`, in `language` or the language of the file's suffix.
 
     Raises:
-        ConfigError: a file cannot be read, or the language cannot be told.
-        ProgramError: there is no such language.
+        ConfigError: a file cannot be read, or the suffix is unknown.
+        ProgramError: the language is unknown.
     """
     name = languages.find_language(language).name if language else _language_of(file)
     code = _read(file).decode("utf-8", "surrogateescape")
@@ -53,9 +53,9 @@ def read_program(file: Path, language: str | None, stdin: Path | None, args: Seq
 def _language_of(file: Path) -> str:
     found = _SUFFIXES.get(file.suffix)
     if found is None:
-        offered = ", ".join(row.name for row in languages.ALL)
+        names = ", ".join(row.name for row in languages.ALL)
         where = "standard input has no suffix" if str(file) == _STDIN else f"unknown suffix {file.suffix!r} of {file}"
-        raise ConfigError(f"{where}: give the program's --language, one of {offered}")
+        raise ConfigError(f"{where}: set --language to one of {names}")
     return found
 
 
@@ -79,7 +79,7 @@ async def run_program(program: Program, limits: Limits, where: Where) -> Executi
 
 
 def print_execution(execution: Execution, limits: Limits, *, as_json: bool, verdict_on: Console | None) -> int:
-    """Print what the program printed (or all there is to know, as JSON); returns the exit status it stands for."""
+    """Print the program's output and verdict, or everything as JSON. Returns the exit status of the command."""
     if as_json:
         sys.stdout.write(json.dumps(as_fields(execution), indent=2, ensure_ascii=False) + "\n")
         return exit_status(execution)
@@ -108,13 +108,13 @@ def _verdict_line(execution: Execution, limits: Limits) -> str:
         if execution.run.max_memory_bytes:
             parts.append(size(execution.run.max_memory_bytes))
     if execution.truncated:
-        parts.append(f"output cut at {size(limits.output_bytes)}")
+        parts.append(f"output truncated at {size(limits.output_bytes)}")
     parts.append(f"isolation {execution.isolation}")
     return f"[{' · '.join(parts)}]"
 
 
 def as_fields(execution: Execution) -> dict[str, Any]:
-    """An execution in JSON's terms. Bytes of its output that are not UTF-8 appear as `\\xNN`."""
+    """The JSON fields of an execution. Output bytes that are not UTF-8 appear as `\\xNN`."""
     return {
         "verdict": execution.verdict.value,
         "exit_code": execution.exit_code,

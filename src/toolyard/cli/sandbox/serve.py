@@ -1,4 +1,4 @@
-"""What `toolyard sandbox serve` prints: where it is, and at the end what it did."""
+"""What `toolyard sandbox serve` prints: its address, and at the end what it ran."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 
 def serve_with_summary(config: ServiceConfig, sandbox: LocalSandbox, console: Console) -> None:
-    """Serve until told to stop; see `toolyard.sandbox.service.serve` for what it raises."""
+    """Serve until SIGINT or SIGTERM. `toolyard.sandbox.service.serve` says what it raises."""
     started = time.monotonic()
 
     def ready(url: str) -> None:
         now = sandbox.statistics()
-        door = "token required" if config.all_tokens else "no token"
+        access = "token required" if config.all_tokens else "no token required"
         console.print(f"[bold green]Toolyard sandbox[/] at [bold cyan]{url}[/]")
-        console.print(f"{now.workers} workers, isolation {now.isolation}, memory by {now.memory_limit}, {door}")
-        console.print("Ctrl-C stops it; a second one does not wait for running programs")
+        console.print(
+            f"{now.workers} workers, isolation {now.isolation}, memory limited by {now.memory_limit}, {access}"
+        )
+        console.print("Ctrl-C to stop; Ctrl-C again to quit without waiting for running programs")
 
     serve(config, sandbox, judge=SubmissionJudge(), on_ready=ready)
     executions = sandbox.statistics().executions
@@ -35,5 +37,5 @@ def serve_with_summary(config: ServiceConfig, sandbox: LocalSandbox, console: Co
     table.add_column("Programs", justify="right")
     for verdict, count in sorted(executions.items(), key=lambda entry: -entry[1]):
         table.add_row(verdict, str(count))
-    table.add_row("[bold]all[/]", f"[bold]{sum(executions.values())}[/]")
+    table.add_row("[bold]total[/]", f"[bold]{sum(executions.values())}[/]")
     console.print(table)

@@ -1,4 +1,4 @@
-"""What `toolyard sandbox tour` does: run the stops one by one, then tell in a table what became of each."""
+"""What `toolyard sandbox tour` does: run the stops one by one, then print a table of how each ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from toolyard.cli.doctor.remedies import toolchain_remedy
-from toolyard.cli.outcomes import duration, ending, telling_line
+from toolyard.cli.outcomes import duration, ending, summary_line
 from toolyard.cli.sandbox.tour_programs import STOPS, TourStop
 from toolyard.errors import ToolchainMissingError, ToolyardError
 from toolyard.sandbox import languages
@@ -23,41 +23,39 @@ from toolyard.sandbox.protocol import Execution, Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COLOURS = {Verdict.OK: "green", Verdict.FAILED: "yellow", Verdict.SIGNALED: "yellow", Verdict.COMPILE_FAILED: "yellow"}
+_COLORS = {Verdict.OK: "green", Verdict.FAILED: "yellow", Verdict.SIGNALED: "yellow", Verdict.COMPILE_FAILED: "yellow"}
 _STOPPED = "magenta"
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One stop and what came of it."""
+    """A stop and its outcome."""
 
     stop: TourStop
-    right: frozenset[Verdict] = frozenset()
-    """The verdicts that are as they should be."""
+    accepted: frozenset[Verdict] = frozenset()
+    """The verdicts that are correct here."""
     execution: Execution | None = None
-    passed_over: str = ""
-    """Why it was not run, where that is no fault: no toolchain, or no walls to hold it."""
+    skipped: str = ""
+    """Why it was skipped: no toolchain, or too little isolation."""
     failure: str = ""
-    """Our own failure."""
+    """Why the sandbox failed to run it."""
 
     @property
     def as_expected(self) -> bool:
         if self.execution is None:
-            return bool(self.passed_over)
-        return self.execution.verdict in self.right
+            return bool(self.skipped)
+        return self.execution.verdict in self.accepted
 
 
 async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[TourStop] = STOPS) -> int:
-    """Run the stops and print them; returns the exit status: 1 if one ended otherwise than expected."""
+    """Run the stops and print how they ended. Returns the exit status: 1 if one did not end as expected."""
     started = time.monotonic()
     visits: list[Visit] = []
     with console.status("starting the sandbox") as status:
         async with LocalSandbox(config) as sandbox:
             opened = time.monotonic() - started
             level, memory_limit = sandbox.level, sandbox.grants.memory_limit
-            console.print(
-                f"[bold]A tour of the sandbox[/], open after {duration(opened)}, isolation [bold]{level}[/].\n"
-            )
+            console.print(f"[bold]A tour of the sandbox[/]: ready in {duration(opened)}, isolation [bold]{level}[/].\n")
             for number, stop in enumerate(stops, 1):
                 status.update(f"{number} of {len(stops)}: {escape(stop.title)}")
                 visits.append(await _visit(sandbox, stop))
@@ -70,19 +68,19 @@ async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[Tou
 
 async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
     if stop.harmful and sandbox.level not in (Level.FULL, Level.NAMESPACES):
-        return Visit(stop, passed_over=f"left out: isolation {sandbox.level} could not hold it")
+        return Visit(stop, skipped=f"skipped: isolation {sandbox.level} could not contain it")
     try:
         execution = await sandbox.run(stop.program, stop.limits)
-        return Visit(stop, right_verdicts(stop, sandbox.grants.memory_limit), execution)
+        return Visit(stop, accepted_verdicts(stop, sandbox.grants.memory_limit), execution)
     except ToolchainMissingError:
         language = languages.find_language(stop.program.language)
-        return Visit(stop, passed_over=f"no toolchain here: {toolchain_remedy(language)}")
+        return Visit(stop, skipped=f"no toolchain here: {toolchain_remedy(language)}")
     except ToolyardError as error:
         return Visit(stop, failure=str(error))
 
 
-def right_verdicts(stop: TourStop, memory_limit: str) -> frozenset[Verdict]:
-    """Where every process has a limit of its own, it is refused the memory and fails by itself instead."""
+def accepted_verdicts(stop: TourStop, memory_limit: str) -> frozenset[Verdict]:
+    """The verdicts to accept. With a memory limit per process, allocations fail and the program ends by itself."""
     if stop.expected is Verdict.MEMORY_EXCEEDED and memory_limit == "per process":
         return frozenset({stop.expected, Verdict.FAILED, Verdict.SIGNALED})
     return frozenset({stop.expected})
@@ -95,7 +93,7 @@ def _table(visits: Sequence[Visit]) -> Table:
     table.add_column("Language", no_wrap=True)
     table.add_column("Verdict", no_wrap=True)
     table.add_column("Time", justify="right", no_wrap=True)
-    table.add_column("What came of it", overflow="fold")
+    table.add_column("Outcome", overflow="fold")
     for visit in visits:
         title = languages.find_language(visit.stop.program.language).title
         table.add_row(_mark(visit), escape(visit.stop.title), title, *_outcome(visit))
@@ -111,29 +109,29 @@ def _mark(visit: Visit) -> str:
 def _outcome(visit: Visit) -> tuple[str, str, str]:
     execution = visit.execution
     if execution is None:
-        if visit.passed_over:
-            return "[dim]not run[/]", "", f"[dim]{escape(visit.passed_over)}[/]"
-        return "[bold red]our failure[/]", "", escape(visit.failure)
-    colour = _COLOURS.get(execution.verdict, _STOPPED) if visit.as_expected else "bold red"
-    verdict = f"[{colour}]{execution.verdict.value}[/]"
-    said = telling_line(execution)
+        if visit.skipped:
+            return "[dim]not run[/]", "", f"[dim]{escape(visit.skipped)}[/]"
+        return "[bold red]sandbox failure[/]", "", escape(visit.failure)
+    color = _COLORS.get(execution.verdict, _STOPPED) if visit.as_expected else "bold red"
+    verdict = f"[{color}]{execution.verdict.value}[/]"
+    line = summary_line(execution)
     if execution.verdict in (Verdict.OK, Verdict.FAILED, Verdict.COMPILE_FAILED):
-        story = said or ending(execution, visit.stop.limits)
+        outcome = line or ending(execution, visit.stop.limits)
     else:
-        story = ending(execution, visit.stop.limits) + (f", had said: {said}" if said else "")
-    surprise = "" if visit.as_expected else f"[bold red]should have been {visit.stop.expected.value}[/]: "
-    return verdict, duration(execution.wall_seconds), surprise + escape(story)
+        outcome = ending(execution, visit.stop.limits) + (f"; printed: {line}" if line else "")
+    surprise = "" if visit.as_expected else f"[bold red]expected {visit.stop.expected.value}[/]: "
+    return verdict, duration(execution.wall_seconds), surprise + escape(outcome)
 
 
-def _conclude(visits: Sequence[Visit], console: Console, walls: str, seconds: float) -> None:
+def _conclude(visits: Sequence[Visit], console: Console, isolation: str, seconds: float) -> None:
     ran = [visit for visit in visits if visit.execution]
     surprises = [visit for visit in visits if not visit.as_expected]
-    passed_over = len(visits) - len(ran) - sum(1 for visit in visits if visit.failure)
-    text = f"{len(ran)} programs in {duration(seconds)}, {walls}"
-    if passed_over:
-        text += f"; {passed_over} not run"
+    skipped = len(visits) - len(ran) - sum(1 for visit in visits if visit.failure)
+    text = f"{len(ran)} programs in {duration(seconds)}, {isolation}"
+    if skipped:
+        text += f"; {skipped} not run"
     if surprises:
         names = ", ".join(visit.stop.title for visit in surprises)
-        console.print(f"[bold red]✘ {text}. Ended otherwise than they should: {escape(names)}.[/]")
+        console.print(f"[bold red]✘ {text}. Did not end as expected: {escape(names)}.[/]")
     else:
-        console.print(f"[bold green]✔ {text}. All ended as they should.[/]")
+        console.print(f"[bold green]✔ {text}. All ended as expected.[/]")

@@ -1,4 +1,4 @@
-"""The tour that `make demo` takes: programs that behave, fail, loop, overeat and attack, and how each must end."""
+"""The programs of `toolyard sandbox tour`: correct, failing, endless, greedy and hostile, and how each must end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolyard.sandbox.protocol import MIB, Limits, Program, Verdict
 
 @dataclass(frozen=True, slots=True)
 class TourStop:
-    """One program of the tour and the verdict that is right for it."""
+    """One program of the tour and its expected verdict."""
 
     title: str
     story: str
@@ -18,14 +18,14 @@ class TourStop:
     limits: Limits
     expected: Verdict
     harmful: bool = False
-    """Would hurt the machine if the walls did not hold: to be left out where isolation is below `namespaces`."""
+    """It would harm the machine if isolation failed: skipped at levels below `namespaces`."""
 
 
-_EASY = Limits(run_seconds=5, compile_seconds=20)
+_DEFAULT_LIMITS = Limits(run_seconds=5, compile_seconds=20)
 
 
 def _stop(
-    title: str, story: str, language: str, code: str, expected: Verdict = Verdict.OK, limits: Limits = _EASY
+    title: str, story: str, language: str, code: str, expected: Verdict = Verdict.OK, limits: Limits = _DEFAULT_LIMITS
 ) -> TourStop:
     return TourStop(title, story, Program(dedent(code).lstrip(), language), limits, expected)
 
@@ -33,7 +33,7 @@ def _stop(
 STOPS: tuple[TourStop, ...] = (
     _stop(
         "Python, well behaved",
-        "Counts the primes below ten thousand and goes home.",
+        "Counts the primes below 10,000.",
         "python",
         """
         primes = [n for n in range(2, 10_000) if all(n % d for d in range(2, int(n**0.5) + 1))]
@@ -42,7 +42,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Bash pipeline",
-        "Six old friends hold hands in a pipe.",
+        "Sorts six words in a pipe.",
         "bash",
         """
         printf '%s\\n' pipe grep sort uniq wc awk | sort | tr '\\n' ' '
@@ -51,7 +51,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "C",
-        "Knows a closed form for pi, and is proud of it.",
+        "Computes pi with the math library.",
         "c",
         """
         #include <math.h>
@@ -62,7 +62,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "C++",
-        "Sorts its words and says them in order.",
+        "Sorts a vector of words.",
         "cpp",
         """
         #include <algorithm>
@@ -80,7 +80,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Node.js",
-        "Promises to answer, and keeps the promise.",
+        "Waits for two promises and multiplies their values.",
         "nodejs",
         """
         const later = (value) => new Promise((resolve) => setTimeout(() => resolve(value), 5));
@@ -89,7 +89,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Go",
-        "Sends ten gophers through one channel.",
+        "Sums what ten goroutines send through a channel.",
         "go",
         """
         package main
@@ -111,7 +111,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Java",
-        "Its class is not called Main, and nobody minds.",
+        "Its class is not called Main, and need not be.",
         "java",
         """
         import java.util.stream.IntStream;
@@ -125,7 +125,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Rust",
-        "Borrows a string and gives it back reversed.",
+        "Reverses a string.",
         "rust",
         """
         fn reversed(text: &str) -> String {
@@ -139,7 +139,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Perl",
-        "Looks like line noise, works like a charm.",
+        "Counts the letters of a word.",
         "perl",
         """
         my %seen;
@@ -149,33 +149,33 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Divides by zero",
-        "Tries what every program tries once.",
+        "Raises an exception; its traceback is kept.",
         "python",
         """
-        def share(cake, guests):
-            return cake / guests
+        def divide(a, b):
+            return a / b
 
-        print(share(1, 0))
+        print(divide(1, 0))
         """,
         Verdict.FAILED,
     ),
     _stop(
-        "Follows a wild pointer",
-        "Writes a letter to nobody, at address zero.",
+        "Null pointer",
+        "Writes to address zero and crashes.",
         "c",
         """
         #include <stddef.h>
 
         int main(void) {
-            volatile int *nobody = NULL;
-            *nobody = 42;
+            volatile int *pointer = NULL;
+            *pointer = 42;
         }
         """,
         Verdict.SIGNALED,
     ),
     _stop(
         "Does not compile",
-        "Forgot a header; the compiler did not.",
+        "Lacks an #include; the compiler's message is kept.",
         "cpp",
         """
         int main() {
@@ -186,7 +186,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Never ends",
-        "Says what it thinks, then thinks for ever; the words are kept.",
+        "Prints a line, then loops forever; the line is kept.",
         "python",
         """
         print("just a moment ...", flush=True)
@@ -197,8 +197,8 @@ STOPS: tuple[TourStop, ...] = (
         Limits(run_seconds=1),
     ),
     _stop(
-        "Burns its fuel",
-        "Has plenty of time, but only half a second of processor.",
+        "Uses up its CPU time",
+        "May run for 5 seconds, but use only half a second of CPU time.",
         "python",
         """
         n = 1
@@ -209,20 +209,20 @@ STOPS: tuple[TourStop, ...] = (
         Limits(run_seconds=5, cpu_seconds=0.5),
     ),
     _stop(
-        "Eats the memory",
-        "Orders sixteen megabytes, and again, and again.",
+        "Uses up its memory",
+        "Allocates 16 MiB at a time, without end.",
         "python",
         """
-        plates = []
+        blocks = []
         while True:
-            plates.append(b"x" * (16 << 20))
+            blocks.append(b"x" * (16 << 20))
         """,
         Verdict.MEMORY_EXCEEDED,
         Limits(run_seconds=5, memory_bytes=192 * MIB),
     ),
     _stop(
         "Fork bomb",
-        "Every child has children, until the nursery is full.",
+        "Every process forks, until the process limit.",
         "python",
         """
         import os
@@ -238,7 +238,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Floods the output",
-        "Has one thing to say, and says it without end.",
+        "Prints the same line without end.",
         "bash",
         "yes 'and another thing'",
         Verdict.OUTPUT_EXCEEDED,
@@ -246,7 +246,7 @@ STOPS: tuple[TourStop, ...] = (
     ),
     _stop(
         "Leaves a daemon behind",
-        "Exits politely, with a friend hiding in the background; the friend leaves, too.",
+        "Exits, but leaves a process in the background; it is killed.",
         "python",
         """
         import os, time
@@ -256,32 +256,32 @@ STOPS: tuple[TourStop, ...] = (
             if os.fork() == 0:
                 time.sleep(3600)
             os._exit(0)
-        print("nobody here but me")
+        print("the parent exits")
         """,
     ),
     _stop(
         "Looks for secrets",
-        "Rattles at every drawer of the host, and finds them empty.",
+        "Tries to read private files of the host, and finds none.",
         "python",
         """
         import glob, os, sys
 
-        loot = []
+        readable = []
         for pattern in ("/etc/shadow", "/root/.*", "/home/*/.*", "/proc/[0-9]*/environ", "/var/lib/*/*"):
             for path in glob.glob(pattern):
                 try:
                     mine = os.path.dirname(path) == f"/proc/{os.getpid()}"
                     if os.path.isfile(path) and not mine and open(path, "rb").read(1):
-                        loot.append(path)
+                        readable.append(path)
                 except OSError:
                     pass
-        print("found", loot or "nothing")
-        sys.exit(bool(loot))
+        print("found", readable or "nothing")
+        sys.exit(bool(readable))
         """,
     ),
     _stop(
         "Phones home",
-        "Dials the world, the host and the neighbours; the line is dead.",
+        "Tries to connect to the internet and the host; there is no network.",
         "python",
         """
         import socket, sys
@@ -293,34 +293,34 @@ STOPS: tuple[TourStop, ...] = (
                 answered.append(address)
             except OSError:
                 pass
-        print("reached", answered or "nobody")
+        print("reached", answered or "nothing")
         sys.exit(bool(answered))
         """,
     ),
     _stop(
-        "Carves its name",
-        "Tries to leave a note in the system's own walls.",
+        "Writes to system folders",
+        "Tries to write to /usr, /lib and /etc.",
         "bash",
         """
         for place in /usr/bin /usr/local/bin /lib /etc/alternatives; do
             if (echo "was here" > "$place/toolyard-was-here") 2>/dev/null; then
                 rm -f "$place/toolyard-was-here"
-                carved="$carved $place"
+                written="$written $place"
             fi
         done
-        echo "carved:${carved:- nothing}"
-        [ -z "$carved" ]
+        echo "written:${written:- nothing}"
+        [ -z "$written" ]
         """,
     ),
     TourStop(
-        "Kills everybody",
-        "Pulls the trigger on every process it can see, and is alone afterwards, as before.",
+        "Kills all processes",
+        "Sends SIGKILL to every process it can see: only its own.",
         Program(
             "import os, signal\n\n"
             "try:\n    os.kill(-1, signal.SIGKILL)\nexcept OSError as error:\n    print('nobody to kill:', error)\n"
             "print('still standing')\n"
         ),
-        _EASY,
+        _DEFAULT_LIMITS,
         Verdict.OK,
         harmful=True,
     ),

@@ -1,91 +1,76 @@
-"""`toolyard score`: a dump scored again, offline."""
+"""`toolyard score`: score a dump again, offline."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from toolyard.cli.console import INTERRUPTED, complete, err, out
+from toolyard.cli.options import JsonOption
 
-_REWARD, _DUMP, _RUN = "The reward", "The dump", "The run"
+_reward_option = partial(typer.Option, rich_help_panel="Reward")
+_dump_option = partial(typer.Option, rich_help_panel="Dump")
 
 
 def score(
-    path: Annotated[Path, typer.Argument(metavar="DUMP", help="A dump, or one of its files.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="DUMP", help="A dump folder, or one of its files.", show_default=False)
+    ],
     reward: Annotated[
         str,
-        typer.Option(
+        _reward_option(
             metavar="NAME",
             help="gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data source), or "
             "module:function with verl's compute_score signature.",
             show_default=False,
-            rich_help_panel=_REWARD,
         ),
     ],
     options: Annotated[
         list[str] | None,
-        typer.Option(
+        _reward_option(
             "--reward-option",
             metavar="KEY=VALUE",
-            help="A setting of the reward, as in --reward-option memory_limit_mb=512; of a function, a keyword "
-            "argument. Values are YAML. Several times for several.",
-            rich_help_panel=_REWARD,
+            help="Setting of the reward, e.g. memory_limit_mb=512, or keyword argument of its function; repeat it for "
+            "several. Values are YAML.",
         ),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(
+        _reward_option(
             "--weight",
             metavar="PART=NUMBER",
-            help="What final, step, interaction, tool or tool.NAME counts in the score. Default: as the run had it "
-            "(rollout.json beside the dump), else as runs have it by default.",
-            rich_help_panel=_REWARD,
+            help="Weight of final, step, interaction, tool or tool.NAME in the score; repeat it for several. Default: "
+            "the weights of the run (rollout.json in the dump), or else the default ones.",
         ),
     ] = None,
     deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For one answer.", min=0.001, rich_help_panel=_REWARD)
+        float, _reward_option(metavar="SECONDS", help="Maximum time to score one answer.", min=0.001)
     ] = 60.0,
     data_source: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Of all lines, in place of what they say. verl's do not say it.",
-            show_default=False,
-            rich_help_panel=_DUMP,
-        ),
+        _dump_option(metavar="NAME", help="Data source of all lines, overriding theirs. verl's dumps have none."),
     ] = None,
-    step: Annotated[
-        list[int] | None,
-        typer.Option(help="Only this step; several times for several.", min=0, rich_help_panel=_DUMP),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="The first so many trajectories.", min=1, rich_help_panel=_DUMP)
-    ] = None,
+    step: Annotated[list[int] | None, _dump_option(help="Score only this step; repeat it for several.", min=0)] = None,
+    limit: Annotated[int | None, _dump_option(metavar="N", help="Score only the first N trajectories.", min=1)] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Write the dump with its new scores there. Without it, nothing is written.",
-            show_default=False,
-            rich_help_panel=_DUMP,
-        ),
+        _dump_option("--out", metavar="DIR", help="Write the dump with its new scores to DIR. Default: write nothing."),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Answers at once.", min=1, rich_help_panel=_RUN)] = 32,
-    top: Annotated[int, typer.Option(help="Changes to show one by one.", min=0, rich_help_panel=_RUN)] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.", rich_help_panel=_RUN)] = False,
+    concurrency: Annotated[int, typer.Option(help="Answers to score at the same time.", min=1)] = 32,
+    top: Annotated[int, typer.Option(metavar="N", help="List the N largest changes.", min=0)] = 10,
+    as_json: JsonOption = False,
 ) -> None:
     """Score a dump again with another final reward, and show what changes.
 
-    Answers and ground truths are taken from the dump, ours or verl's. Only the final reward is computed anew: what
-    steps, tools and simulators gave stands in the dump, and is combined with it by the weights. Of verl's lines the
-    final reward is the score. An answer that cannot be scored has no score: never 0. Trajectories that failed for
-    another reason than their reward are left as they are.
+    Answers and ground truths come from the dump, Toolyard's or verl's. Only the final reward is recomputed; it is
+    combined by the weights with the dump's rewards of steps, tools and interactions. In verl's dumps the final reward
+    is the score. An answer that cannot be scored gets no score, never 0. Trajectories that failed for another reason
+    are left unchanged.
 
-    Ctrl-C ends it cleanly, with a report of what is done. Exits with 1 if a line is damaged, or an answer could not be
-    scored.
+    Ctrl-C stops cleanly and reports what is done. Exits with 1 if a line is damaged or an answer could not be scored.
 
     Examples:
 
@@ -93,11 +78,11 @@ def score(
     # would a stricter reward change anything?
     toolyard score runs/a --reward gsm8k:strict
 
-    # score what a service's outage left without a score, into another folder
+    # add the scores that are missing after an outage of the sandbox service
     toolyard score runs/a --reward code --out runs/a-rescored \\
         --reward-option sandbox_fusion_url=http://127.0.0.1:8080
 
-    # a function of your own, on the first hundred of one step of verl's dump
+    # your own function, on the first hundred trajectories of one step of a verl dump
     toolyard score verl_dump --step 20 --limit 100 --data-source openai/gsm8k \\
         --reward my_rewards.py:compute_score --reward-option penalty=0.1
 
@@ -106,9 +91,9 @@ def score(
     ```
     """
     from toolyard.cli.score.report import print_report
-    from toolyard.cli.score.run import Asked, run
+    from toolyard.cli.score.run import ScoreArguments, run
 
-    asked = Asked(
+    arguments = ScoreArguments(
         path=path,
         reward=reward,
         options=options or (),
@@ -121,7 +106,7 @@ def score(
         concurrency=concurrency,
         top=top,
     )
-    report = complete(run(asked, err()))
+    report = complete(run(arguments, err()))
     print_report(report, None if as_json else out())
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What `toolyard score` tells: how many scores changed, which most, and why some could not be computed."""
+"""What `toolyard score` prints: how many scores changed, which changed most, and why some could not be computed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GIVEN = "given"
-"""Weights of the command line."""
+"""`weights_are` if the weights are from the command line."""
 _WHY_CHARS = 200
 _REASONS = 50
-"""Different ones that are counted one by one; so many that the messages must be of one kind."""
+"""Maximum number of different reasons to count; more are probably variants of one message."""
 _OTHER_REASONS = "other reasons"
 _STEPS = 40
-"""Rows of the table."""
+"""Maximum rows of the table."""
 _CHANGED = (Change.UP, Change.DOWN, Change.NEWLY_SCORED, Change.NEWLY_ABSENT)
 _ALWAYS_SHOWN = (Change.UNCHANGED, Change.UP, Change.DOWN)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Of a step, or of all."""
+    """The counts of one step, or of all steps."""
 
     changes: Counter[Change] = field(default_factory=Counter[Change])
     before: Spread = field(default_factory=Spread)
@@ -65,7 +65,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One trajectory whose score is another now."""
+    """A trajectory whose score changed."""
 
     file: str
     line: int
@@ -81,24 +81,24 @@ class Changed:
 
 
 @dataclass(slots=True)
-class Report:
-    """Grows with each trajectory, and stays small."""
+class ScoreReport:
+    """The report of a run, updated with each trajectory. It keeps counts and the largest changes, so it stays small."""
 
     dump: str
     reward: str
     options: dict[str, Any]
     weights: Weights
     weights_are: str
-    """Where they are from."""
+    """Where they come from."""
     top: int
     out: str | None = None
     partial: str | None = None
     total: Tally = field(default_factory=Tally)
     steps: dict[int, Tally] = field(default_factory=dict[int, Tally])
     unscored: Counter[str] = field(default_factory=Counter[str])
-    """By reason."""
+    """Number of trajectories by reason."""
     examples: dict[str, str] = field(default_factory=dict[str, str])
-    """By reason, where it happened first."""
+    """The first place of each reason."""
     damaged: list[str] = field(default_factory=list[str])
     damaged_lines: int = 0
     notes: list[str] = field(default_factory=list[str])
@@ -112,7 +112,7 @@ class Report:
         if rescored.change in _CHANGED:
             self._keep(rescored)
         if rescored.change in (Change.NEWLY_ABSENT, Change.STILL_ABSENT):
-            reason = in_a_line(rescored.why)
+            reason = one_line(rescored.why)
             if reason not in self.unscored and len(self.unscored) >= _REASONS:
                 reason = _OTHER_REASONS
             self.unscored[reason] += 1
@@ -128,9 +128,9 @@ class Report:
             trajectory.step,
             before,
             after,
-            in_a_line(rescored.why),
+            one_line(rescored.why),
         )
-        # Of equal ones the first stays.
+        # Among equal changes, keep the first.
         heapq.heappush(self._largest, (size, -self.total.trajectories, changed))
         if len(self._largest) > self.top:
             heapq.heappop(self._largest)
@@ -145,24 +145,23 @@ class Report:
         lacks = scoring.lacks
         if reads_the_task and lacks[Lack.DATA_SOURCE]:
             self.notes.append(
-                f"{lacks[Lack.DATA_SOURCE]} lines do not say their data source: the reward was told 'unknown' "
-                "(--data-source sets it)"
+                f"{lacks[Lack.DATA_SOURCE]} lines have no data source: the reward got 'unknown' (set --data-source)"
             )
         if reads_the_task and lacks[Lack.EXTRA_INFO]:
-            self.notes.append(f"{lacks[Lack.EXTRA_INFO]} lines have no extra_info: the reward was given an empty one")
+            self.notes.append(f"{lacks[Lack.EXTRA_INFO]} lines have no extra_info: the reward got an empty one")
         if lacks[Lack.MESSAGES]:
             self.notes.append(
-                f"{lacks[Lack.MESSAGES]} lines have no turns: all of their output was taken for what the model said"
+                f"{lacks[Lack.MESSAGES]} lines have no turns: their whole output was scored as the model's answer"
             )
         if scoring.unexplained and self.weights_are != GIVEN:
             self.notes.append(
-                f"{scoring.unexplained} scores in the dump are not what the weights {self.weights_are} make of their "
-                "parts, and may have changed for that alone (--weight sets them)"
+                f"{scoring.unexplained} scores in the dump do not match the weights {self.weights_are}, and may have "
+                "changed for that reason alone (set --weight)"
             )
 
     @property
     def good(self) -> bool:
-        """All that could have a score have one."""
+        """Whether every trajectory that should have a score has one."""
         return not self.damaged_lines and not self.unscored
 
     def as_json(self) -> dict[str, Any]:
@@ -200,19 +199,19 @@ class Report:
         }
 
 
-def in_a_line(why: str) -> str:
-    """Of a traceback, what was raised and its last line; whatever is in it: an escape sequence must not be obeyed."""
+def one_line(why: str) -> str:
+    """`why` as one short line: the first and the last line of a traceback. Escape sequences are escaped."""
     lines = [line.strip() for line in why.splitlines() if line.strip()]
     text = lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}" if lines else ""
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= _WHY_CHARS else f"{text[:_WHY_CHARS]}…"
 
 
-# Telling --------------------------------------------------------------------------------------------------------------
+# Printing -------------------------------------------------------------------------------------------------------------
 
 
-def print_report(report: Report, console: Console | None) -> None:
-    """As tables, or as JSON where there is no console."""
+def print_report(report: ScoreReport, console: Console | None) -> None:
+    """Print tables to `console`, or JSON to stdout if it is None."""
     if console is None:
         print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))  # noqa: T201
         return
@@ -225,25 +224,25 @@ def print_report(report: Report, console: Console | None) -> None:
     for why, count in report.unscored.most_common():
         console.print(f"[red]{count} without a score[/]: {escape(why)} [dim](first: {report.examples[why]})[/]")
     for damaged in report.damaged:
-        console.print(f"[red]damaged[/]: {escape(in_a_line(damaged))}", soft_wrap=True)
+        console.print(f"[red]damaged[/]: {escape(one_line(damaged))}", soft_wrap=True)
     if report.damaged_lines > len(report.damaged):
         console.print(f"[red]damaged[/]: {report.damaged_lines - len(report.damaged)} more")
     for note in report.notes:
         console.print(note, style="yellow", markup=False)
-    console.print(_in_sum(report))
+    console.print(_totals(report))
     if report.out is not None:
         console.print(f"written: [bold]{escape(report.out)}[/]" + _left_out(report))
         if report.partial is not None:
-            console.print(f"the file that was not finished: {escape(report.partial)}", style="yellow")
+            console.print(f"unfinished file: {escape(report.partial)}", style="yellow")
 
 
-def _by_step(report: Report) -> Table:
+def _by_step(report: ScoreReport) -> Table:
     shown = [change for change in Change if change in _ALWAYS_SHOWN or report.total.changes[change]]
     table = _table("step", "trajectories", *shown, "mean before", "mean after")
     steps = sorted(report.steps)
     rows = [(str(step), report.steps[step]) for step in steps[-_STEPS:]]
     if len(steps) > _STEPS:
-        table.add_row(f"[dim]{len(steps) - _STEPS} earlier: --json[/]")
+        table.add_row(f"[dim]{len(steps) - _STEPS} earlier steps: use --json[/]")
     if len(steps) > 1:
         rows.append(("all", report.total))
     for name, tally in rows:
@@ -253,7 +252,7 @@ def _by_step(report: Report) -> Table:
     return table
 
 
-def _changes(report: Report) -> Table:
+def _changes(report: ScoreReport) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -267,18 +266,18 @@ def _changes(report: Report) -> Table:
     for changed in report.largest:
         scores = [_score(changed.before), _score(changed.after)]
         why = [escape(changed.why)] if explained else []
-        table.add_row(escape(changed.place), escape(in_a_line(changed.request_id)), *scores, *why)
+        table.add_row(escape(changed.place), escape(one_line(changed.request_id)), *scores, *why)
     hidden = report.total.changed - len(report.largest)
     if hidden:
-        table.caption = f"and {hidden} more: --top {report.total.changed}"
+        table.caption = f"and {hidden} more; --top {report.total.changed} shows all"
         table.caption_justify = "left"
     return table
 
 
-def _in_sum(report: Report) -> str:
+def _totals(report: ScoreReport) -> str:
     total = report.total
     means = [f"{spread.mean:.4f}" if spread.count else "none" for spread in (total.before, total.after)]
-    text = f"{total.trajectories - total.changes[Change.LEFT]} scored again by {report.reward} in "
+    text = f"{total.trajectories - total.changes[Change.LEFT]} scored again with {report.reward} in "
     text += f"{duration(report.seconds)}: {total.changed} changed; mean {means[0]} → {means[1]}"
     text += "; interrupted" if report.interrupted else ""
     from rich.markup import escape
@@ -286,7 +285,7 @@ def _in_sum(report: Report) -> str:
     return f"{'[bold green]✔' if report.good else '[bold red]✘'} {escape(text)}.[/]"
 
 
-def _left_out(report: Report) -> str:
+def _left_out(report: ScoreReport) -> str:
     return f", without the {report.damaged_lines} damaged lines" if report.damaged_lines else ""
 
 

@@ -1,4 +1,4 @@
-"""What `toolyard score` does: load the reward, go through the dump with progress, keep what changed."""
+"""What `toolyard score` does: load the reward, score the dump with progress, and collect the changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from toolyard.cli.score.report import GIVEN, Report
+from toolyard.cli.score.report import GIVEN, ScoreReport
 from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
 from toolyard.rewards.combination import Weights
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINE_SECONDS = 10.0
-"""Where there is no terminal to redraw: one line so often."""
+"""Interval of progress lines when the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The command's arguments."""
+class ScoreArguments:
+    """The arguments of the command."""
 
     path: Path
     reward: str
@@ -47,36 +47,36 @@ class Asked:
     top: int = 10
 
 
-async def run(asked: Asked, console: Console) -> Report:
-    """Score the dump, with progress on `console`. Ctrl-C ends it with what is done; a second one at once.
+async def run(arguments: ScoreArguments, console: Console) -> ScoreReport:
+    """Score the dump, with progress on `console`. Ctrl-C stops with a partial report; a second one cancels.
 
     Raises:
-        ConfigError: the reward, an option or a weight is wrong, or the output would go over something.
-        RecordError: there is no such dump, nothing in it, or the output cannot be written.
+        ConfigError: the reward, an option or a weight is invalid, or the output would overwrite something.
+        RecordError: the dump does not exist or is empty, or the output cannot be written.
     """
-    options = overridden({}, asked.options)
-    reward = load_reward(asked.reward, options)
+    options = overridden({}, arguments.options)
+    reward = load_reward(arguments.reward, options)
     if reward is None:
-        raise ConfigError(f"--reward {asked.reward}: that is no reward, and there would be nothing to score")
-    weights, said = _weights(asked)
-    report = Report(str(asked.path), asked.reward, options, weights, said, asked.top)
+        raise ConfigError(f"--reward {arguments.reward}: there would be nothing to score")
+    weights, weights_are = _weights(arguments)
+    report = ScoreReport(str(arguments.path), arguments.reward, options, weights, weights_are, arguments.top)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(reward.close)
         scoring = Rescoring(
-            asked.path,
+            arguments.path,
             reward,
             weights=weights,
-            steps=asked.steps,
-            limit=asked.limit,
-            data_source=asked.data_source,
-            deadline_seconds=asked.deadline_seconds,
-            concurrency=asked.concurrency,
+            steps=arguments.steps,
+            limit=arguments.limit,
+            data_source=arguments.data_source,
+            deadline_seconds=arguments.deadline_seconds,
+            concurrency=arguments.concurrency,
         )
         dump = None
-        if asked.out is not None:
-            dump = stack.enter_context(RescoredDump(asked.out, source=asked.path, files=scoring.files))
-            report.out = str(asked.out)
-        board = _Board(console, report, asked.limit, sum(file.stat().st_size for file in scoring.files))
+        if arguments.out is not None:
+            dump = stack.enter_context(RescoredDump(arguments.out, source=arguments.path, files=scoring.files))
+            report.out = str(arguments.out)
+        board = _ProgressDisplay(console, report, arguments.limit, sum(file.stat().st_size for file in scoring.files))
 
         def ended(rescored: Rescored) -> None:
             if dump is not None:
@@ -85,19 +85,19 @@ async def run(asked: Asked, console: Console) -> Report:
             board.advance(rescored)
 
         began = time.monotonic()
-        await _watched(scoring, ended, board)
+        await _run_with_progress(scoring, ended, board)
         report.seconds = time.monotonic() - began
         if dump is not None:
-            rewards: JSON = {"final": asked.reward, "options": options or None, "weights": weights.model_dump()}
+            rewards: JSON = {"final": arguments.reward, "options": options or None, "weights": weights.model_dump()}
             dump.finish(rewards, stopped=scoring.stopped)
             report.partial = None if dump.partial is None else str(dump.partial)
     report.end(scoring, reward.reads_the_task)
     if not report.total.trajectories and not report.damaged_lines and not report.interrupted:
-        raise RecordError(f"{asked.path} has no trajectory: its files are empty")
+        raise RecordError(f"{arguments.path} has no trajectories: its files are empty")
     return report
 
 
-async def _watched(scoring: Rescoring, ended: Callable[[Rescored], None], board: _Board) -> None:
+async def _run_with_progress(scoring: Rescoring, ended: Callable[[Rescored], None], board: _ProgressDisplay) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -105,7 +105,7 @@ async def _watched(scoring: Rescoring, ended: Callable[[Rescored], None], board:
         if scoring.stopped:
             task.cancel()
         else:
-            board.say("stopping: what is done is kept (again: at once)", "yellow")
+            board.say("Stopping: finished scores are kept. Ctrl-C again to quit now.", "yellow")
             scoring.stop()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -122,10 +122,10 @@ async def _watched(scoring: Rescoring, ended: Callable[[Rescored], None], board:
         await asyncio.wait([drawing])
 
 
-class _Board:
-    """The progress: of bytes, since nobody counted the lines; of lines where there is a limit."""
+class _ProgressDisplay:
+    """A progress bar over bytes, since the number of lines is unknown; over lines if there is a limit."""
 
-    def __init__(self, console: Console, report: Report, limit: int | None, size: int) -> None:
+    def __init__(self, console: Console, report: ScoreReport, limit: int | None, size: int) -> None:
         self._console, self._report = console, report
         self._by_line = limit is not None
         self._bar = Progress(
@@ -154,17 +154,16 @@ class _Board:
 
     def _line(self) -> str:
         total = self._report.total
-        mean = f"mean {total.after.mean:.3f}" if total.after.count else "no score yet"
+        mean = f"mean {total.after.mean:.3f}" if total.after.count else "mean –"
         return f"{total.trajectories} scored, {total.changed} changed, {mean}"
 
 
-def _weights(asked: Asked) -> tuple[Weights, str]:
-    """And where they are from."""
-    found = weights_beside(asked.path)
-    said = "by default" if found is None else "of its run"
-    if not asked.weights:
-        return found or Weights(), said
-    given = overridden({} if found is None else found.model_dump(), asked.weights)
+def _weights(arguments: ScoreArguments) -> tuple[Weights, str]:
+    """The weights, and where they come from."""
+    found = weights_beside(arguments.path)
+    if not arguments.weights:
+        return found or Weights(), "by default" if found is None else "of its run"
+    given = overridden({} if found is None else found.model_dump(), arguments.weights)
     try:
         return Weights.model_validate(given), GIVEN
     except ValidationError as error:

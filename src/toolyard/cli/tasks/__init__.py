@@ -1,4 +1,4 @@
-"""`toolyard tasks`: look at what a rollout would begin with, check it, and prepare data sets."""
+"""`toolyard tasks`: show and check the tasks of a rollout, and prepare data sets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import err, out
+from toolyard.cli.options import JsonOption
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="See, check and prepare the tasks that rollouts begin with.",
+    help="Show, check and prepare the tasks of a rollout.",
 )
 prepare_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Write a data set in verl's shape, with the kwargs of the tools.",
+    help="Convert a data set to verl's format, including the kwargs of its tools.",
 )
 app.add_typer(prepare_app, name="prepare")
 
@@ -25,8 +26,7 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
-        help="File of tasks (.jsonl, .json, .parquet; .gz of the first two), or the name of a bundled set: "
-        "word-problems.",
+        help="File of tasks (.jsonl, .json, their .gz, or .parquet), or the name of a bundled set: word-problems.",
         show_default=False,
     ),
 ]
@@ -35,10 +35,10 @@ SourceArgument = Annotated[
 @app.command()
 def show(
     source: SourceArgument,
-    limit: Annotated[int, typer.Option(help="Tasks to show, from the first on.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of their fields, as a JSON array.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", help="Show the first N tasks.", min=1)] = 5,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show tasks as a rollout would get them: id, source, ground truth and the conversation.
+    """Show tasks as a rollout reads them: id, data source, ground truth and messages.
 
     Examples:
 
@@ -56,11 +56,11 @@ def show(
 @app.command()
 def check(
     source: SourceArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Read all rows, and tell every bad one by its line, field and value.
+    """Read all rows, and report each bad one with its line, field and value.
 
-    Then counts by shape (verl, gsm8k, plain) and data source. Exits with 1 if there is a bad row.
+    Ends with counts by format (verl, gsm8k, plain) and data source. Exits with 1 if a row is bad.
 
     Examples:
 
@@ -76,29 +76,29 @@ def check(
 
 @app.command()
 def generate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: .jsonl.", show_default=False)],
-    count: Annotated[int, typer.Option(help="Problems to make.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same problems, everywhere.", min=0)] = 0,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write (.jsonl).", show_default=False)],
+    count: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same problems on every machine.", min=0)] = 0,
     split: Annotated[
         str,
         typer.Option(
-            metavar="train|unseen", help="Which templates: those to train on, or those kept out of it, to test with."
+            metavar="train|unseen", help="Templates to use: those for training, or those held out for testing."
         ),
     ] = "train",
     script: Annotated[
         Path | None,
         typer.Option(
             metavar="SCRIPT",
-            help="Also write what a teacher says to each, by task id: a call of the code interpreter, then the answer. "
-            "The scripted engine plays it.",
+            help="Also write a correct solution to each problem, by task id: a call of the code interpreter, then the "
+            "answer. The scripted engine plays it.",
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Make arithmetic word problems from templates, with their answers, and Python programs that compute them.
+    """Generate arithmetic word problems from templates, with answers and Python programs that compute them.
 
-    Needs no network. No question comes twice; the first problems of many are those of few.
+    Needs no network. No question repeats; a larger --count only adds problems.
 
     Examples:
 
@@ -111,40 +111,44 @@ def generate(
     from toolyard.tasks.word_problems.files import write_problems
 
     write_problems(file, count, seed=seed, split=split, script=script, force=force)
-    err().print(f"{count:,} problems written: {file}", style="green", markup=False)
+    err().print(f"wrote {count:,} problems to {file}", style="green", markup=False)
     if script is not None:
-        err().print(f"what a teacher says to them: {script}", style="green", markup=False)
+        err().print(f"wrote their solutions to {script}", style="green", markup=False)
 
 
 @prepare_app.command()
 def gsm8k(
     source: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="GSM8K's own file, with question and answer a row.", show_default=False),
+        typer.Argument(
+            metavar="SRC", help="GSM8K's own file, with a question and an answer per row.", show_default=False
+        ),
     ],
     destination: Annotated[
-        Path, typer.Argument(metavar="DST", help="What to write: .jsonl or .parquet.", show_default=False)
+        Path, typer.Argument(metavar="DST", help="File to write (.jsonl or .parquet).", show_default=False)
     ],
     system: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|TEXT",
-            help="The system message, or a file that holds it; empty: none. Default: asks for steps, tools and ####.",
+            help="System message, or a file with it; '' for none. Default: asks for steps, tool use and a #### line.",
             show_default=False,
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Goes into extra_info. Default: the name of SRC, without its suffix.", show_default=False),
+        typer.Option(help="Split name for extra_info. Default: the name of SRC, without suffix.", show_default=False),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Rows to write. Default: all.", min=1, show_default=False)] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave them out and list them.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it is there.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Write only the first N rows.", min=1, show_default=False)
+    ] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Skip and list invalid rows.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
 ) -> None:
-    """Write GSM8K's rows in verl's shape: prompt, reward_model.ground_truth, extra_info.tools_kwargs.
+    """Convert GSM8K to verl's format: prompt, reward_model.ground_truth, extra_info.tools_kwargs.
 
-    DST appears whole or not at all. Toolyard plays SRC itself just as well; this is for verl, and for prompts that
-    have to be the same everywhere.
+    DST is written completely or not at all. Toolyard can also read SRC directly; use this for verl, or if prompts must
+    be the same everywhere.
 
     Examples:
 

@@ -23,15 +23,15 @@ _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "ye
 
 
 def print_tasks(tasks: Iterable[Task], console: Console | None) -> None:
-    """For people, or as JSON where there is no console."""
+    """Print to `console`, or JSON to stdout if it is None."""
     if console is None:
         _write(json.dumps([_fields(task) for task in tasks], indent=2, ensure_ascii=False, default=str))
         return
     for task in tasks:
         console.print(task.id, style="bold", end="", markup=False)
-        brought = f" · kwargs of {', '.join(task.tools_kwargs)}" if task.tools_kwargs else ""
+        kwargs = f" · kwargs for {', '.join(task.tools_kwargs)}" if task.tools_kwargs else ""
         console.print(
-            f" · {task.data_source} · ground truth {_one_line(task.ground_truth)}{brought}", style="dim", markup=False
+            f" · {task.data_source} · ground truth {_one_line(task.ground_truth)}{kwargs}", style="dim", markup=False
         )
         for message in task.messages:
             console.print(f"  {message.role}: ", style=_ROLES.get(message.role), end="", markup=False)
@@ -41,7 +41,7 @@ def print_tasks(tasks: Iterable[Task], console: Console | None) -> None:
 
 
 def check_tasks(source: str, console: Console | None) -> int:
-    """Read all of `source`, print bad rows as they are found, then the counts; returns the exit status."""
+    """Read all of `source`, print bad rows as they are found, then counts. Returns the exit status."""
     bad: list[BadRow] = []
 
     def report(row: BadRow) -> None:
@@ -57,7 +57,7 @@ def check_tasks(source: str, console: Console | None) -> int:
             sources[task.data_source] += 1
     except TaskError:
         if not (reader.ended and reader.bad):
-            raise  # not that all rows are bad, which has been told by then
+            raise  # unless all rows are bad, which has been reported by now
     shapes = {shape.value: count for shape, count in reader.shapes.items()}
     if console is None:
         listed = [{row.unit: row.number, "problem": row.problem} for row in bad]
@@ -65,8 +65,8 @@ def check_tasks(source: str, console: Console | None) -> int:
         _write(json.dumps({**counts, "data_sources": sources, "bad": listed}, indent=2, ensure_ascii=False))
     else:
         console.print(_counts(shapes, sources, reader.bad))
-        good = "all of them tasks" if not reader.bad else f"{reader.bad:,} of them bad"
-        console.print(f"{reader.tasks + reader.bad:,} rows, {good}", style="bold red" if reader.bad else "bold green")
+        found = "all valid" if not reader.bad else f"{reader.bad:,} of them bad"
+        console.print(f"{reader.tasks + reader.bad:,} rows, {found}", style="bold red" if reader.bad else "bold green")
     return 1 if reader.bad else 0
 
 
@@ -82,13 +82,13 @@ def print_prepared(done: Prepared, destination: Path, console: Console) -> None:
 
 
 def read_system(given: str) -> str:
-    """The text of a file, if there is one of that name; otherwise what was given."""
+    """The text of the file `given`, or `given` itself if there is no such file."""
     if not os.path.isfile(given):
         return given
     try:
         return Path(given).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--system {given}: cannot be read: {error}") from None
+        raise ConfigError(f"--system: cannot read {given}: {error}") from None
 
 
 def _counts(shapes: dict[str, int], sources: Counter[str], bad: int) -> Table:
@@ -100,7 +100,7 @@ def _counts(shapes: dict[str, int], sources: Counter[str], bad: int) -> Table:
     table.add_column("")
     table.add_column("", overflow="fold")
     table.add_column("rows", justify="right")
-    for title, counted in (("shape", shapes), ("data source", dict(sources.most_common()))):
+    for title, counted in (("format", shapes), ("data source", dict(sources.most_common()))):
         for name, count in counted.items():
             table.add_row(title, escape(name), f"{count:,}")
     if bad:

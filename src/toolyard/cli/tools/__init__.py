@@ -1,4 +1,4 @@
-"""`toolyard tools`: see what a model could call, and call it yourself."""
+"""`toolyard tools`: list the tools a model can call, and call them yourself."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import complete, err, out
+from toolyard.cli.options import JsonOption
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="See the tools that a model gets, and call them as it would.",
+    help="List the tools a model can call, and call them as it would.",
 )
 
 FileOption = Annotated[
@@ -21,8 +22,8 @@ FileOption = Annotated[
     typer.Option(
         "--tools",
         metavar="FILE",
-        help="YAML file of tools. Classes and functions of your own are found beside it, in the current folder, and "
-        "wherever Python looks. Default: Toolyard's own two, code_interpreter and calc_gsm8k_reward.",
+        help="YAML file of tools. Your own classes and functions are looked up next to it, in the current folder, and "
+        "on Python's path. Default: the built-in tools, code_interpreter and calc_gsm8k_reward.",
         show_default=False,
     ),
 ]
@@ -31,12 +32,12 @@ FileOption = Annotated[
 @app.command("list")
 def list_tools(
     file: FileOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the tools: name, type, class, parameters (those with ? may be left out), description.
+    """List the tools: name, type, class, parameters (optional ones end in ?) and description.
 
-    Loading a file is also its check: what is wrong with it is told by file, entry and field. MCP servers are started
-    for it, asked for their tools, and stopped again.
+    This also checks the file: errors name the file, the entry and the field. MCP servers are started, asked for their
+    tools, and stopped.
 
     Examples:
 
@@ -56,11 +57,12 @@ def list_tools(
 @app.command()
 def schema(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Of one tool. Default: all, as a list.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of one tool. Default: all, as a list.", show_default=False),
     ] = None,
     file: FileOption = None,
 ) -> None:
-    """Print the JSON by which a model gets to know the tools: OpenAI's function schemas.
+    """Print what the model is shown about the tools: OpenAI function schemas, as JSON.
 
     Examples:
 
@@ -79,26 +81,30 @@ def schema(
 
 @app.command()
 def call(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `toolyard tools list` shows it.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Tool name, as shown by `toolyard tools list`.", show_default=False),
+    ],
     arguments: Annotated[
         str,
         typer.Argument(
-            metavar="ARGS_JSON", help="What the model would write: a JSON object. - reads it from standard input."
+            metavar="ARGS_JSON", help="Arguments as the model writes them: a JSON object; - reads standard input."
         ),
     ] = "{}",
     file: FileOption = None,
     create_kwargs: Annotated[
         str,
-        typer.Option(metavar="JSON", help="What the trajectory brings along: the tool's create_kwargs, a JSON object."),
+        typer.Option(metavar="JSON", help="The task's create_kwargs for this tool: a JSON object."),
     ] = "{}",
-    repeat: Annotated[int, typer.Option(help="Calls in one trajectory, one after the other.", min=1)] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything about the calls as JSON.")] = False,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", help="Call it N times in one trajectory, one after the other.", min=1)
+    ] = 1,
+    as_json: JsonOption = False,
 ) -> None:
     """Call a tool as a rollout does: create, execute, calc_reward, release.
 
-    What the model would read is printed on stdout; how the call ended, its step reward and metrics, and the reward of
-    the whole trajectory on stderr. Exits with 1 unless all of it went well: wrong arguments are told to the model, and
-    to you.
+    Prints what the model would read on stdout, and the outcome, step reward, metrics and the trajectory's reward on
+    stderr. Exits with 1 if a call failed; wrong arguments are a failure, too.
 
     Examples:
 
@@ -109,12 +115,12 @@ def call(
     echo '{"code": "1 / 0"}' | toolyard tools call code_interpreter - --json
     ```
     """
-    from toolyard.cli.tools.call import call_tool, load, print_played, read_object
+    from toolyard.cli.tools.call import call_tool, load, print_calls, read_object
 
     try:
-        brought = read_object(create_kwargs)
+        kwargs = read_object(create_kwargs)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--create-kwargs") from None
     text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if arguments == "-" else arguments
-    played = complete(call_tool(load(file), name, text, brought, repeat))
-    raise typer.Exit(print_played(played, None if as_json else err()))
+    called = complete(call_tool(load(file), name, text, kwargs, repeat))
+    raise typer.Exit(print_calls(called, None if as_json else err()))

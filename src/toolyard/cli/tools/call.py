@@ -1,4 +1,4 @@
-"""What `toolyard tools` does: load tools, show them, and play a trajectory's calls of one."""
+"""What `toolyard tools` does: load tools, list them, and call one as a trajectory would."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _REQUEST_ID = "command-line"
-_COLOURS = {ToolOutcome.OK: "green", ToolOutcome.RAISED: "red", ToolOutcome.FAILED: "red"}
+_COLORS = {ToolOutcome.OK: "green", ToolOutcome.RAISED: "red", ToolOutcome.FAILED: "red"}
 
 
 def load(file: Path | None) -> list[BaseTool]:
-    """The tools of `file`, or our own two.
+    """The tools of `file`, or the built-in ones.
 
     Raises:
-        ConfigError: something is wrong with it.
-        ToolError: an MCP server does not answer.
+        ConfigError: the file is invalid.
+        ToolError: an MCP server does not respond.
     """
     if file is None:
         return builtin_tools()
     for folder in (os.getcwd(), str(file.absolute().parent)):
         if folder not in sys.path:
-            sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+            sys.path.append(folder)  # last, so that a json.py there does not shadow the standard library's
     return initialize_tools_from_config(file)
 
 
@@ -45,12 +45,12 @@ def find(tools: Sequence[BaseTool], name: str) -> BaseTool:
     for tool in tools:
         if tool.name == name:
             return tool
-    there = ", ".join(tool.name for tool in tools) or "none"
-    raise ConfigError(f"there is no tool {name!r}; there are: {there}")
+    known = ", ".join(tool.name for tool in tools) or "none"
+    raise ConfigError(f"unknown tool {name!r}; known tools: {known}")
 
 
 async def close(tools: Sequence[BaseTool]) -> None:
-    """All of them, also if one cannot be."""
+    """Close all tools, even if closing one of them fails."""
     async with AsyncExitStack() as stack:
         for tool in tools:
             stack.push_async_callback(tool.close)
@@ -67,7 +67,7 @@ def read_object(text: str) -> JSON:
 
 
 def print_list(tools: Sequence[BaseTool], console: Console | None) -> None:
-    """As a table, or as JSON where there is no console."""
+    """Print a table to `console`, or JSON to stdout if it is None."""
     rows = [_fields(tool) for tool in tools]
     if console is None:
         _write(_as_json(rows))
@@ -93,11 +93,11 @@ def print_schemas(tools: Sequence[BaseTool], *, one: bool) -> None:
 
 def _fields(tool: BaseTool) -> dict[str, Any]:
     function = tool.tool_schema.function
-    made_of: Any = tool.function if isinstance(tool, FunctionTool) else type(tool)
+    implementation: Any = tool.function if isinstance(tool, FunctionTool) else type(tool)
     return {
         "name": tool.name,
         "type": str(tool.config.get("type", "native")),
-        "class": f"{made_of.__module__}.{made_of.__qualname__}",
+        "class": f"{implementation.__module__}.{implementation.__qualname__}",
         "parameters": list(function.parameters.properties),
         "required": function.parameters.required,
         "description": function.description,
@@ -108,8 +108,8 @@ def _fields(tool: BaseTool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A trajectory that consists of calls of one tool."""
+class CalledTool:
+    """A tool's instance and the results of its calls."""
 
     instance: ToolInstance
     results: Sequence[ToolResult]
@@ -121,8 +121,8 @@ class Played:
 
 async def call_tool(
     tools: Sequence[BaseTool], name: str, arguments: str, create_kwargs: Mapping[str, Any], repeat: int
-) -> Played:
-    """Call the tool of that name, then end it and all `tools`.
+) -> CalledTool:
+    """Call the tool `name`, then close all `tools`.
 
     Raises:
         ConfigError: there is no such tool.
@@ -132,25 +132,28 @@ async def call_tool(
         stack.push_async_callback(close, tools)
         async with open_instance(find(tools, name), _REQUEST_ID, {"create_kwargs": dict(create_kwargs)}) as instance:
             results = [await instance.call(arguments) for _ in range(repeat)]
-        return Played(instance, results)
+        return CalledTool(instance, results)
 
 
-def print_played(played: Played, console: Console | None) -> int:
-    """What the model would see on stdout, the rest on `console`, or all as JSON; returns the exit status."""
-    instance, status = played.instance, 0 if played.ok else 1
+def print_calls(called: CalledTool, console: Console | None) -> int:
+    """Print what the model would read on stdout and the rest on `console`, or all as JSON if it is None.
+
+    Returns the exit status.
+    """
+    instance, status = called.instance, 0 if called.ok else 1
     if console is None:
-        _write(_as_json(_played_fields(played)))
+        _write(_as_json(_call_fields(called)))
         return status
     if not instance.creation.is_empty():
         _write(instance.creation.text or "")
-        console.print(f"[{' · '.join(['create', *_pictures(instance.creation)])}]", markup=False)
-    for result in played.results:
+        console.print(f"[{' · '.join(['create', *_media(instance.creation)])}]", markup=False)
+    for result in called.results:
         _write(result.response.text or "")
-        if result.outcome is ToolOutcome.RAISED:  # in the tool: its author wants to see where
+        if result.outcome is ToolOutcome.RAISED:  # a bug in the tool: show its author the traceback
             console.print(result.error, style="dim", markup=False)
         elif result.outcome is ToolOutcome.FAILED:
             console.print(_reason(result.error or ""), markup=False)
-        console.print(_line(result), style=_COLOURS.get(result.outcome, "yellow"), markup=False)
+        console.print(_line(result), style=_COLORS.get(result.outcome, "yellow"), markup=False)
     for problem in instance.problems:
         console.print(problem, style="red", markup=False)
     console.print(f"[calc_reward {'none' if instance.reward is None else instance.reward}]", markup=False)
@@ -161,26 +164,26 @@ def _line(result: ToolResult) -> str:
     parts = [result.outcome.value, duration(result.seconds)]
     if result.attempts > 1:
         parts.append(f"{result.attempts} attempts")
-    parts += _pictures(result.response)
+    parts += _media(result.response)
     if result.truncated:
-        parts.append("cut")
+        parts.append("truncated")
     parts.append("no step reward" if result.reward is None else f"step reward {result.reward:g}")
     parts += [f"{name} {_metric(value)}" for name, value in result.metrics.items()]
     return f"[{' · '.join(parts)}]"
 
 
 def _reason(trace: str) -> str:
-    """What a traceback ends with: the kind of error, and its message."""
-    last = next((line for line in reversed(trace.splitlines()) if line.strip(" |+-")), "")  # groups draw boxes
-    kind, colon, said = last.lstrip(" |").partition(": ")
-    return kind.rpartition(".")[2] + colon + said
+    """The last line of a traceback: the kind of error, and its message."""
+    last = next((line for line in reversed(trace.splitlines()) if line.strip(" |+-")), "")  # exception groups use |+-
+    kind, colon, message = last.lstrip(" |").partition(": ")
+    return kind.rpartition(".")[2] + colon + message
 
 
 def _metric(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _pictures(response: ToolResponse) -> list[str]:
+def _media(response: ToolResponse) -> list[str]:
     return [
         f"{len(shown)} {kind}{'' if len(shown) == 1 else 's'}"
         for kind, shown in (("image", response.image), ("video", response.video))
@@ -188,8 +191,8 @@ def _pictures(response: ToolResponse) -> list[str]:
     ]
 
 
-def _played_fields(played: Played) -> dict[str, Any]:
-    instance = played.instance
+def _call_fields(called: CalledTool) -> dict[str, Any]:
+    instance = called.instance
     return {
         "tool": instance.tool.name,
         "instance_id": instance.instance_id,
@@ -205,7 +208,7 @@ def _played_fields(played: Played) -> dict[str, Any]:
                 "truncated": result.truncated,
                 "error": result.error,
             }
-            for result in played.results
+            for result in called.results
         ],
         "reward": instance.reward,
         "problems": instance.problems,
@@ -217,7 +220,7 @@ def _as_json(value: Any) -> str:
 
 
 def _write(text: str) -> None:
-    """Whatever is in it: half an emoji must not be our failure."""
+    """Write `text` and a newline. Lone surrogates are escaped: they cannot be encoded."""
     if text:
         sys.stdout.buffer.write((text if text.endswith("\n") else text + "\n").encode("utf-8", "backslashreplace"))
         sys.stdout.flush()

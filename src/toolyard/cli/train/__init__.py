@@ -1,4 +1,4 @@
-"""`toolyard train`: GRPO with our rollouts."""
+"""`toolyard train`: GRPO with Toolyard's rollouts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from toolyard.cli.console import err, out
+from toolyard.cli.options import JsonOption, PrintConfigOption
 
 
 def train(
@@ -15,7 +16,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Settings to change, as in steps=200 or rollout.sampling.temperature=0.8. Values are YAML.",
+            help="Settings to change, e.g. steps=200 or rollout.sampling.temperature=0.8. Values are YAML.",
             show_default=False,
         ),
     ] = None,
@@ -25,7 +26,7 @@ def train(
             "--config",
             "-c",
             metavar="FILE",
-            help="Settings. Default: the embedded ones, a small model and the bundled word problems.",
+            help="YAML file of settings. Default: a small model and the bundled word problems.",
             show_default=False,
         ),
     ] = None,
@@ -34,55 +35,55 @@ def train(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Where checkpoints, metrics, dumps and the model go. Default: as the settings say, or a new folder "
-            "below training/.",
+            help="Folder for checkpoints, metrics, dumps and the model. Default: output_dir of the settings, or a new "
+            "folder in training/.",
             show_default=False,
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in that folder, if there is one.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint in that folder, if there is one.")
     ] = False,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="One step of one task with two short samples: does everything work together?"),
+        typer.Option(
+            "--smoke", help="Train one step on one task with two short samples, to see that everything works."
+        ),
     ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings as they would be used, and exit.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    print_config: PrintConfigOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train a model by GRPO (TRL) on its own rollouts, with tools in the loop.
+    """Train a model with GRPO (TRL) on its own rollouts, with tools in the loop.
 
-    Every step plays tasks as `toolyard rollout` does, with the weights of that step, and learns from the rewards. The
-    folder has metrics.jsonl (a line a step) and metrics.png, a dump of every step for `toolyard view`, checkpoints,
-    and in the end the model.
+    Every step samples trajectories as `toolyard rollout` does, with the current weights, and learns from their
+    rewards. The folder gets metrics.jsonl (one line per step), metrics.png, a dump of every step for `toolyard view`,
+    checkpoints, and finally the model.
 
-    Ctrl-C finishes the step, saves a checkpoint and exits with 130; again, it stops at once. --resume goes on from the
-    last checkpoint, also after a kill.
+    Ctrl-C finishes the step, saves a checkpoint and exits with 130; a second Ctrl-C stops at once. --resume continues
+    from the last checkpoint, even after the process was killed.
 
     Examples:
 
     ```
-    # a small model, this machine, some minutes
+    # a small model on this machine, for a few minutes
     toolyard train --out runs/first
 
-    # does it all work here? one tiny step
+    # one tiny step: does everything work here?
     toolyard train --smoke
 
-    # settings of a file, some of them changed
+    # a settings file, with some settings changed
     toolyard train -c train.yaml steps=500 rollout.n=16 lora.rank=32
 
-    # on a file of `toolyard rollout`, with none of the embedded settings
+    # the settings of a rollout, and none of the embedded ones
     toolyard train rollout_from=rollout.yaml rollout.n=8 --out runs/a
 
-    # killed, interrupted, or to be trained for longer
+    # continue after a kill or an interrupt, or train longer
     toolyard train -c train.yaml --out runs/a --resume steps=1000
 
     # several GPUs
     accelerate launch --config_file fsdp.yaml \\
         $(command -v toolyard) train -c train.yaml --out runs/a
 
-    # what there is to set
+    # list all settings
     toolyard train --print-config
     ```
     """
@@ -93,9 +94,9 @@ def train(
         import json
 
         given.append(f"output_dir={json.dumps(out_dir)}")
-    # Those are changes to the embedded rollouts, and would change any others as well.
-    is_own = config is not None or any(override.startswith("rollout_from=") for override in given)
-    loaded = load_train_config(config if is_own else EMBEDDED, given, smoke=smoke)
+    # The embedded settings override those of the rollout: they must not override the user's.
+    is_custom = config is not None or any(override.startswith("rollout_from=") for override in given)
+    loaded = load_train_config(config if is_custom else EMBEDDED, given, smoke=smoke)
     if print_config:
         import yaml
 

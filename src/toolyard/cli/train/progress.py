@@ -1,4 +1,4 @@
-"""What `toolyard train` shows: progress while it runs, a summary in the end."""
+"""What `toolyard train` shows: progress while it runs, a summary at the end."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from toolyard.train.observer import TrainObserver, TrainResult
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STOPPING = "stopping after this step, with a checkpoint (again: at once)"
-_COLUMNS = ("step", "reward", "calls", "went well", "tokens", "rollout", "update", "loss")
-_HEAD_EVERY = 20
-"""Steps from one line of titles to the next."""
+_STOPPING = "Stopping after this step, with a checkpoint. Ctrl-C again to quit now."
+_COLUMNS = ("step", "reward", "calls", "calls ok", "tokens", "rollout", "update", "loss")
+_HEADER_EVERY = 20
+"""The column titles are repeated after this many steps."""
 _COMPARED = 10
-"""Steps at the beginning and in the end; of short runs, a third."""
+"""The summary compares the first and the last 10 steps; in short runs, the first and the last third."""
 
 
 def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainResult | None, float]:
-    """The result, and the seconds it took. None in processes that are not the main one.
+    """Train with progress on `console`. Returns the result, None except in the main process, and the seconds it took.
 
     Raises:
-        MissingDependencyError: training needs an extra.
-        Exit: it was stopped at once.
+        MissingDependencyError: an extra that training needs is not installed.
+        Exit: a second Ctrl-C stopped it.
     """
     began = time.monotonic()
     with console.status("loading torch and TRL") if console.is_terminal else ExitStack():
         from toolyard.train.trl.run import run_training
-    with _Board(console) as board:
+    with _ProgressDisplay(console) as board:
         try:
             result = run_training(config, board, resume=resume)
         except KeyboardInterrupt as stopped:
             board.close()
-            console.print("stopped at once; --resume goes on from the last checkpoint", style="yellow")
+            console.print("stopped; --resume continues from the last checkpoint", style="yellow")
             raise typer.Exit(128 + stopped.args[0] if stopped.args else INTERRUPTED) from None
-    return (result if board.is_told else None), time.monotonic() - began
+    return (result if board.is_main else None), time.monotonic() - began
 
 
-class _Board(TrainObserver):
-    """Draws what it observes: a line for each step, and below them what is going on."""
+class _ProgressDisplay(TrainObserver):
+    """Prints one line per step, and below them the current activity."""
 
     def __init__(self, console: Console) -> None:
-        self.is_told = False
-        """Only in the main process is anything said to it."""
+        self.is_main = False
+        """Set by the first event: only the main process gets any."""
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -87,13 +87,13 @@ class _Board(TrainObserver):
             live.stop()
 
     def note(self, text: str) -> None:
-        self.is_told = True
+        self.is_main = True
         self._console.print(escape(text), style="dim")
 
     def began(self, done: int, steps: int) -> None:
-        self.is_told = True
+        self.is_main = True
         if done:
-            self.note(f"going on after step {done}")
+            self.note(f"continuing after step {done}")
         self._task = self._bar.add_task("training", total=steps, completed=done, doing=self._doing)
         if self._console.is_terminal and self._live is None:
             self._live = Live(self._bar, console=self._console, transient=True)
@@ -113,7 +113,7 @@ class _Board(TrainObserver):
         self._show("update")
 
     def stepped(self, line: JSON) -> None:
-        if self._rows % _HEAD_EVERY == 0:
+        if self._rows % _HEADER_EVERY == 0:
             self._console.print("".join(f"{title:>11}" for title in _COLUMNS), style="bold")
         self._rows += 1
         seconds = line["seconds"]
@@ -135,15 +135,15 @@ class _Board(TrainObserver):
             self._bar.update(self._task, completed=line["step"])
 
     def evaluated(self, line: JSON) -> None:
-        reward, calls, well = _number(line["reward"], 3), _number(line["tool_calls"], 2), _share(line["calls_ok"])
-        text = f"evaluation after step {line['step']}: reward {reward}, {calls} calls, {well} went well"
+        reward, calls, ok = _number(line["reward"], 3), _number(line["tool_calls"], 2), _share(line["calls_ok"])
+        text = f"evaluation after step {line['step']}: reward {reward}, {calls} calls, {ok} successful"
         self._console.print(text, style="cyan", markup=False)
 
     def saved(self, checkpoint: Path) -> None:
         self.note(f"saved {checkpoint}")
 
     def stopping(self) -> None:
-        # In a signal handler: whoever is printing just now may not be interrupted by more of it.
+        # This runs in a signal handler, possibly in the middle of a print, so it must not print itself.
         self._stopping = True
         if self._live is None:
             os.write(2, f"{_STOPPING}\n".encode())
@@ -159,21 +159,23 @@ class _Board(TrainObserver):
 
 
 def print_result(result: TrainResult, config: TrainConfig, seconds: float, console: Console | None) -> None:
-    """As tables, or as JSON where there is no console."""
+    """Print tables to `console`, or JSON to stdout if it is None."""
     if console is None:
         print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
         return
     if result.lines:
         console.print(_progress(result.lines, result.evaluations))
         console.print(_times(result.lines))
-    made = result.steps - result.steps_before
-    text = f"{made} {'step' if made == 1 else 'steps'} in {duration(seconds)}" + (
+    steps = result.steps - result.steps_before
+    text = f"{steps} {'step' if steps == 1 else 'steps'} in {duration(seconds)}" + (
         f", {result.steps} in all" if result.steps_before else ""
     )
     if result.interrupted_by is None:
         console.print(f"[bold green]✔ {text}.[/]")
     else:
-        console.print(f"[bold yellow]■ {text}: stopped at step {result.steps} of {config.steps}; --resume goes on.[/]")
+        console.print(
+            f"[bold yellow]■ {text}: stopped at step {result.steps} of {config.steps}; --resume continues.[/]"
+        )
     places = {
         "model": result.model,
         "checkpoint": result.checkpoint if result.model is None else None,
@@ -184,7 +186,7 @@ def print_result(result: TrainResult, config: TrainConfig, seconds: float, conso
             console.print(f"{name}: [bold]{escape(str(place))}[/]")
     if result.lines:
         folder = config.rollout.rollout_data_dir or str(result.folder / "rollouts")
-        console.print(f"look at its trajectories: toolyard view {escape(folder)}")
+        console.print(f"view the trajectories: toolyard view {escape(folder)}")
 
 
 def _table(*titles: str) -> Table:
@@ -205,7 +207,7 @@ def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
     for key, title, places in (
         ("reward", "reward", 3),
         ("tool_calls", "tool calls per trajectory", 2),
-        ("calls_ok", "calls that went well", None),
+        ("calls_ok", "call success", None),
         ("turns", "turns", 2),
         ("sampled_tokens", "sampled tokens", 0),
     ):

@@ -1,4 +1,4 @@
-"""`toolyard view`: what a model did, where its tokens came from, why the reward is what it is, where the time went."""
+"""`toolyard view`: what a model did, where its tokens came from, why it got its reward, where the time went."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import Annotated
 
 import typer
 
+from toolyard.cli.options import TokenizerOption
+
 
 def view(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR|FILE", help="A dump, a folder of dumps, or one file; ours or verl's.", show_default=False
+            metavar="DIR|FILE",
+            help="A dump, a folder of dumps, or one file; Toolyard's or verl's.",
+            show_default=False,
         ),
     ],
     query: Annotated[
         str,
-        typer.Option(
-            "--query", "-q", metavar="QUERY", help="Show only these; can be changed later.", show_default=False
-        ),
+        typer.Option("--query", "-q", metavar="QUERY", help="Show only matching trajectories.", show_default=False),
     ] = "",
-    web: Annotated[bool, typer.Option("--web", help="In the browser: tokens, timelines, curves, differences.")] = False,
-    host: Annotated[str, typer.Option(help="Of --web. Any other shows the dump to others.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of --web; 0 takes a free one.", min=0, max=65535)] = 8420,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Of --web: open a window.")] = True,
+    web: Annotated[
+        bool, typer.Option("--web", help="Open in the browser, which also shows tokens and charts.")
+    ] = False,
+    host: Annotated[
+        str,
+        typer.Option(help="Address for --web. Any other address makes the dump visible on the network."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for --web; 0 picks a free one.", min=0, max=65535)] = 8420,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="With --web: open a browser window.")] = True,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write one self-contained page instead.", show_default=False),
+        typer.Option(metavar="FILE.html", help="Write one self-contained HTML page and exit.", show_default=False),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Of --export: trajectories to put in.", min=1)] = 500,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL_OR_PATH",
-            help="Of the model that sampled, to show tokens as text. The embedded model's is found by itself.",
-            show_default=False,
-        ),
-    ] = None,
+    limit: Annotated[int, typer.Option(help="With --export: maximum number of trajectories.", min=1)] = 500,
+    tokenizer: TokenizerOption = None,
 ) -> None:
-    """Look at the trajectories of a dump, also while it is being written.
+    """Browse the trajectories of a dump, even while it is being written.
 
-    In the terminal, or with --web in the browser. The first time an index is built beside the dump
-    (DIR/.toolyard-index); after that, opening takes no time, however large it is. `?` shows the keys.
+    Opens in the terminal, or with --web in the browser. The first time, an index is built in DIR/.toolyard-index; after
+    that, dumps of any size open at once. Press `?` to list the keys.
 
-    Queries: conditions on score, tools, turns, length, prompt, chars, time, step, line, sample, finish, state, source,
-    task, id, verdict, file; words are searched for in everything that was said.
+    A query has conditions on score, tools, turns, length, prompt, chars, time, step, line, sample, finish, state,
+    source, task, id, verdict and file. Other words are searched for in all messages.
 
     Examples:
 
@@ -61,7 +61,7 @@ def view(
     from toolyard.errors import ConfigError
 
     if export is not None and web:
-        raise ConfigError("--web shows a page and --export writes one: give one of them")
+        raise ConfigError("--web and --export cannot be used together")
     if export is not None:
         export_report(path, export, query, limit, tokenizer)
     elif web:

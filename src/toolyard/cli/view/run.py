@@ -1,4 +1,4 @@
-"""Opening a dump for `toolyard view`."""
+"""What `toolyard view` does: open a dump, then export, serve or show it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers, decodes
 
 _TRIED = 5
-"""Lines that are looked at to find out whether the embedded model made the dump."""
+"""Number of trajectories to check when looking for the tokenizer that made the dump."""
 _DAMAGED = parse_query("damaged:yes")
 
 
@@ -50,9 +50,9 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
             )
         left_out = library.count(asked) - count
         damaged = sum(bool(row.damaged) for row in library.rows(asked, limit=count))
-    told = f"{target}: {_counted(count - damaged, 'trajectory', 'trajectories')}, {target.stat().st_size / 1e6:.1f} MB"
-    told += f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
-    err().print(told + _damage(damaged), markup=False)
+    text = f"{target}: {_counted(count - damaged, 'trajectory', 'trajectories')}, {target.stat().st_size / 1e6:.1f} MB"
+    text += f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
+    err().print(text + _damage(damaged), markup=False)
 
 
 def serve_page(path: Path, query: str, host: str, port: int, tokenizer: str | None, *, browser: bool) -> None:
@@ -66,12 +66,12 @@ async def _serve(answers: Answers, query: Query, host: str, port: int, *, browse
     from toolyard.viewer.web.server import Server
 
     if not _is_local(host):
-        err().print(f"everybody who can reach {host} can now read this dump", style="yellow", markup=False)
+        err().print(f"anyone who can connect to {host} can read this dump", style="yellow", markup=False)
     async with Server(answers, host=host, port=port) as server:
         address = server.url + (f"#/?q={quote(str(query))}" if str(query) else "")
         damaged = answers.library.count(_DAMAGED)
         found = _counted(answers.library.count() - damaged, "trajectory", "trajectories")
-        err().print(f"{found} at {address} (Ctrl-C ends it){_damage(damaged)}", markup=False)
+        err().print(f"{found} at {address} (Ctrl-C to stop){_damage(damaged)}", markup=False)
         if browser:
             await asyncio.to_thread(webbrowser.open, address)
         await asyncio.Event().wait()
@@ -79,16 +79,14 @@ async def _serve(answers: Answers, query: Query, host: str, port: int, *, browse
 
 def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
     _must_exist(path)
-    # It reads keys from stdin and draws on stderr; a redirected stdout means that a script wants text.
+    # The viewer reads keys from stdin and draws on stderr; a redirected stdout means that a script wants text.
     if not all(map(os.isatty, range(3))):
         raise ConfigError("the viewer needs a terminal: run it in one, or use --web or --export FILE.html")
     try:
         from toolyard.viewer.tui.app import Viewer
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "textual":
-            raise MissingDependencyError(
-                "textual", "viewer", "the viewer in the terminal (--web needs nothing)"
-            ) from None
+            raise MissingDependencyError("textual", "viewer", "the terminal viewer (--web needs no extra)") from None
         raise
     asked = parse_query(query)
     with _opened(path) as library:
@@ -96,10 +94,10 @@ def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
 
 
 def _opened(path: Path) -> Library:
-    """The library, with progress where its index takes time.
+    """Open the library, with a progress bar while its index is built.
 
     Raises:
-        ConfigError: there is nothing at `path`, or nothing that is a trajectory.
+        ConfigError: `path` does not exist, or has no trajectory.
     """
     _must_exist(path)
     try:
@@ -109,12 +107,12 @@ def _opened(path: Path) -> Library:
                 path, progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True)
             )
     except KeyboardInterrupt:
-        err().print("interrupted; what was done of the index is kept", style="yellow")
+        err().print("interrupted; the part of the index built so far is kept", style="yellow")
         raise typer.Exit(INTERRUPTED) from None
     first = next(iter(library.rows(limit=1)), None)  # None: the dump may have just begun
     if first is not None and first.damaged and library.count(_DAMAGED) == (lines := library.count()):
         library.close()
-        none = "its only line is no trajectory" if lines == 1 else f"none of its {lines} lines is a trajectory"
+        none = "its only line is not a trajectory" if lines == 1 else f"none of its {lines} lines is a trajectory"
         place = "" if path.is_file() else f"{first.file} "
         raise ConfigError(f"{path}: {none}; {place}line {first.line}: {first.damaged}")
     return library
@@ -122,18 +120,18 @@ def _opened(path: Path) -> Library:
 
 def _must_exist(path: Path) -> None:
     if not path.exists():
-        raise ConfigError(f"there is no {str(path)!r}; `toolyard rollout` writes a dump into its rollout_data_dir")
+        raise ConfigError(f"{str(path)!r} does not exist; `toolyard rollout --out DIR` writes a dump")
 
 
 def _progress(done: ProgressColumn) -> Progress:
-    """A bar while there is somebody to see it, and nothing of it afterwards."""
+    """A transient progress bar, shown only in a terminal."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def decoder_for(library: Library, tokenizer: str | None) -> Decode | None:
-    """Of the model that was named; otherwise of the embedded one, if it is here and the dump is its."""
+    """The decoder of `tokenizer`, or of a cached embedded model that made the dump; None if there is none."""
     from toolyard.chat.tokenizers.opening import load_tokenizer
     from toolyard.engines.models import EMBEDDED, embedded_folder
 
@@ -142,13 +140,13 @@ def decoder_for(library: Library, tokenizer: str | None) -> Decode | None:
 
         return load_tokenizer(resolve_model(tokenizer)).decode
     samples = [library.trajectory(row.number) for row in library.rows(limit=_TRIED)]
-    made = [one for one in samples if one is not None and one.tokens.prompt_ids]
-    for model in EMBEDDED.values() if made else ():
+    with_tokens = [one for one in samples if one is not None and one.tokens.prompt_ids]
+    for model in EMBEDDED.values() if with_tokens else ():
         try:
             found: Tokenizer = load_tokenizer(embedded_folder(model).path)
         except ToolyardError:
             continue
-        if decodes(found.decode, made[0]):
+        if decodes(found.decode, with_tokens[0]):
             return found.decode
     return None
 

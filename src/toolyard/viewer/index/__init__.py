@@ -1,1 +1,1 @@
-"""An index of a dump: SQLite tables beside it, made once and kept up to date."""
+"""The index of a dump: SQLite tables next to it, built once and kept up to date."""

@@ -1,10 +1,10 @@
-"""Taking files into an index: what is new, what was added, and anew what was replaced.
+"""Updating an index: new files, lines added to known files, and files that were replaced.
 
-All of it happens in transactions that each leave the index right about a beginning of the files. Killed in between, the
-next one continues there.
+After each transaction the index is correct for a prefix of the files. If the process is killed, the next one continues
+there.
 """
 
-# ruff: noqa: S608 - what is put together here are constants; every value is a parameter
+# ruff: noqa: S608 - only constants are put together here; every value is a parameter
 from __future__ import annotations
 
 import os
@@ -16,29 +16,30 @@ from typing import Any
 
 from toolyard.records.dump import is_torn
 from toolyard.viewer.index.files import MAX_LINE, DumpFile, Line, Signature, Source, lines_between
-from toolyard.viewer.index.rows import Facts, Told, damaged, told_by
+from toolyard.viewer.index.rows import Facts, IndexEntry, damaged, entry_of
 from toolyard.viewer.index.search import record
-from toolyard.viewer.index.store import Located, Store, TakenIn, state_of
+from toolyard.viewer.index.store import IndexedFile, Located, Store, state_of
 
 Progress = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
+"""Called with the bytes done and the total bytes."""
 BATCH_BYTES = 32 << 20
-"""Of lines, in a transaction."""
-_TELL_BYTES = 2 << 20
+"""Bytes of lines per transaction."""
+_REPORT_BYTES = 2 << 20
+"""Bytes between two calls of `Progress`."""
 _UNFINISHED = Signature(0, -1, 0)
-"""Of a file of which more is to be read: it has changed, whatever it is."""
+"""Signature of a file that is not completely indexed: it always counts as changed."""
 _INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(Facts._fields)))})"
-_INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(TakenIn._fields))})"
+_INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(IndexedFile._fields))})"
 
 
 class Builder:
-    """Brings a store up to date with its source, for the one who may write."""
+    """Updates a store from its source. The caller must hold the write lock."""
 
     def __init__(self, store: Store, source: Source, progress: Progress | None = None) -> None:
         self._store = store
         self._source = source
         self._db = store.writer
-        self._progress = progress or _untold
+        self._progress = progress or _no_progress
         self._done = self._total = self._told = 0
         self._rows: list[tuple[Any, ...]] = []
         self._verdicts: list[tuple[int, str, int]] = []
@@ -49,12 +50,12 @@ class Builder:
     def run(self) -> None:
         """
         Raises:
-            RecordError: the folder cannot be read, or the index not be written. What was taken in before stays.
+            RecordError: the folder cannot be read, or the index cannot be written. What was indexed before stays.
         """
         files = self._source.files()
         names = {file.name for file in files}
         try:
-            known = {file.name: file for file in map(TakenIn._make, self._db.execute("SELECT * FROM files"))}
+            known = {file.name: file for file in map(IndexedFile._make, self._db.execute("SELECT * FROM files"))}
             changed = [file for file in files if not _is_known(file, known.get(file.name))]
             gone = [file for name, file in known.items() if name not in names]
             self._total = sum(file.signature.size for file in files)
@@ -66,7 +67,7 @@ class Builder:
         except sqlite3.Error as error:
             raise self._store.broken(error) from None
 
-    def _take_in(self, changed: list[DumpFile], gone: list[TakenIn], known: dict[str, TakenIn]) -> None:
+    def _take_in(self, changed: list[DumpFile], gone: list[IndexedFile], known: dict[str, IndexedFile]) -> None:
         self._begin()
         try:
             for file in gone:
@@ -81,8 +82,8 @@ class Builder:
                 self._db.rollback()
             raise
 
-    def _take(self, file: DumpFile, known: TakenIn | None) -> None:
-        at = known or TakenIn(self._next_file(), file.name, file.run, file.place, *_UNFINISHED, 0, 0, 1)
+    def _take(self, file: DumpFile, known: IndexedFile | None) -> None:
+        at = known or IndexedFile(self._next_file(), file.name, file.run, file.place, *_UNFINISHED, 0, 0, 1)
         try:
             with self._source.opened(file) as fd:
                 signature = Signature.of(os.fstat(fd))
@@ -91,16 +92,16 @@ class Builder:
                     at = at._replace(done=0, lines=0, ended=1)
                 at = self._read(fd, file, at, signature.size)
         except FileNotFoundError:
-            return  # gone since it was listed: the next time shows whether for good
+            return  # gone since it was listed: the next run shows whether for good
         except OSError as error:
             self._forget(at)
             at, signature = at._replace(done=-1, lines=0, ended=1), file.signature
             self._add(at.id, 1, Line(0, 0, b"", True), damaged(f"cannot be read: {error.strerror}", b"", file.step))
         self._keep(at, signature)
 
-    def _continues(self, fd: int, at: TakenIn, found: Signature) -> bool:
-        """Whether what was taken in still stands there. A file that only grew is asked for its first and last line;
-        one that was copied over or touched, for all of them."""
+    def _continues(self, fd: int, at: IndexedFile, found: Signature) -> bool:
+        """Whether the indexed lines are still in the file. If it only grew, its first and last line are compared; if it
+        was copied over or touched, all of them."""
         if at.done < 0 or found.size < at.done:
             return False
         if not at.ended and found.size > at.done and os.pread(fd, 1, at.done) != b"\n":
@@ -111,17 +112,17 @@ class Builder:
         expected = self._db.execute(lines, (at.id,) * lines.count("?"))
         return all(size > MAX_LINE or zlib.crc32(os.pread(fd, size, start)) == crc for start, size, crc in expected)
 
-    def _read(self, fd: int, file: DumpFile, at: TakenIn, size: int) -> TakenIn:
+    def _read(self, fd: int, file: DumpFile, at: IndexedFile, size: int) -> IndexedFile:
         if not at.ended and size > at.done:
             at = at._replace(done=at.done + 1, ended=1)  # the newline that was missing
         for line in lines_between(fd, at.done, size):
             if not line.ended and (line.text is None or is_torn(line.text)):
-                break  # the rest is still to come
+                break  # the line is still being written
             at = at._replace(done=line.start + line.size, lines=at.lines + 1, ended=int(line.ended))
             if line.text is None:
                 self._add(at.id, at.lines, line, damaged(f"longer than {MAX_LINE >> 20} MiB", b"", file.step))
             elif line.text and not line.text.isspace():
-                self._add(at.id, at.lines, line, told_by(line.text, file.step))
+                self._add(at.id, at.lines, line, entry_of(line.text, file.step))
             self._tell(line.size)
             if self._batch >= BATCH_BYTES:
                 self._keep(at, _UNFINISHED)
@@ -130,22 +131,22 @@ class Builder:
                 self._begin()
         return at
 
-    def _add(self, file: int, line_number: int, line: Line, told: Told) -> None:
+    def _add(self, file: int, line_number: int, line: Line, entry: IndexEntry) -> None:
         self._last_number += 1
-        text = record(self._last_number, told.text)
+        text = record(self._last_number, entry.text)
         crc = zlib.crc32(line.text or b"")
         if line.ended:
             crc = zlib.crc32(b"\n", crc)
         begin, self._text_end = self._text_end, self._text_end + len(text)
         place = Located(self._last_number, file, line_number, line.start, line.size, crc, begin, self._text_end)
-        self._rows.append((*place, *told.facts))
-        self._verdicts += [(self._last_number, verdict, calls) for verdict, calls in told.verdicts.items()]
+        self._rows.append((*place, *entry.facts))
+        self._verdicts += [(self._last_number, verdict, calls) for verdict, calls in entry.verdicts.items()]
         self._texts.append(text)
         self._batch += line.size
 
-    def _forget(self, file: TakenIn) -> None:
-        """All rows of a file."""
-        self._write()  # some of them may not have been
+    def _forget(self, file: IndexedFile) -> None:
+        """Delete all rows of a file."""
+        self._write()  # some may not have been written yet
         own = "FROM rows WHERE file = ?"
         count, dead = self._db.execute(f"SELECT count(*), sum(text_end - text_start) {own}", (file.id,)).fetchone()
         if count:
@@ -156,8 +157,8 @@ class Builder:
                 (count, dead),
             )
 
-    def _keep(self, at: TakenIn, signature: Signature) -> None:
-        """How far a file was taken in. With the next `_write`."""
+    def _keep(self, at: IndexedFile, signature: Signature) -> None:
+        """Record how far a file is indexed; takes effect with the next `_write`."""
         self._db.execute(_INSERT_FILE, at._replace(**signature._asdict()))
 
     def _next_file(self) -> int:
@@ -170,7 +171,7 @@ class Builder:
         self._last_number, self._text_end, self._written_end = state.last_number, state.text_end, state.text_end
 
     def _write(self) -> None:
-        """What was added, to the transaction. The text first: what is committed is there."""
+        """Write the added rows into the transaction. The text goes first, so that committed rows always have theirs."""
         if self._rows:
             self._store.text.write(self._written_end, b"".join(self._texts))
             self._db.executemany(_INSERT_ROW, self._rows)
@@ -184,18 +185,18 @@ class Builder:
 
     def _tell(self, size: int) -> None:
         self._done += size
-        if self._done - self._told >= _TELL_BYTES:
+        if self._done - self._told >= _REPORT_BYTES:
             self._told = self._done
             self._progress(min(self._done, self._total), self._total)
 
 
-def _untold(done: int, total: int) -> None:
-    """Nobody asked."""
+def _no_progress(done: int, total: int) -> None:
+    """The default `Progress`: does nothing."""
 
 
-def _is_known(file: DumpFile, known: TakenIn | None) -> bool:
+def _is_known(file: DumpFile, known: IndexedFile | None) -> bool:
     return known is not None and known.signature == file.signature
 
 
-def _left(file: DumpFile, known: TakenIn | None) -> int:
+def _left(file: DumpFile, known: IndexedFile | None) -> int:
     return file.signature.size - (max(0, known.done) if known and known.done <= file.signature.size else 0)

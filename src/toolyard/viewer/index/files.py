@@ -1,4 +1,4 @@
-"""The files that a library reads: listed, opened, and cut into lines. Nothing outside the folder is ever opened."""
+"""The files of a library: listed, opened, and split into lines. Nothing outside the folder is ever opened."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from toolyard.errors import RecordError
 from toolyard.records.dump import dump_files
 
 MAX_LINE = 1 << 28
-"""Longer lines are damaged: something that is no dump must not fill the memory."""
+"""Longer lines count as damaged: a file that is not a dump must not fill the memory."""
 _BLOCK = 1 << 22
 _DIGITS = re.compile(r"(\d+)")
 
 
 class Signature(NamedTuple):
-    """Changes whenever the file does. Not with `mtime`, which programs that copy files set as they like."""
+    """Changes whenever the file does. Without `mtime`, which copying programs set freely."""
 
     inode: int
     size: int
@@ -29,49 +29,48 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Signature:
-        return cls(found.st_ino & ((1 << 63) - 1), found.st_size, found.st_ctime_ns)  # SQLite's integers have a sign
+        return cls(found.st_ino & ((1 << 63) - 1), found.st_size, found.st_ctime_ns)  # SQLite's integers are signed
 
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
     name: str
-    """Relative to the folder, as text that any program takes."""
+    """Relative to the folder, as valid UTF-8."""
     path: Path
-    """Without any link in it."""
+    """Without symbolic links."""
     run: str
-    """The sub-folder, or "" for the folder's own files."""
+    """The subfolder, or "" for files of the folder itself."""
     step: int
-    """By its name; 0 if that is something else."""
+    """From its name; 0 if that is not a number."""
     signature: Signature
 
     @property
     def place(self) -> str:
-        """Sorts files by run and step: run2 before run10, and the folder's own first of all. No two are equal."""
+        """Unique sort key by run and step: run2 before run10, and files of the folder itself first."""
         own = self.name.removeprefix(f"{self.run}/")
         natural = "/".join(_DIGITS.sub(lambda found: found[0].zfill(20), part) for part in (self.run, own))
         return f"{natural} {self.name}"
 
 
 class Source:
-    """A folder with a dump, or with sub-folders that are dumps, or one file."""
+    """A dump, a folder of dumps, or one file."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            RecordError: there is nothing, or it cannot be read.
+            RecordError: it does not exist or cannot be read.
         """
         try:
             self.real = path.resolve(strict=True)
-        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+        except (OSError, RuntimeError, ValueError) as error:  # a symlink loop; a NUL in the name
             raise RecordError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
         self.is_file = not self.real.is_dir()
         if self.is_file and not self.real.is_file():
-            raise RecordError(f"{path} is neither a folder nor a plain file")
+            raise RecordError(f"{path} is neither a folder nor a regular file")
         self.root = self.real.parent if self.is_file else self.real
 
     def files(self) -> list[DumpFile]:
-        """What is not a plain file is left out, and so are links that lead outside the folder, or to a file that is
-        listed by its own name.
+        """The regular files. Links that lead outside the folder, or to a file that is listed itself, are left out.
 
         Raises:
             RecordError: the folder cannot be read.
@@ -83,12 +82,12 @@ class Source:
             try:
                 found += self._plain(dump_files(run), run.name, linked=linked)
             except RecordError:
-                continue  # not ours to read, or gone in the meantime
+                continue  # not readable, or gone meanwhile
         names = {file.path: file.name for file in found if _name(self.root, file.path) == file.name}
         return [file for file in found if names.get(file.path, file.name) == file.name]
 
     def _runs(self) -> list[tuple[Path, bool]]:
-        """Sub-folders, and whether they are links."""
+        """Subfolders, and whether they are links."""
         try:
             with os.scandir(self.root) as entries:
                 found = [(Path(entry.path), entry.is_symlink()) for entry in entries if not entry.name.startswith(".")]
@@ -106,14 +105,14 @@ class Source:
                     real = self._inside(path)
                     seen = os.lstat(real or path)
             except OSError:
-                continue  # gone in the meantime
+                continue  # gone meanwhile
             if real is not None and stat.S_ISREG(seen.st_mode):
                 step = int(path.stem) if re.fullmatch("[0-9]{1,18}", path.stem) else 0
                 found.append(DumpFile(_name(self.root, path), real, _text(run), step, Signature.of(seen)))
         return found
 
     def _inside(self, path: Path) -> Path | None:
-        """Where it really is; None if that is nowhere, or outside the folder."""
+        """Its real path; None if it does not exist or is outside the folder."""
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError):
@@ -125,15 +124,15 @@ class Source:
         """A descriptor to read from.
 
         Raises:
-            OSError: it cannot be opened, or is something else by now.
+            OSError: it cannot be opened, or is not a regular file any more.
         """
         if file.path.resolve() != file.path:
             raise OSError(0, "it has become a link")
-        # Without O_NONBLOCK, a pipe that somebody put there would make us wait for ever.
+        # Without O_NONBLOCK, opening a named pipe in its place would block forever.
         fd = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(0, "it is not a plain file")
+                raise OSError(0, "it is not a regular file")
             yield fd
         finally:
             os.close(fd)
@@ -142,22 +141,22 @@ class Source:
 class Line(NamedTuple):
     start: int
     size: int
-    """With its newline."""
+    """Including its newline."""
     text: bytes | None
     """None: longer than MAX_LINE."""
     ended: bool
-    """Has its newline; only the last may not."""
+    """Whether it has its newline; only the last line may lack it."""
 
 
 def lines_between(fd: int, start: int, end: int) -> Iterator[Line]:
-    """All lines, empty ones too. `start` is where a line begins; what is beyond `end` is not read.
+    """All lines, including empty ones. `start` must be the start of a line; nothing beyond `end` is read.
 
     Raises:
         OSError: it cannot be read.
     """
     held: list[bytes] = []
     size = 0
-    """Of the line that has begun, of which `held` are the blocks."""
+    """Size so far of the current line; `held` are its blocks."""
     at = start
     while at < end and (block := os.pread(fd, min(_BLOCK, end - at), at)):
         at += len(block)
@@ -180,5 +179,5 @@ def _name(root: Path, path: Path) -> str:
 
 
 def _text(name: str) -> str:
-    """File names are bytes; those that are no text are spelled out."""
+    """A file name as valid UTF-8: other bytes are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()

@@ -1,11 +1,11 @@
-"""Where an index lies: beside the dump, or in the cache if nothing can be written there; who uses it, who writes it.
+"""The folder of an index and its locks. It is next to the dump, or in the cache if the dump is not writable.
 
-    DIR/.toolyard-index/<code>/             an index of the whole folder, in the format with this fingerprint
-    DIR/.toolyard-index/<code>-<file>/      of one file in it
-        in-use                              locked (shared) by all who have it open, so that nobody removes it
-        writing                             locked by the one who brings it up to date
+    DIR/.toolyard-index/<code>/             the index of the whole folder, in the format with this fingerprint
+    DIR/.toolyard-index/<code>-<file>/      the index of one file in it
+        in-use                              locked (shared) by every process that has it open, so that none removes it
+        writing                             locked by the process that updates it
 
-Locks are the kernel's: they end with the process, however it ends.
+Locks are kernel locks: they end with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from toolyard.viewer.index.files import Source
 
 FOLDER = ".toolyard-index"
 _NAME = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{8})?")
-FORMAT = 1
-"""Raise it with every change to what an index says of a line; `test_viewer_index_format.py` notices when you forget."""
+FORMAT = 2
+"""Increment it with every change to what an index stores about a line; `test_viewer_index_format.py` checks that."""
 
 
 def fingerprint() -> str:
-    """What this code's indexes are called. An index with another name is not used."""
+    """The name of indexes made by this version of the code. An index with another name is not used."""
     return hashlib.sha256(f"{__version__} {FORMAT} {unicodedata.unidata_version}".encode()).hexdigest()[:12]
 
 
-class Place:
+class IndexFolder:
     """The folder of one index, in use until `close`."""
 
     def __init__(self, root: Path, name: str) -> None:
         """
         Raises:
-            OSError: it can neither be made nor used, or is a link to somewhere else.
+            OSError: it cannot be created or used, or is a symbolic link.
         """
         self.folder = root / name
         if _own_folder(root):
@@ -67,12 +67,12 @@ class Place:
             self._in_use = -1
 
     def is_there(self) -> bool:
-        """Whether it was not removed meanwhile; with the dump, perhaps."""
+        """Whether it still exists; it may have been removed, perhaps with the dump."""
         return _is_at(self._in_use, self.folder / "in-use") and _is_at(self._writing, self.folder / "writing")
 
     @contextmanager
     def writing(self) -> Generator[bool]:
-        """The right to write, if nobody has it: does not wait."""
+        """Take the write lock if it is free, without waiting. Yields whether it was taken."""
         try:
             fcntl.flock(self._writing, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,7 +85,7 @@ class Place:
 
     @contextmanager
     def alone(self) -> Generator[bool]:
-        """Whether nobody else has it open, or can open it until the end."""
+        """Yields whether no other process has it open; if so, none can open it until the end."""
         try:
             fcntl.flock(self._in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             granted = True
@@ -111,10 +111,10 @@ class Place:
             _own_folder(self.folder)
 
 
-def find_place(source: Source, index_dir: Path | None) -> Place:
+def find_index_folder(source: Source, index_dir: Path | None) -> IndexFolder:
     """
     Raises:
-        RecordError: there is none that can be written.
+        RecordError: no candidate is writable.
     """
     name = fingerprint()
     if source.is_file:
@@ -123,14 +123,13 @@ def find_place(source: Source, index_dir: Path | None) -> Place:
     problems: list[str] = []
     for root in roots:
         try:
-            if root != source.root / FOLDER:  # that one must not bring a folder back that was deleted
+            if root != source.root / FOLDER:  # do not re-create a dump folder that was deleted
                 root.parent.mkdir(parents=True, exist_ok=True)
-            return Place(root, name)
+            return IndexFolder(root, name)
         except OSError as error:
             problems.append(f"{root}: {error.strerror or error}")
     raise RecordError(
-        f"there is no place for the index of {source.real} ({'; '.join(problems)}); name one that can be written with "
-        "TOOLYARD_CACHE_DIR"
+        f"no writable folder for the index of {source.real} ({'; '.join(problems)}); set TOOLYARD_CACHE_DIR to one"
     )
 
 
@@ -139,12 +138,13 @@ def _cached(root: Path) -> Path:
 
 
 def _own_folder(path: Path) -> bool:
-    """Make it, unless it is there; whether it was made. A link to elsewhere is refused: nothing is written outside."""
+    """Create the folder unless it exists. Returns whether it was created. Refuses symbolic links, so that nothing is
+    written elsewhere."""
     try:
         path.mkdir()
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise OSError(errno.ENOTDIR, "it is no folder, or a link to one") from None
+            raise OSError(errno.ENOTDIR, "not a folder, or a symbolic link") from None
         return False
     return True
 
@@ -161,7 +161,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _remove_others(root: Path, name: str) -> None:
-    """Indexes of other code that nobody uses."""
+    """Remove unused indexes of other versions of the code."""
     for other in root.iterdir():
         if _NAME.fullmatch(other.name) and other.name[:12] != name[:12]:
             with suppress(OSError):

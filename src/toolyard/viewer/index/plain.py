@@ -1,6 +1,6 @@
-"""Recognises lines that are surely trajectories by the types of their fields.
+"""Recognizes lines that are certainly trajectories by the types of their fields.
 
-Making the trajectory to find that out takes longer than everything else that the index does with a line.
+Constructing the trajectory instead would take longer than everything else that the index does with a line.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, cast
 from toolyard.messages import JSON
 
 _Shape = tuple[tuple[str, Any, frozenset[type]], ...]
-"""Fields: name, what stands for one that is left out, and the types that it may have."""
+"""Fields: name, default if it is missing, and allowed types."""
 
 
 def is_plain(said: Any) -> bool:
-    """Whether all fields have the types that our writer gives them, or verl's. If so, the line is a trajectory; if not,
-    it may be one nevertheless."""
+    """Whether all fields have the types that Toolyard or verl writes. If so, the line is a trajectory; if not, it may
+    still be one."""
     if not _fits(said, _VERL):
         return False
     line = cast("JSON", said)
@@ -38,7 +38,9 @@ def is_plain(said: Any) -> bool:
 
 def _is_message(said: JSON) -> bool:
     calls: list[Any] = said.get("tool_calls", [])
-    return bool(said["role"]) and all(_fits(call, _ASKED) and _fits(call["function"], _FUNCTION) for call in calls)
+    return bool(said["role"]) and all(
+        _fits(call, _MESSAGE_CALL) and _fits(call["function"], _FUNCTION) for call in calls
+    )
 
 
 def _is_turn(said: JSON) -> bool:
@@ -59,7 +61,7 @@ def _fits(said: Any, shape: _Shape) -> bool:
     return True
 
 
-_LEFT_OUT: dict[type, Any] = {str: "", int: 0, float: 0.0, bool: False, list: [], dict: {}}
+_DEFAULTS: dict[type, Any] = {str: "", int: 0, float: 0.0, bool: False, list: [], dict: {}}
 _NONE = type(None)
 
 
@@ -68,7 +70,7 @@ def _needed(*names: str, types: tuple[type, ...]) -> _Shape:
 
 
 def _optional(*names: str, types: tuple[type, ...]) -> _Shape:
-    return tuple((name, _LEFT_OUT[types[0]], frozenset(types)) for name in names)
+    return tuple((name, _DEFAULTS[types[0]], frozenset(types)) for name in names)
 
 
 _VERL = (
@@ -92,7 +94,7 @@ _TOKENS = (
 )
 _FAILURE = _optional("whose", "stage", "error", "source", "cause", types=(str,))
 _MESSAGE = (*_needed("role", "content", types=(str,)), *_optional("tool_calls", types=(list,)))
-_ASKED = _needed("function", types=(dict,))
+_MESSAGE_CALL = _needed("function", types=(dict,))
 _FUNCTION = _needed("name", "arguments", types=(str,))
 _TURN = (
     *_needed("sampled", types=(dict,)),

@@ -1,6 +1,6 @@
-"""What the index keeps of a line: the columns that rows are shown, sorted and filtered by, and the text to search in.
+"""What the index stores about a line: the columns to show, sort and filter by, and the text to search.
 
-A line is damaged exactly if `trajectory_in` refuses it.
+A line is damaged if and only if `trajectory_in` refuses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolyard.viewer.index.search import folded
 LABEL_CHARS = 200
 PREVIEW_CHARS = 160
 DAMAGED_CHARS = 100_000
-"""Of a damaged line, how much can be searched."""
+"""How much of a damaged line can be searched."""
 
 _OK = "ok"
 _SPEAKERS = (
@@ -33,10 +33,10 @@ _SPEAKERS = (
     "[INST]",
     "\nuser\n",
 )
-"""How templates begin what the user says; the last is what verl leaves of the first, without special tokens."""
+"""How templates start a user message; the last is what verl leaves of the first, without special tokens."""
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|assistant|>", "[/INST]", "\nassistant\n")
 _LOOKED_FOR = 200
-"""Parts of which it is asked whether input or output contain them. A line of a million messages must not take hours."""
+"""How many parts are looked up in input and output: a line of a million messages must not take hours."""
 
 
 class Facts(NamedTuple):
@@ -61,59 +61,59 @@ class Facts(NamedTuple):
     preview: str
     damaged: str
     family: int
-    """Equal for the samples of one task: of its name or, where lines have none, of the prompt."""
+    """Equal for the samples of one task: a hash of its name or, if lines have none, of the prompt."""
 
 
-class Told(NamedTuple):
-    """Everything about one line."""
+class IndexEntry(NamedTuple):
+    """Everything the index stores about one line."""
 
     facts: Facts
     verdicts: Mapping[str, int]
-    """Of its calls."""
+    """Number of calls by verdict."""
     text: bytes
-    """What people read of it, folded: see `search`."""
+    """Its readable text, folded: see `search`."""
 
 
-def told_by(line: bytes, step: int) -> Told:
-    """`step`: of its file, for lines that do not tell theirs because they are damaged."""
+def entry_of(line: bytes, step: int) -> IndexEntry:
+    """`step`: the step of its file, for damaged lines."""
     try:
         said = decode(line)
         if not is_plain(said):
             trajectory_in(line)
-        return _told(said)
+        return _entry(said)
     except RecordError as error:
         return damaged(str(error), line, step)
-    except Exception as error:  # a line that nobody thought of must not keep the others from being shown
+    except Exception as error:  # an unforeseen line must not prevent the others from being shown
         return damaged(f"{type(error).__name__}: {error}", line, step)
 
 
 def trajectory_in(line: bytes) -> Trajectory:
     """
     Raises:
-        RecordError: there is none, whatever it is.
+        RecordError: the line is not a trajectory, for whatever reason.
     """
     try:
         return trajectory_of(line)
     except RecordError:
         raise
     except Exception as error:  # as above
-        raise RecordError(f"no trajectory: {type(error).__name__}: {error}") from None
+        raise RecordError(f"not a trajectory: {type(error).__name__}: {error}") from None
 
 
-def damaged(why: str, line: bytes, step: int) -> Told:
+def damaged(why: str, line: bytes, step: int) -> IndexEntry:
     facts = Facts(_whole(step), "", "", 0, None, "", "", "", 0, 0, 0, 0, 0, 0, 0, 0.0, "", label(why) or "damaged", 0)
-    return Told(facts, {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS]))
+    return IndexEntry(facts, {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS]))
 
 
 def label(text: str, limit: int = LABEL_CHARS) -> str:
-    """On one line and printable, whatever a model wrote: nothing in it moves a cursor or turns the direction."""
+    """`text` on one line and printable, so that nothing in it moves the cursor or changes the writing direction."""
     short = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return short if short.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in short)
 
 
-def _told(said: JSON) -> Told:
-    ours = type(said.get("format_version")) is int
-    of_ours: JSON = said if ours else {}
+def _entry(said: JSON) -> IndexEntry:
+    is_ours = type(said.get("format_version")) is int
+    of_ours: JSON = said if is_ours else {}
     asked, answered = cast("str", said["input"]), cast("str", said["output"])
     task = label(of_ours.get("batch_data_id", ""))
     messages: list[JSON] = of_ours.get("messages", [])
@@ -143,11 +143,12 @@ def _told(said: JSON) -> Told:
         damaged="",
         family=zlib.crc32((task or asked).encode("utf-8", "surrogatepass")),
     )
-    return Told(facts, verdicts, folded(asked, answered, *_unsaid(asked, answered, _parts(of_ours, messages, calls))))
+    parts = _parts(of_ours, messages, calls)
+    return IndexEntry(facts, verdicts, folded(asked, answered, *_not_contained(asked, answered, parts)))
 
 
 def _verdicts(calls: list[JSON]) -> tuple[Counter[str], int]:
-    """How calls ended, and how many not well."""
+    """Calls by verdict, and how many failed."""
     found: Counter[str] = Counter()
     failed = 0
     for call in calls:
@@ -175,7 +176,7 @@ def _sum(stages: JSON) -> float:
 
 
 def _preview(asked: str, messages: list[JSON], turns: int) -> str:
-    """`turns`: how many of the assistant's messages were sampled; those before them are examples in the prompt."""
+    """`turns`: number of sampled assistant messages; earlier ones are examples in the prompt."""
     examples = sum(message["role"] == "assistant" for message in messages) - turns
     said, by_user = "", False
     for message in messages:
@@ -191,15 +192,15 @@ def _preview(asked: str, messages: list[JSON], turns: int) -> str:
 
 
 def _last_asked(prompt: str) -> str:
-    """Of a prompt that is only text: what follows the last mark of a user, or all of it."""
-    prompt = f"\n{prompt}"  # so that a mark at the very beginning is at that of a line, as any other
+    """The part of a plain-text prompt after the last marker of a user, or all of it."""
+    prompt = f"\n{prompt}"  # so that a marker at the very start follows a newline, like any other
     start = max((at + len(mark) for mark in _SPEAKERS if (at := prompt.rfind(mark)) >= 0), default=0)
     said = prompt[start : start + 8 * PREVIEW_CHARS]
     return said[: min((at for mark in _ENDS if (at := said.find(mark)) >= 0), default=len(said))]
 
 
 def _whole(value: int) -> int:
-    """As SQLite can keep it."""
+    """`value` clamped to SQLite's range."""
     return max(-(1 << 63), min(value, (1 << 63) - 1))
 
 
@@ -207,7 +208,7 @@ def _whole(value: int) -> int:
 
 
 def _parts(said: JSON, messages: list[JSON], calls: list[JSON]) -> Iterator[Any]:
-    """All that is text of it is to be found."""
+    """All parts of a line whose text can be searched."""
     arguments: list[Any] = []
     for message in messages:
         yield _content(message)
@@ -221,15 +222,15 @@ def _parts(said: JSON, messages: list[JSON], calls: list[JSON]) -> Iterator[Any]
         yield call.get("response", "")
         yield call.get("error")
         arguments.append(call.get("arguments"))
-    yield from _told_by_arguments(arguments)
+    yield from _argument_texts(arguments)
     for turn in cast("list[JSON]", said.get("turns", ())):
         yield turn.get("sampled", {}).get("text", "")
     failure: JSON = said.get("failure") or {}
     yield failure.get("error", "")
 
 
-def _unsaid(asked: str, answered: str, parts: Iterator[Any]) -> Iterator[str]:
-    """Those that input and output do not contain as they are: most of a conversation is there."""
+def _not_contained(asked: str, answered: str, parts: Iterator[Any]) -> Iterator[str]:
+    """The parts that input and output do not contain; they contain most of a conversation."""
     seen: set[str] = set()
     for part in parts:
         if not isinstance(part, str) or not (text := part.strip()) or text in seen:
@@ -249,8 +250,8 @@ def _content(message: JSON) -> str:
     return "".join(part if isinstance(part, str) else part.get("text", "") for part in parts)
 
 
-def _told_by_arguments(arguments: list[Any]) -> Iterator[str]:
-    """As they were written, and as they are shown: a program with its line breaks and quotes."""
+def _argument_texts(arguments: list[Any]) -> Iterator[str]:
+    """Arguments as written, and as shown: a program with its line breaks and quotes."""
     seen: set[str] = set()
     for said in arguments:
         if not isinstance(said, str):

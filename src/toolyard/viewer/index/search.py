@@ -1,9 +1,8 @@
-"""Full-text search: a file of everything that people read in a dump, folded, in which a needle is looked for.
+"""Full-text search: a file with all readable text of a dump, case-folded, which is scanned for a needle.
 
-The text of a line is a record: MARK, the line's number, then its parts, each behind a GAP. Both are bytes that UTF-8
-never has, so nothing that was said can look like them, and no match reaches from one part into the next. The file only
-grows. It is read in blocks, not mapped into memory: others may use the interpreter between two blocks, and a file that
-somebody cuts off is an error then, not the end of the process.
+The text of a line is a record: MARK, the line's number, then its parts, each after a GAP. Neither byte occurs in UTF-8,
+so no text can contain them, and no match spans two parts. The file only grows. It is read in blocks, not mapped into
+memory: other threads can run between two blocks, and a truncated file is an error instead of a crash (SIGBUS).
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from toolyard.errors import RecordError
 MARK, GAP = b"\xfe", b"\xff"
 BLOCK = 1 << 22
 _NEEDLES = 16
-"""Whose matches are remembered."""
+"""Number of needles whose matches are cached."""
 
 
 def folded(*parts: str) -> bytes:
-    """As texts are compared: without case. Half of a surrogate pair, which is no text, stays what it is."""
+    """The text in the form in which it is compared: case-folded. Lone surrogates are kept."""
     return GAP.join(part.casefold().encode("utf-8", "surrogatepass") for part in parts)
 
 
 def record(number: int, text: bytes) -> bytes:
-    """`text`: as `folded` gave it."""
+    """The record of a line; `text` is the result of `folded`."""
     return MARK + str(number).encode() + GAP + text
 
 
 class TextFile:
-    """The records of an index. One thread of one process appends, what it has not committed nobody reads."""
+    """The records of an index. One thread of one process appends; readers see only what it has committed."""
 
     def __init__(self, path: Path) -> None:
         """
@@ -45,7 +44,7 @@ class TextFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._lock = threading.Lock()
         self._found: OrderedDict[bytes, tuple[int, array[int]]] = OrderedDict()
-        """By needle: how far was searched, and the numbers of the lines that have it, in the order of the file."""
+        """By needle: how far the file was searched, and the numbers of the matching lines in file order."""
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -56,10 +55,10 @@ class TextFile:
         return os.fstat(self._fd).st_size
 
     def write(self, at: int, text: bytes) -> None:
-        """Survives the machine's death: what is committed after it may rely on it.
+        """Write and sync, so that a later commit can rely on it even after a power failure.
 
         Raises:
-            RecordError: the disk is full, for one.
+            RecordError: it cannot be written; the disk may be full.
         """
         rest = memoryview(text)
         try:
@@ -71,12 +70,12 @@ class TextFile:
             raise RecordError(f"cannot write the index {self.path}: {error.strerror}") from None
 
     def contains(self, start: int, end: int, needle: str) -> bool:
-        """Whether the record that lies there has it."""
+        """Whether the record at `start` contains `needle`."""
         wanted = folded(needle)
         return bool(wanted) and wanted in self._read(start, end - start).partition(GAP)[2]
 
     def lines_with(self, needle: str, end: int) -> array[int]:
-        """The numbers of the lines that have it, of the file's first `end` bytes; some may be gone from the index."""
+        """The numbers of the matching lines in the file's first `end` bytes; some may be gone from the index."""
         wanted = folded(needle)
         if not wanted:
             return array("q")
@@ -89,7 +88,7 @@ class TextFile:
                 self._found.move_to_end(wanted)
                 if len(self._found) > _NEEDLES:
                     self._found.popitem(last=False)
-        # Another thread may have searched further in the meantime, or an older index be asked: numbers only grow.
+        # Another thread may have searched further meanwhile, or `end` may be older: extra numbers do no harm.
         return known
 
     def _search(self, wanted: bytes, start: int, end: int) -> array[int]:
@@ -113,19 +112,19 @@ class TextFile:
         except OSError as error:
             raise RecordError(f"cannot read the index {self.path}: {error.strerror}") from None
         if len(read) < size:
-            raise RecordError(f"{self.path} was cut off by somebody; delete its folder, and it is built again")
+            raise RecordError(f"{self.path} was truncated; delete its folder, and the index is built again")
         return read
 
 
 def _numbers(block: bytes, end: int, wanted: bytes) -> Iterator[int]:
-    """Of those that have it, of the whole records up to `end`."""
+    """The numbers of the matching lines in the complete records up to `end`."""
     at = block.find(wanted, 0, end)
     while at >= 0:
         mark = block.rfind(MARK, 0, at)
         gap = block.index(GAP, mark)
         if at < gap:
-            at = block.find(wanted, gap, end)  # it was the line's number that looked like the needle
+            at = block.find(wanted, gap, end)  # the needle matched the line's number
             continue
         yield int(block[mark + 1 : gap])
-        following = block.find(MARK, at, end)  # once a line is enough
+        following = block.find(MARK, at, end)  # one match per line is enough
         at = block.find(wanted, following, end) if following >= 0 else -1

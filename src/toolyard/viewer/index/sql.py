@@ -1,5 +1,5 @@
-"""Queries as SQL over `rows` and `files`. What was said is not in there: a condition on it is the numbers found."""
-# ruff: noqa: S608 - what is put together here are constants; every value is a parameter
+"""Queries as SQL over `rows` and `files`. Text is not in there: a text condition becomes a list of row numbers."""
+# ruff: noqa: S608 - only constants are put together here; every value is a parameter
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import Condition, Query, Range, SortKey
 
 Matching = Callable[[str], Iterable[int]]
-"""The numbers of the rows in which a text was said."""
+"""Returns the numbers of the rows that contain a text."""
 
 TABLES = "files CROSS JOIN rows ON rows.file = files.id"
-"""File by file, so that nothing needs to be sorted in the natural order."""
+"""File by file, so that the natural order needs no sorting."""
 LOOKED_UP = "rows CROSS JOIN files ON files.id = rows.file"
-"""The same for a few rows that an index of SQLite finds."""
+"""The same, for a few rows found by an SQLite index."""
 ROW = ", ".join("files.name" if field.name == "file" else f"rows.{field.name}" for field in dataclasses.fields(Row))
 NATURAL = "files.place, rows.number"
-"""The order of the files and their lines; of one file, lines are numbered in their order."""
+"""The order of the files and their lines; row numbers grow with the line in a file."""
 _NUMBERS = {
     "score": "rows.score",
     "tools": "rows.tools",
@@ -47,7 +47,7 @@ _VERDICT = "EXISTS (SELECT 1 FROM verdicts WHERE verdicts.number = rows.number A
 
 
 def where(query: Query, matching: Matching) -> tuple[str, list[Any]]:
-    """A condition, and its parameters."""
+    """A condition and its parameters."""
     values: list[Any] = []
     alternatives = [
         " AND ".join(_condition(condition, values, matching) for condition in conditions)
@@ -68,9 +68,9 @@ def _sort(key: SortKey) -> str:
 
 
 def _condition(condition: Condition, values: list[Any], matching: Matching) -> str:
-    """True or false, never null: so that its opposite is one as well."""
-    said = _positive(condition, values, matching)
-    return f"NOT {said}" if condition.negated else said
+    """An expression that is never null, so that it can be negated."""
+    test = _positive(condition, values, matching)
+    return f"NOT {test}" if condition.negated else test
 
 
 def _positive(condition: Condition, values: list[Any], matching: Matching) -> str:
@@ -81,7 +81,7 @@ def _positive(condition: Condition, values: list[Any], matching: Matching) -> st
         if field == "text":
             values.append(json.dumps(list(matching(value))))
             return "(rows.number IN (SELECT value FROM json_each(?)))"
-        # No text of the index has half of a surrogate pair, and SQLite takes none.
+        # The index has no lone surrogates, and SQLite accepts none.
         values.append(value.casefold().encode("utf-8", "replace").decode())
         column = "verdicts.verdict" if field == "verdict" else _TEXTS[field]
         test = f"instr(folded({column}), ?) > 0" if condition.operator == ":" else f"folded({column}) = ?"
@@ -97,7 +97,7 @@ def _positive(condition: Condition, values: list[Any], matching: Matching) -> st
     return f"coalesce({' AND '.join(f'{column} {sign} ?' for sign, _ in ends)}, 0)"
 
 
-# What is told of each step, added up by SQLite.
+# Summaries of steps, computed by SQLite.
 
 
 _SUMS = """rows.step, sum(rows.damaged = ''), count(rows.score), avg(rows.score), min(rows.score), max(rows.score),
@@ -107,9 +107,9 @@ _SUMS = """rows.step, sum(rows.damaged = ''), count(rows.score), avg(rows.score)
 
 
 def step_summaries(connection: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[StepSummary]:
-    """Of the rows for which `condition` holds. Damaged lines count as damaged, and for nothing else."""
+    """Summaries of the rows that match `condition`. Damaged lines count only as damaged."""
     finishes, verdicts = defaultdict[int, dict[str, int]](dict), defaultdict[int, dict[str, int]](dict)
-    connection.execute("BEGIN")  # the three belong together
+    connection.execute("BEGIN")  # the three queries must see the same state
     try:
         sums = connection.execute(f"SELECT {_SUMS} FROM {LOOKED_UP} WHERE {condition} GROUP BY 1 ORDER BY 1", values)
         found = sums.fetchall()
@@ -120,8 +120,8 @@ def step_summaries(connection: sqlite3.Connection, condition: str, values: Seque
         ):
             finishes[step][finish] = count
         for step, verdict, calls in connection.execute(
-            f"SELECT rows.step, said.verdict, sum(said.calls) AS times FROM {LOOKED_UP} "
-            f"CROSS JOIN verdicts AS said ON said.number = rows.number WHERE {condition} "
+            f"SELECT rows.step, verdicts.verdict, sum(verdicts.calls) AS times FROM {LOOKED_UP} "
+            f"CROSS JOIN verdicts ON verdicts.number = rows.number WHERE {condition} "
             "GROUP BY 1, 2 ORDER BY times DESC, 2",
             values,
         ):

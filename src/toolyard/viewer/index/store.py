@@ -1,7 +1,7 @@
 """The tables of an index, and the connections to them.
 
-SQLite with a rollback journal, not a write-ahead log: it is as safe after a kill, and works on the network file systems
-where dumps lie. Readers and the writer wait for each other, for milliseconds.
+SQLite with a rollback journal, not a write-ahead log: it is as safe after a kill, and works on network file systems,
+where dumps often are. Readers and the writer wait for each other, for milliseconds.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import NamedTuple
 
 from toolyard.errors import RecordError
 from toolyard.viewer.index.files import Signature
-from toolyard.viewer.index.place import Place
+from toolyard.viewer.index.place import IndexFolder
 from toolyard.viewer.index.rows import Facts
 from toolyard.viewer.index.search import TextFile
 
 DATABASE = "index.sqlite"
 WAIT_SECONDS = 60.0
-"""For a lock of SQLite. Nobody holds one for as long as a second."""
+"""Timeout for SQLite's locks, which are held for less than a second."""
 _WRITER_CACHE_KIB = 64 * 1024
-"""A transaction that outgrows it locks readers out before its end."""
+"""A larger transaction would lock out readers before its end."""
 _SPARE_CONNECTIONS = 8
 _MAX_DEAD = 64 << 20
-"""Bytes of text of lines that are gone. With more, and more than half of all, the index is built anew when opened."""
+"""Bytes of text of deleted lines. With more, and more than half of all text, the index is rebuilt when opened."""
 
 
 class State(NamedTuple):
     generation: int
-    """Grows whenever rows are gone. Begins with the time, so that an index that is built anew has a higher one."""
+    """Grows whenever rows are deleted. Starts with the time, so that a rebuilt index has a higher one."""
     changes: int
-    """Rows that ever came or went."""
+    """Total number of rows added and deleted."""
     last_number: int
     text_end: int
-    """So much of the text belongs to committed rows."""
+    """Bytes of text that belong to committed rows."""
     dead_text: int
-    """So much of that belongs to rows that are gone."""
+    """Bytes of these that belong to deleted rows."""
 
 
 class Located(NamedTuple):
-    """Where a row's line and its text lie."""
+    """Where a row's line and its text are stored."""
 
     number: int
     file: int
@@ -56,19 +56,19 @@ class Located(NamedTuple):
     text_end: int
 
 
-class TakenIn(NamedTuple):
-    """A file, as far as it is in the index."""
+class IndexedFile(NamedTuple):
+    """A file, and how far it is indexed."""
 
     id: int
     name: str
     run: str
     place: str
-    """Sorts files: see `DumpFile.place`."""
+    """Sort key: see `DumpFile.place`."""
     inode: int
     size: int
     ctime_ns: int
     done: int
-    """Bytes. -1: it could not be read."""
+    """Bytes indexed. -1: it could not be read."""
     lines: int
     ended: int
     """1 if the last line had its newline."""
@@ -79,10 +79,10 @@ class TakenIn(NamedTuple):
 
 
 _KEY, *_PLACE = (f"{name} INTEGER" for name in Located._fields)
-"""With a type: without one, SQLite does not use an index to join them with what has one."""
+"""Typed: otherwise SQLite does not use an index to join them with typed columns."""
 SCHEMA = (
     f"CREATE TABLE state ({', '.join(State._fields)})",
-    f"CREATE TABLE files (id INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in TakenIn._fields[1:])})",
+    f"CREATE TABLE files (id INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in IndexedFile._fields[1:])})",
     f"CREATE TABLE rows ({_KEY} PRIMARY KEY, {', '.join((*_PLACE, *Facts._fields))})",
     "CREATE TABLE verdicts (number INTEGER, verdict, calls, PRIMARY KEY (number, verdict)) WITHOUT ROWID",
     "CREATE UNIQUE INDEX files_in_order ON files (place)",
@@ -93,19 +93,19 @@ SCHEMA = (
 
 
 class _Condition(Enum):
-    GOOD = "good, or not there"
-    WASTEFUL = "most of it is about rows that are gone"
-    DAMAGED = "damaged, or something else"
+    GOOD = "good, or does not exist yet"
+    WASTEFUL = "mostly text of deleted rows"
+    DAMAGED = "damaged, or not an index"
 
 
 class Store:
     """The database and the text of one index."""
 
-    def __init__(self, place: Place) -> None:
-        """To be called by the one who may write.
+    def __init__(self, place: IndexFolder) -> None:
+        """Open or create the index. The caller must hold the write lock.
 
         Raises:
-            RecordError: it cannot be made, or is damaged while somebody else uses it.
+            RecordError: it cannot be created, or is damaged while another process uses it.
         """
         self._path = place.folder / DATABASE
         self._text_path = place.folder / "text"
@@ -122,7 +122,7 @@ class Store:
                         self._remove()
                     elif condition is _Condition.DAMAGED:
                         raise RecordError(
-                            f"the index in {place.folder} is damaged, and another viewer is using it: close that, or "
+                            f"the index in {place.folder} is damaged and used by another viewer: close that viewer, or "
                             "delete the folder"
                         )
             with ExitStack() as opened:
@@ -132,17 +132,17 @@ class Store:
                 self._inode = os.lstat(self._path).st_ino
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError) as error:
-            raise RecordError(f"cannot make the index in {place.folder}: {error}") from None
+            raise RecordError(f"cannot create the index in {place.folder}: {error}") from None
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        while self._spare:  # those in use are closed when they come back
+        while self._spare:  # connections in use are closed when they are returned
             self._spare.pop().close()
         self._opened.close()
 
     def is_there(self) -> bool:
-        """Whether nobody deleted or replaced the database."""
+        """Whether the database was not deleted or replaced."""
         with suppress(OSError):
             return os.lstat(self._path).st_ino == self._inode
         return False
@@ -180,7 +180,7 @@ class Store:
             return state_of(connection)
 
     def broken(self, error: sqlite3.Error) -> RecordError:
-        """What to raise. An index that proves to be damaged is built anew when it is opened next."""
+        """The error to raise. A damaged index is marked, and rebuilt when it is opened next."""
         code = getattr(error, "sqlite_errorcode", None)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             with suppress(OSError):
@@ -189,7 +189,7 @@ class Store:
         return RecordError(f"the index in {self._path.parent} cannot be used: {error}")
 
     def _connection(self, *, create: bool = False) -> sqlite3.Connection:
-        # Not read-only: whoever comes first after a writer was killed rolls its journal back.
+        # Not read-only: after a writer was killed, the next connection rolls its journal back.
         connection = sqlite3.connect(
             f"{self._path.as_uri()}?mode={'rwc' if create else 'rw'}",
             uri=True,
@@ -230,7 +230,7 @@ class Store:
             with closing(self._connection()) as connection:
                 schema = _schema(connection)
                 if not schema:
-                    return _Condition.GOOD  # killed before it began
+                    return _Condition.GOOD  # killed before it created the tables
                 state = state_of(connection) if schema == list(SCHEMA) else None
             if state is None or state.text_end > self._text_path.stat().st_size:
                 return _Condition.DAMAGED
@@ -252,8 +252,8 @@ def _schema(connection: sqlite3.Connection) -> list[str]:
     return [sql for (sql,) in found]
 
 
-def bytes_done(place: Place) -> int:
-    """How much of the dump is in an index that somebody else is writing; 0 if that is not known yet."""
+def bytes_done(place: IndexFolder) -> int:
+    """Bytes of the dump in an index that another process is writing; 0 if unknown."""
     try:
         with closing(sqlite3.connect(f"{(place.folder / DATABASE).as_uri()}?mode=rw", uri=True)) as connection:
             return connection.execute("SELECT sum(max(done, 0)) FROM files").fetchone()[0] or 0

@@ -1,4 +1,4 @@
-"""The viewer in the terminal, by Textual."""
+"""The terminal viewer, built with Textual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The viewer in the terminal: steps and samples on the left, what is read on the right. `?` tells its keys."""
+"""The terminal viewer: steps and samples on the left, the trajectory on the right. `?` lists the keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import SortKey
-from toolyard.viewer.tui.browser import Browser, Place
+from toolyard.viewer.tui.browser import Browser, ScrollTarget
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.copying import MOST_CHARS, Copy, copies
 from toolyard.viewer.tui.pages import View
@@ -21,15 +21,15 @@ from toolyard.viewer.tui.screens import Fields, Help, Menu
 from toolyard.viewer.tui.text import counted
 
 _ORDERS = (
-    ("as in the files", None),
+    ("file order", None),
     *(
         (f"{name}, {end} first", SortKey(field, descending))
         for field, name, low, high in (
             ("score", "score", "lowest", "highest"),
             ("length", "length", "shortest", "longest"),
             ("turns", "turns", "fewest", "most"),
-            ("time", "time", "quickest", "slowest"),
-            ("tools", "calls of tools", "fewest", "most"),
+            ("time", "time", "fastest", "slowest"),
+            ("tools", "tool calls", "fewest", "most"),
             ("step", "step", "earliest", "latest"),
         )
         for end, descending in ((low, False), (high, True))
@@ -38,19 +38,19 @@ _ORDERS = (
 
 
 class Viewer(Browser):
-    """`library` stays open, and is followed while the viewer runs; who opened it closes it."""
+    """Follows `library` while the viewer runs. The caller closes it."""
 
     TITLE = "toolyard view"
     CSS = CSS
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "help", key_display="?"),
-        # With priority: what is typed right after them belongs into the field that they open.
+        # With priority, so that what is typed next goes into the field they open.
         Binding("slash", "ask('FILTER')", "filter", key_display="/", priority=True),
         Binding("s", "ask('SEARCH')", "search", priority=True),
         Binding("o", "sort", "sort"),
         Binding("f", "fields", "fields"),
-        Binding("r", "plain", "plain"),
+        Binding("r", "plain", "raw"),
         Binding("t", "view('TIMELINE')", "time"),
         Binding("d", "compare", "compare"),
         Binding("y", "copy", "copy"),
@@ -90,10 +90,10 @@ class Viewer(Browser):
 
     def action_match(self, backwards: bool) -> None:
         if not self.needles:
-            self._say("nothing is searched for; s does")
+            self._say("nothing to search for; press s to search")
         elif self._view is not View.TRAJECTORY:
             self._set_view(View.TRAJECTORY)
-            self._draw(Place.LAST if backwards else Place.FIRST)
+            self._draw(ScrollTarget.LAST if backwards else ScrollTarget.FIRST)
         elif self._page.go_on(backwards=backwards):
             self._tell()
         else:
@@ -105,7 +105,7 @@ class Viewer(Browser):
         self._prompt.ask(kind, given)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Where one types or chooses, a letter is a letter."""
+        """In an input or a menu, letters are not commands."""
         return action != "ask" or not (self._prompt.display or self.screen.is_modal)
 
     def action_leave(self) -> None:
@@ -116,15 +116,15 @@ class Viewer(Browser):
             self._draw()
 
     def action_view(self, name: str) -> None:
-        """Of the one that is shown already: back."""
+        """Show a view; if it is shown already, go back to the trajectory."""
         wanted = View[name]
         self._set_view(View.TRAJECTORY if wanted is self._view else wanted)
-        self._draw(Place.TOP)
+        self._draw(ScrollTarget.TOP)
 
     def action_plain(self) -> None:
         self._looks = replace(self._looks, plain=not self._looks.plain)
         self._set_view(View.TRAJECTORY)
-        self._draw(Place.TOP)
+        self._draw(ScrollTarget.TOP)
 
     def action_unfold(self) -> None:
         self._looks = replace(self._looks, folds=Folds(not self._looks.folds.all_open))
@@ -164,16 +164,16 @@ class Viewer(Browser):
         if row is None:
             return
         with self._saying():
-            near = await asyncio.to_thread(self._library.neighbours, row.number)
+            near = await asyncio.to_thread(self._library.related, row.number)
             rows = [*near.group, *near.elsewhere]
             if not rows:
-                self._say("there is no other sample of this task, and no other run of this request")
+                self._say("nothing to compare with: no other sample of this task, and no other run of this request")
                 return
             other = await self._one_of("Compare with", rows)
             if other is not None and row is self._row:
                 self._other = other
                 self._set_view(View.COMPARISON)
-                self._draw(Place.TOP)
+                self._draw(ScrollTarget.TOP)
 
     @work(exclusive=True, group="menu")
     async def action_copy(self) -> None:

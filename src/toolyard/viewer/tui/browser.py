@@ -1,4 +1,4 @@
-"""What is listed and what is read: the viewer without its keys."""
+"""The lists and the reading pane: the viewer without its keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.lists import Choices, SampleList, StepList, Titles
 from toolyard.viewer.tui.page import PageView
-from toolyard.viewer.tui.pages import Pages, View, Wish, empty_page, in_step
+from toolyard.viewer.tui.pages import PageRequest, Pages, View, empty_page, in_step
 from toolyard.viewer.tui.palette import DARK, palette, themes
 from toolyard.viewer.tui.prompt import Asked, Prompt
 from toolyard.viewer.tui.screens import Menu
@@ -32,33 +32,33 @@ from toolyard.viewer.tui.trajectory import Looks
 
 _FOLLOW_SECONDS = 0.5
 _WAIT_SECONDS = 0.4
-"""After which a page that is still being drawn is announced."""
+"""If drawing a page takes longer, the status line says so."""
 
 
-class Place(Enum):
-    """Where to read on a page that was drawn."""
+class ScrollTarget(Enum):
+    """Where to scroll once a page is drawn."""
 
-    SAME = "where it was"
-    TOP = "its beginning"
-    NEAR = "the next match from there"
-    FIRST = "its first match"
-    LAST = "its last match"
+    SAME = "keep the position"
+    TOP = "the top"
+    NEAR = "the next match from here"
+    FIRST = "the first match"
+    LAST = "the last match"
 
 
 class _Found(NamedTuple):
-    """What the lists show."""
+    """The contents of the lists."""
 
     rows: int
     steps: list[StepSummary]
     row: Row | None
-    """The one that is being read, if it is still there."""
+    """The current row, if it still exists."""
     position: int | None
-    """Its place, if it is among those that are asked for."""
+    """Its position in the list, if it matches the query."""
     generation: int
 
 
 class Browser(App[None]):
-    """`library` stays open, and is followed while the viewer runs; who opened it closes it."""
+    """Follows `library` while the viewer runs. The caller closes it."""
 
     def __init__(
         self, library: Library, *, query: Query | None = None, title: str = "", decode: Decode | None = None
@@ -73,22 +73,22 @@ class Browser(App[None]):
         self._query = query or Query()
         self._step: int | None = None
         self._row: Row | None = None
-        """What is being read."""
+        """The current row."""
         self._view = View.TRAJECTORY
         self._other: Row | None = None
         self._looks = Looks()
         self._whole = False
         self._needle = ""
-        self._place: Place | None = None
-        """Where to go when the page is there that is being drawn."""
+        self._place: ScrollTarget | None = None
+        """Where to scroll when the page being drawn is done."""
         self._to_first = False
-        """Whether the first of what is being looked up is to be read."""
+        """Whether to open the first row of the pending lookup."""
         self._count = 0
         self._generation = library.generation
         self._problem = ""
         """Why the dump is not followed."""
         self._refreshing = False
-        # Kept by name: asked for by type, they are not found while a menu is open.
+        # Kept as attributes: queries by type do not find them while a menu is open.
         self._top = Static(id="top")
         self._body = Horizontal(id="body")
         self._steps = StepList(self._step_chosen)
@@ -99,7 +99,7 @@ class Browser(App[None]):
 
     @property
     def asked(self) -> Query:
-        """What the list shows: the filter, in the chosen step."""
+        """The query of the list: the filter, restricted to the selected step."""
         return in_step(self._query, self._step)
 
     @property
@@ -134,7 +134,7 @@ class Browser(App[None]):
     # Lists ------------------------------------------------------------------------------------------------------------
 
     def _look(self, *, first: bool = False) -> None:
-        """What there is to list. `first`: its first row is read then; otherwise nothing that is read moves."""
+        """Update the lists. `first`: then open the first row; otherwise the page stays as it is."""
         self._to_first = self._to_first or first
         self._look_up()
 
@@ -145,14 +145,14 @@ class Browser(App[None]):
                 asked = (self._query, self._step, self._row)
                 found = await asyncio.to_thread(self._looked_up, *asked)
                 if self._step is not None and all(one.step != self._step for one in found.steps):
-                    self._step = None  # nothing of it is left
+                    self._step = None  # the step has no rows any more
                 elif asked == (self._query, self._step, self._row):
                     self._list(found)
                     return
 
     def _list(self, found: _Found) -> None:
         first, self._to_first = self._to_first, False
-        if found.generation != self._generation:  # a file was replaced or deleted, and numbers name other lines
+        if found.generation != self._generation:  # a file was replaced or deleted: numbers mean other lines now
             self._generation = found.generation
             first = first or found.row is None
             self._row = found.row
@@ -222,7 +222,7 @@ class Browser(App[None]):
 
     # The page ---------------------------------------------------------------------------------------------------------
 
-    def _open(self, row: Row | None, place: Place = Place.TOP) -> None:
+    def _open(self, row: Row | None, place: ScrollTarget = ScrollTarget.TOP) -> None:
         self._row = row
         self._whole = False
         self._looks = replace(self._looks, folds=Folds(self._looks.folds.all_open))
@@ -234,8 +234,8 @@ class Browser(App[None]):
         self._view = view
         self._body.set_class(view is View.COMPARISON, "comparing")
 
-    def _draw(self, place: Place = Place.SAME) -> None:
-        if place is not Place.SAME or self._place is None:
+    def _draw(self, place: ScrollTarget = ScrollTarget.SAME) -> None:
+        if place is not ScrollTarget.SAME or self._place is None:
             self._place = place
         self._draw_page()
 
@@ -246,20 +246,22 @@ class Browser(App[None]):
             view.show(empty_page(self._query, self._step, view.room, self.theme), keep=False)
             self._place = None
             return
-        wish = Wish(row, self._view, self._other, self._looks, self.needles, self._whole, view.room, self.theme)
+        wanted = PageRequest(
+            row, self._view, self._other, self._looks, self.needles, self._whole, view.room, self.theme
+        )
         announce = self.set_timer(_WAIT_SECONDS, lambda: self._tell("drawing …"))
         try:
-            page = await asyncio.to_thread(self._pages.draw, wish)
+            page = await asyncio.to_thread(self._pages.draw, wanted)
         finally:
             announce.stop()
-        place, self._place = self._place or Place.SAME, None
-        view.show(page, keep=place in (Place.SAME, Place.NEAR))
-        if place is Place.NEAR:
+        place, self._place = self._place or ScrollTarget.SAME, None
+        view.show(page, keep=place in (ScrollTarget.SAME, ScrollTarget.NEAR))
+        if place is ScrollTarget.NEAR:
             view.go_to_near_match()
-        elif place in (Place.FIRST, Place.LAST):
-            view.go_to_match(-1 if place is Place.LAST else 0)
-        if self._needle and not page.matches and place in (Place.NEAR, Place.FIRST, Place.LAST):
-            self._say("found in a part that is not shown: f chooses fields, r shows the plain text, a shows all")
+        elif place in (ScrollTarget.FIRST, ScrollTarget.LAST):
+            view.go_to_match(-1 if place is ScrollTarget.LAST else 0)
+        if self._needle and not page.matches and place in (ScrollTarget.NEAR, ScrollTarget.FIRST, ScrollTarget.LAST):
+            self._say("the match is in a part that is not shown: press f for fields, r for raw text, a for all text")
         self._tell()
 
     @on(PageView.Widened)
@@ -268,7 +270,7 @@ class Browser(App[None]):
 
     @on(PageView.Turned)
     def _turn(self, event: PageView.Turned) -> None:
-        self._looks = replace(self._looks, folds=self._looks.folds.turn(event.key))
+        self._looks = replace(self._looks, folds=self._looks.folds.toggle(event.key))
         self._draw()
 
     @on(PageView.WholeWanted)
@@ -295,18 +297,18 @@ class Browser(App[None]):
 
     @work(exclusive=True, group="seek")
     async def _seek(self, *, backwards: bool, here: bool) -> None:
-        """The next trajectory in which it was said; `here`: this one, if it was said here."""
+        """Go to the next trajectory with a match; `here`: stay in this one if it has a match."""
         needle, row, library = self.needles[0], self._row, self._library
-        place = Place.LAST if backwards else Place.FIRST
+        place = ScrollTarget.LAST if backwards else ScrollTarget.FIRST
         with self._saying():
             if here and row is not None and await asyncio.to_thread(library.contains, row.number, needle):
-                self._draw(Place.NEAR)
+                self._draw(ScrollTarget.NEAR)
                 return
             number = None if row is None else row.number
             found = await asyncio.to_thread(library.next_match, needle, number, self.asked, backwards=backwards)
             if found is None:
                 self._draw()
-                self._say(f"{visible(needle)!r} was said in none of the listed trajectories")
+                self._say(f"no listed trajectory contains {visible(needle)!r}")
             elif found.number == number:
                 self._draw(place)
             else:
@@ -317,34 +319,34 @@ class Browser(App[None]):
         with self._saying():
             rows = await asyncio.to_thread(self._library.find, request_id)
             if not rows:
-                self._say(f"no request id is {visible(request_id)!r}, or begins like that alone", bad=True)
+                self._say(f"no request id starts with {visible(request_id)!r}, or several do", bad=True)
             elif (row := await self._one_of("Which one?", rows)) is not None:
-                await self._go_to(row, Place.TOP)
+                await self._go_to(row, ScrollTarget.TOP)
 
     async def _one_of(self, title: str, rows: Sequence[Row]) -> Row | None:
-        """The only one, or the one that is chosen."""
+        """The only row, or the one the user chooses."""
         if len(rows) == 1:
             return rows[0]
         at = await self.push_screen_wait(Menu(title, [_named(row) for row in rows]))
         return None if at is None else rows[at]
 
-    async def _go_to(self, row: Row, place: Place) -> None:
-        """Read it; if it is not in the list, everything is listed."""
+    async def _go_to(self, row: Row, place: ScrollTarget) -> None:
+        """Open `row`. If it is not in the list, clear the filter."""
         position = await asyncio.to_thread(self._library.position, row.number, self.asked)
         if position is None:
             self._step, self._query = None, replace(self._query, alternatives=())
-            self._say("everything is listed again, to show it")
+            self._say("filter cleared to show this trajectory")
             self._open(row, place)
             self._look()
         else:
             self._samples.update(self._count, position)
             self._open(row, place)
 
-    # Telling ----------------------------------------------------------------------------------------------------------
+    # Messages ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _saying(self) -> Generator[None]:
-        """A library that cannot be read is no end: it may come back."""
+        """Show errors as notifications: an unreadable library may come back."""
         try:
             yield
         except ToolyardError as error:
@@ -354,26 +356,26 @@ class Browser(App[None]):
         self.notify(visible(text), severity="error" if bad else "information", markup=False, timeout=4)
 
     def _tell(self, doing: str = "") -> None:
-        """The line at the top: what is shown of what."""
-        colours = palette(self.theme)
+        """Update the status line at the top."""
+        colors = palette(self.theme)
         room = max(12, self.size.width // 3)
         label = self._label if len(self._label) <= room else f"…{self._label[1 - room :]}"
-        parts = [Text(label, colours.strong), Text(_trajectories(self._count), colours.muted)]
+        parts = [Text(label, colors.strong), Text(_trajectories(self._count), colors.muted)]
         if self._step is not None:
-            parts.append(Text(f"step {self._step}", colours.muted))
+            parts.append(Text(f"step {self._step}", colors.muted))
         if self._query.alternatives:
-            parts.append(Text(f"filter {visible(str(replace(self._query, sort=())))}", colours.accent))
+            parts.append(Text(f"filter {visible(str(replace(self._query, sort=())))}", colors.accent))
         if self._needle:
             page = self._page
             place = f" {page.match + 1}/{page.matches}" if page.match is not None else ""
-            parts.append(Text(f"search {visible(self._needle)!r}{place}", colours.fair))
+            parts.append(Text(f"search {visible(self._needle)!r}{place}", colors.fair))
         if self._looks.plain:
-            parts.append(Text("plain", colours.muted))
+            parts.append(Text("raw", colors.muted))
         if self._view is not View.TRAJECTORY:
-            parts.append(Text(f"{self._view.value} (esc leaves)", colours.muted))
+            parts.append(Text(f"{self._view.value} (esc to close)", colors.muted))
         if doing or self._problem:
-            parts.append(Text(doing or f"not followed: {one_line(self._problem)}", colours.fair))
-        self._top.update(Text("  ·  ", colours.faint).join(parts), layout=False)
+            parts.append(Text(doing or f"not updating: {one_line(self._problem)}", colors.fair))
+        self._top.update(Text("  ·  ", colors.faint).join(parts), layout=False)
 
 
 def _trajectories(count: int) -> str:

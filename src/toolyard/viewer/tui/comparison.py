@@ -1,4 +1,4 @@
-"""Two trajectories beside each other, and where they first part."""
+"""Two trajectories side by side, with their first difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME = "same"
 _SIGNS = {"changed": "≠", "left": "−", "right": "+"}
 _NAME, _FACT = 24, 20
 _CONTEXT = 3
-"""Equal lines that are shown before and after what differs."""
+"""Equal lines to show before and after a difference."""
 _LINE_COST = 20
 
 
@@ -28,10 +28,10 @@ def comparison_lines(pen: Pen, left: Row, right: Row, found: Comparison, width: 
     lines = beside(titles[0], titles[1], half + 2, Segment(" │ ", palette.faint))
     lines += [[], *(_fact(pen, *fact, width) for fact in found.facts), []]
     if found.divergence is None:
-        return [*lines, [Segment("They are the same to the last token.", palette.good)]]
+        return [*lines, [Segment("All tokens are the same.", palette.good)]]
     lines += _divergence(pen, found.divergence, width)
     parts: list[tuple[str, Sequence[DiffLine]]] = [("prompt", found.prompt)] if found.prompt else []
-    parts += [(f"turn {turn.turn}{', the same' if turn.same else ''}", turn.lines) for turn in found.turns]
+    parts += [(f"turn {turn.turn + 1}{', same' if turn.same else ''}", turn.lines) for turn in found.turns]
     parted = False
     for title, diff in parts:
         lines += [[], section(pen, title, width)]
@@ -41,16 +41,16 @@ def comparison_lines(pen: Pen, left: Row, right: Row, found: Comparison, width: 
                 continue
             if line.kind != _SAME and not parted:
                 parted = True
-                lines.append([Segment("▼ here they part", palette.fair + Style(bold=True))])
+                lines.append([Segment("▼ first difference", palette.fair + Style(bold=True))])
             lines += _pair(pen, line, half)
             if not pen.spend(_LINE_COST):
-                return [*lines, pen.note("… and so on", width)]
+                return [*lines, pen.note("… and more", width)]
     return lines
 
 
 def _name(row: Row, width: int) -> str:
-    said = one_line(row.request_id) or f"{one_line(row.file)}:{row.line}"
-    about = f"{said} · {row.task and f'sample {row.sample} · '}step {row.step}"
+    name = one_line(row.request_id) or f"{one_line(row.file)}:{row.line}"
+    about = f"{name} · {row.task and f'sample {row.sample} · '}step {row.step}"
     return fitted(one_line(about), width)
 
 
@@ -70,7 +70,7 @@ def _fact(pen: Pen, name: str, left: str, right: str, width: int) -> Line:
 def _divergence(pen: Pen, found: Divergence, width: int) -> list[Line]:
     palette = pen.palette
     where = "" if found.token is None else f": token {found.token}"
-    lines: list[Line] = [[Segment(f"First divergence{where}", palette.fair + Style(bold=True))]]
+    lines: list[Line] = [[Segment(f"First difference{where}", palette.fair + Style(bold=True))]]
     lines += pen.text(found.explanation, width)
     for side, said in (("left", found.left), ("right", found.right)):
         lines.append(clipped([Segment(f"  {side:<6}", palette.muted), Segment(one_line(said), palette.text)], width))
@@ -78,7 +78,7 @@ def _divergence(pen: Pen, found: Divergence, width: int) -> list[Line]:
 
 
 def _with_context(diff: Sequence[DiffLine], pen: Pen) -> Iterator[DiffLine | int]:
-    """The lines, and in place of many equal ones how many they are."""
+    """The lines. Long runs of equal ones are replaced by their number."""
     for same, run in groupby(diff, lambda line: line.kind == _SAME):
         lines = list(run)
         hidden = len(lines) - 2 * _CONTEXT

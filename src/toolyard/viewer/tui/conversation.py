@@ -1,4 +1,4 @@
-"""A conversation as lines: who said what, calls beside their results, thoughts folded."""
+"""A conversation as lines: messages, calls next to their results, reasoning folded."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rich.style import Style
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
 from toolyard.viewer.tui.drawing import Line, Pen, beside, clipped, filled, length, prefixed, spread
-from toolyard.viewer.tui.text import counted, one_line, told_number, told_seconds
+from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line
 
 _BESIDE_WIDTH, _ALWAYS_BESIDE_WIDTH = 70, 130
-"""From the one on, a result stands beside its call if neither has to be broken for it; from the other on, always."""
+"""From the first width on, a result is shown beside its call if both fit without wrapping; from the second, always."""
 _SHOWN_PROMPT, _SHOWN_PROMPT_CHARS = 2, 1_500
-"""What may stand before the last message of a prompt without being folded."""
+"""Messages and characters shown unfolded before the last message of a prompt."""
 _BUBBLE_COST = 100
 PROMPT = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """What is unfolded: nothing or everything, but for what was clicked at."""
+    """Which parts are unfolded: none or all, except those that were toggled."""
 
     all_open: bool = False
-    turned: frozenset[str] = frozenset()
+    toggled: frozenset[str] = frozenset()
 
     def is_open(self, key: str) -> bool:
-        return self.all_open != (key in self.turned)
+        return self.all_open != (key in self.toggled)
 
-    def turn(self, key: str) -> Folds:
-        return Folds(self.all_open, self.turned ^ {key})
+    def toggle(self, key: str) -> Folds:
+        return Folds(self.all_open, self.toggled ^ {key})
 
 
 def conversation_lines(
@@ -55,7 +55,7 @@ def conversation_lines(
 
 
 def _earlier(bubbles: Sequence[Bubble]) -> int:
-    """How many messages at the beginning are folded together."""
+    """How many messages at the start are folded together."""
     prompt = next((at for at, bubble in enumerate(bubbles) if bubble.turn is not None), len(bubbles))
     before = bubbles[: max(0, prompt - 1)]
     chars = sum(len(piece.text) for bubble in before for piece in bubble.pieces)
@@ -66,18 +66,18 @@ def _prompt_label(hidden: Sequence[Bubble]) -> str:
     chars = sum(len(piece.text) for bubble in hidden for piece in bubble.pieces)
     more = len(hidden) - 1
     others = f" and {counted(more, 'more message')}" if more else ""
-    return f"{hidden[0].role.value}{others} of the prompt, {counted(chars, 'character')}"
+    return f"prompt: {hidden[0].role.value}{others}, {counted(chars, 'character')}"
 
 
 def _bubble(pen: Pen, bubble: Bubble, trajectory: Trajectory, width: int, folds: Folds, key: str) -> list[Line]:
     palette = pen.palette
-    colour = palette.roles[bubble.role]
+    color = palette.roles[bubble.role]
     inner = width - 2
-    title: Line = [Segment(bubble.role.value.upper(), colour + Style(bold=True))]
+    title: Line = [Segment(bubble.role.value.upper(), color + Style(bold=True))]
     if bubble.name:
         title.append(Segment(f" {one_line(bubble.name, 40)}", palette.muted))
     if bubble.turn is not None:
-        title.append(Segment(f"  turn {bubble.turn}", palette.muted))
+        title.append(Segment(f"  turn {bubble.turn + 1}", palette.muted))
     lines = spread(title, [Segment(_timings(bubble, trajectory), palette.muted)], inner)
     for at, piece in enumerate(bubble.pieces):
         if at and "code" in (piece.kind, bubble.pieces[at - 1].kind):
@@ -87,8 +87,8 @@ def _bubble(pen: Pen, bubble: Bubble, trajectory: Trajectory, width: int, folds:
         lines += _call(pen, call, inner)
     lines += _images(pen, bubble.images, inner)
     if not bubble.pieces and not bubble.calls and not bubble.images:
-        lines.append([Segment("(nothing)", palette.faint)])
-    return prefixed(lines, Segment("▎ ", colour))
+        lines.append([Segment("(empty)", palette.faint)])
+    return prefixed(lines, Segment("▎ ", color))
 
 
 def _timings(bubble: Bubble, trajectory: Trajectory) -> str:
@@ -99,7 +99,7 @@ def _timings(bubble: Bubble, trajectory: Trajectory) -> str:
         if sampled.finish not in ("stop", "unknown"):
             parts.append(f"ended by {one_line(sampled.finish, 20)}")
     names = {"generating": "", "tool_calling": "tools ", "interacting": "user "}
-    parts += [f"{said}{told_seconds(bubble.timings[name])}" for name, said in names.items() if name in bubble.timings]
+    parts += [f"{said}{format_seconds(bubble.timings[name])}" for name, said in names.items() if name in bubble.timings]
     return " · ".join(parts)
 
 
@@ -119,7 +119,7 @@ def _piece(pen: Pen, piece: Piece, width: int, folds: Folds, key: str) -> list[L
 
 
 def is_good(call: CallView) -> bool | None:
-    """None: nobody knows."""
+    """Whether a call succeeded; None: unknown."""
     if call.outcome in ("", "unknown"):
         return None
     return call.outcome == "ok" and call.verdict in (None, "ok")
@@ -159,7 +159,7 @@ def _call(pen: Pen, call: CallView, width: int) -> list[Line]:
 
 
 def _room_for_call(call: CallView, width: int) -> int:
-    """How wide it is beside its result; 0 if that stands below it."""
+    """Width of the call beside its result; 0 if the result goes below it."""
     room = width - 7
     asked = max(_longest(call.code or ""), _longest(call.arguments))
     labels = (len(image.label) + 2 for image in call.images)
@@ -170,7 +170,7 @@ def _room_for_call(call: CallView, width: int) -> int:
 
 
 def _edge(corner: str, title: Line, width: int, ink: Style) -> Line:
-    """A corner and a border of `width`, with a title in it."""
+    """A corner and a border of `width` with a title."""
     shown = clipped(title, width - 4)
     return [Segment(f"{corner}─ ", ink), *shown, Segment(f" {'─' * (width - 3 - length(shown))}", ink)]
 
@@ -181,13 +181,13 @@ def _ending(pen: Pen, call: CallView, good: bool | None) -> Line:
     verdict = call.verdict if call.outcome == "ok" and call.verdict else call.outcome
     parts: list[str] = []
     if call.seconds:
-        parts.append(told_seconds(call.seconds))
+        parts.append(format_seconds(call.seconds))
     if call.wait_seconds >= 0.001:
-        parts.append(f"waited {told_seconds(call.wait_seconds)}")
+        parts.append(f"waited {format_seconds(call.wait_seconds)}")
     if call.reward is not None:
-        parts.append(f"reward {told_number(call.reward)}")
-    said = one_line(verdict, 40) or "not made here"
-    return [Segment(f"{sign} {said}", style), Segment("".join(f" · {part}" for part in parts), palette.muted)]
+        parts.append(f"reward {format_number(call.reward)}")
+    shown = one_line(verdict, 40) or "part of the prompt"
+    return [Segment(f"{sign} {shown}", style), Segment("".join(f" · {part}" for part in parts), palette.muted)]
 
 
 def _asked(pen: Pen, call: CallView, width: int) -> list[Line]:
@@ -210,7 +210,7 @@ def _answer(pen: Pen, call: CallView, width: int) -> list[Line]:
 
 
 def _images(pen: Pen, images: Sequence[Picture], width: int) -> list[Line]:
-    """What they are; a terminal shows no pictures."""
+    """The labels of images: a terminal cannot show them."""
     return [clipped([Segment(f"▣ {one_line(image.label, 80)}", pen.palette.muted)], width) for image in images]
 
 

@@ -1,7 +1,7 @@
-"""What of a trajectory can be copied.
+"""What can be copied from a trajectory.
 
-Texts are copied as `visible` shows them, which is what they are unless somebody meant harm: an escape that ends a
-terminal's paste would have its rest run as a command.
+Text is copied as `visible` shows it, which differs only for hostile text: an escape sequence that ends a terminal's
+paste mode would let the rest run as a command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from toolyard.viewer.protocol import Bubble, Row
 from toolyard.viewer.tui.text import counted, one_line, visible
 
 MOST_CHARS = 1_000_000
-"""Terminals refuse more, and few take as much."""
+"""Terminals refuse more, and few accept this much."""
 _MOST_PROGRAMS = 50
 
 
@@ -24,21 +24,21 @@ class Copy(NamedTuple):
 
 
 def copies(row: Row, trajectory: Trajectory | None, raw: str) -> list[Copy]:
-    """`raw`: the line as it stands, for lines that cannot be read."""
+    """`raw`: the raw line, for lines that cannot be read."""
     found = [Copy(f"request id  {row.request_id}", row.request_id)] if row.request_id else []
-    found.append(Copy(f"its place  {row.file}:{row.line}", f"{row.file}:{row.line}"))
+    found.append(Copy(f"location  {row.file}:{row.line}", f"{row.file}:{row.line}"))
     if trajectory is None:
-        return [_fit(copy) for copy in (*found, Copy(f"the line, {counted(len(raw), 'character')}", raw))]
+        return [_fit(copy) for copy in (*found, Copy(f"raw line, {counted(len(raw), 'character')}", raw))]
     bubbles = conversation(trajectory)
     text = "\n\n".join(map(_as_text, bubbles))
     programs = [call.code for bubble in bubbles for call in bubble.calls if call.code]
     programs += [
         piece.text for bubble in bubbles if bubble.turn is not None for piece in bubble.pieces if piece.kind == "code"
     ]
-    found.append(Copy(f"the conversation, {counted(len(text), 'character')}", text))
+    found.append(Copy(f"conversation, {counted(len(text), 'character')}", text))
     found += [Copy(f"program {at}  {code[:60]}", code) for at, code in enumerate(programs[:_MOST_PROGRAMS], 1)]
-    for name, said in (("output", trajectory.output), ("input", trajectory.input)):
-        found.append(Copy(f"{name} as it stands, {counted(len(said), 'character')}", said))
+    for name, raw_text in (("output", trajectory.output), ("input", trajectory.input)):
+        found.append(Copy(f"raw {name}, {counted(len(raw_text), 'character')}", raw_text))
     return [_fit(copy) for copy in found]
 
 
@@ -55,6 +55,6 @@ def _as_text(bubble: Bubble) -> str:
     for call in bubble.calls:
         asked = call.code if call.code is not None else call.arguments
         parts.append(
-            f"[call of {call.name}]\n{asked}\n[{call.verdict or call.outcome}]\n{call.error or ''}{call.response}"
+            f"[call {call.name}]\n{asked}\n[{call.verdict or call.outcome}]\n{call.error or ''}{call.response}"
         )
     return "\n".join(parts)

@@ -1,6 +1,6 @@
-"""Drawing text as lines of segments: wrapped, highlighted, with the places marked that are searched for.
+"""Drawing text as lines of segments: wrapped, highlighted, with search matches marked.
 
-Nothing here takes markup: a text is drawn as the characters it consists of.
+Nothing here interprets markup: text is drawn character by character.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from toolyard.viewer.tui.text import TAB, Cut, counted, cut, spans, visible
 
 Line = list[Segment]
 Ink = tuple[int, int, Style]
-"""From a character up to another one: how they look."""
+"""The style of the characters from one index up to another."""
 
 MATCH, FOLD, WHOLE = "match", "fold", "whole"
-"""What a segment's style may know, beside its looks: which match it is, and what a click on it does."""
+"""Keys of a style's meta data: the id of a match, and what a click does."""
 
 _TEXT_CHARS, _PAGE_CHARS = 20_000, 300_000
 _WHOLE_CHARS = 5_000_000
-_COLOURED_CHARS = 10_000
-"""Of a program: colouring more takes longer than anybody waits."""
+_HIGHLIGHTED_CHARS = 10_000
+"""Longer programs are not highlighted: it takes too long."""
 _MOST_MATCHES = 5_000
 _LANGUAGES = {
     *("bash", "c", "cpp", "csharp", "css", "diff", "go", "html", "java", "javascript", "json", "kotlin", "lua"),
@@ -52,10 +52,10 @@ _ALIASES = {
 
 
 class Pen:
-    """Draws texts for one page, and knows how much of it was drawn."""
+    """Draws the text of one page, and counts how much was drawn."""
 
     def __init__(self, palette: Palette, *, needles: Sequence[str] = (), whole: bool = False) -> None:
-        """`whole`: long texts are not cut, but for those that no screen can take."""
+        """`whole`: do not cut long text, except at a limit that protects the terminal."""
         self.palette = palette
         self.whole = whole
         self.wanted = wanted(needles)
@@ -63,13 +63,13 @@ class Pen:
         self._matches = 0
 
     def text(self, text: str, width: int, style: Style | None = None, *, words: bool = True) -> list[Line]:
-        """Wrapped; long texts are cut, with a note of it."""
+        """Wrapped text. Long text is cut, with a note."""
         part = self._taken(text)
         ink = style or self.palette.text
         return self._noted(part, width, self._lines(visible(part.text), width, ink, words=words))
 
     def code(self, text: str, language: str | None, width: int) -> list[Line]:
-        """On a ground of its own that is as wide as `width`."""
+        """Highlighted code on a background as wide as `width`."""
         part = self._taken(text)
         shown = "\n".join(line.expandtabs(TAB) for line in visible(part.text).split("\n"))
         palette = self.palette
@@ -78,23 +78,25 @@ class Pen:
         return self._noted(part, width, [filled(line, width, palette.block) for line in lines])
 
     def heading(self, key: str, label: str, *, is_open: bool) -> Line:
-        """Of something that a click folds or unfolds."""
+        """The heading of something that a click folds or unfolds."""
         style = self.palette.muted + Style(italic=True) + Style.from_meta({FOLD: key})
         return [Segment(f"{'▾' if is_open else '▸'} {visible(label)}", style)]
 
     def note(self, text: str, width: int) -> Line:
-        """Of what was left out, and how it is shown."""
+        """A note about what was left out, and how to show it."""
         if self.whole:
             return clipped([Segment(text, self.palette.accent)], width)
-        return clipped([Segment(f"{text} · a shows all", self.palette.accent + Style.from_meta({WHOLE: True}))], width)
+        return clipped(
+            [Segment(f"{text} · press a to show all", self.palette.accent + Style.from_meta({WHOLE: True}))], width
+        )
 
     def spend(self, chars: int) -> bool:
-        """Whether the page may still grow; what has no text costs something as well."""
+        """Count `chars` against the page's limit. False if it is used up. Parts without text have a cost, too."""
         self._left -= chars
         return self._left > 0
 
     def holds(self, *texts: str | None) -> bool:
-        """Whether something that is searched for is in one of them."""
+        """Whether one of the texts has a match."""
         search = self.wanted
         return search is not None and any(text and search.search(text) for text in texts)
 
@@ -116,8 +118,8 @@ class Pen:
     def _lines(self, text: str, width: int, style: Style, *, words: bool, inks: Sequence[Ink] = ()) -> list[Line]:
         lines: list[Line] = []
         before = 0
-        for said in text.split("\n"):
-            line = said.expandtabs(TAB)
+        for source in text.split("\n"):
+            line = source.expandtabs(TAB)
             own = _within(inks, before, before + len(line))
             matches = self._found(line)
             before += len(line) + 1
@@ -140,19 +142,19 @@ class Pen:
 
 
 def wanted(needles: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds them in a text that is drawn; of needles with several lines, the lines."""
+    """A pattern that finds the needles in drawn text. Needles with several lines match line by line."""
     lines = [line.expandtabs(TAB) for needle in needles for line in visible(needle).split("\n") if line.strip()]
     return re.compile("|".join(map(re.escape, lines)), re.IGNORECASE) if lines else None
 
 
-# Colours --------------------------------------------------------------------------------------------------------------
+# Colors ---------------------------------------------------------------------------------------------------------------
 
 
 def inks_of(code: str, language: str | None, theme: str) -> Sequence[Ink]:
-    """How a program looks; nothing if it is long, or in a language that nobody expects."""
+    """The syntax highlighting of a program; none if it is long, or in an unknown language."""
     name = (language or "").lower()
     name = _ALIASES.get(name, name)
-    if name not in _LANGUAGES or len(code) > _COLOURED_CHARS:
+    if name not in _LANGUAGES or len(code) > _HIGHLIGHTED_CHARS:
         return ()
     return _highlighted(code, name, theme)
 
@@ -167,13 +169,13 @@ def _highlighted(code: str, language: str, theme: str) -> tuple[Ink, ...]:
 
 @lru_cache(maxsize=1024)
 def _plain(style: str | Style) -> Style:
-    """Without its ground."""
+    """The style without its background."""
     style = Style.parse(style) if isinstance(style, str) else style
     return Style(color=style.color, bold=style.bold, italic=style.italic)
 
 
 def _within(inks: Sequence[Ink], start: int, end: int) -> list[Ink]:
-    """Those of a stretch, counted from its begin."""
+    """The inks between `start` and `end`, relative to `start`."""
     found: list[Ink] = []
     for at in range(max(0, bisect_right(inks, start, key=lambda ink: ink[0]) - 1), len(inks)):
         low, high, style = inks[at]
@@ -185,7 +187,7 @@ def _within(inks: Sequence[Ink], start: int, end: int) -> list[Ink]:
 
 
 def _inked(line: str, style: Style, *layers: Sequence[Ink]) -> Line:
-    """A later layer covers an earlier one."""
+    """The line with its styles. Later layers cover earlier ones."""
     edges = {0, len(line)}
     for layer in layers:
         edges |= {edge for low, high, _ in layer for edge in (low, high)}
@@ -210,13 +212,13 @@ def length(line: Iterable[Segment]) -> int:
 
 
 def filled(line: Line, width: int, style: Style | None = None) -> Line:
-    """As wide as `width`, at least."""
+    """Padded to at least `width`."""
     missing = width - length(line)
     return [*line, Segment(" " * missing, style)] if missing > 0 else line
 
 
 def clipped(line: Line, width: int) -> Line:
-    """Not wider than `width`."""
+    """Cut to at most `width`."""
     if length(line) <= width:
         return line
     kept: Line = []
@@ -232,7 +234,7 @@ def clipped(line: Line, width: int) -> Line:
 
 
 def spread(left: Line, right: Line, width: int) -> list[Line]:
-    """One at each end of a line, or one below the other if there is no room."""
+    """`left` and `right` at both ends of one line, or on two lines if there is no room."""
     room = width - length(left) - length(right)
     if room >= 2:
         return [[*left, Segment(" " * room), *right]]
@@ -244,7 +246,7 @@ def prefixed(lines: Iterable[Line], prefix: Segment) -> list[Line]:
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], width: int, between: Segment) -> list[Line]:
-    """`width`: of the left one."""
+    """Lines side by side; `width` is that of the left column."""
     return [
         [*filled(left[at] if at < len(left) else [], width), between, *(right[at] if at < len(right) else [])]
         for at in range(max(len(left), len(right)))

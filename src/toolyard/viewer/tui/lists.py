@@ -1,4 +1,4 @@
-"""Lists that are drawn line by line, so that their length does not matter: steps, and samples read page by page."""
+"""The lists of steps and samples, of any length: only visible lines are drawn, and samples are read in pages."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import SortKey
 from toolyard.viewer.tui.drawing import Line, clipped, length
 from toolyard.viewer.tui.palette import Palette, palette_of
-from toolyard.viewer.tui.text import fitted, one_line, told_number
+from toolyard.viewer.tui.text import fitted, format_number, one_line
 
 _FETCHED = 100
-"""Rows that are read at once."""
+"""Rows per page."""
 _KEPT = 20
+"""Pages kept in memory."""
 
 Fetch = Callable[[int, int], Sequence[Row]]
-"""The rows from an offset on, at most so many."""
+"""Called with an offset and a limit."""
 
 
 class Choices(ScrollView, can_focus=True):
-    """One line each, one of them chosen."""
+    """A list with one line per item, one of them selected."""
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -46,20 +47,20 @@ class Choices(ScrollView, can_focus=True):
     ]
 
     class Entered(Message):
-        """The chosen one is to be read."""
+        """The user pressed enter on the selected item."""
 
     def __init__(self, name: str, chosen: Callable[[], None]) -> None:
-        """`chosen` is called, not told by a message: before that came, `update` could have taken the choice back."""
+        """`chosen` is a callback, not a message: `update` could undo the choice before a message arrives."""
         super().__init__(id=name)
         self.count = 0
         self.cursor = 0
         self._chosen = chosen
 
     @abstractmethod
-    def draw(self, at: int, width: int, colours: Palette) -> Line: ...
+    def draw(self, at: int, width: int, colors: Palette) -> Line: ...
 
     def update(self, count: int, cursor: int) -> None:
-        """Other contents, or more of them. The chosen one stays where it is on the screen."""
+        """The contents changed. The selected item keeps its place on the screen."""
         on_screen = self.cursor - round(self.scroll_y)
         self.count, self.cursor = count, max(0, min(cursor, count - 1))
         self._measure()
@@ -109,11 +110,11 @@ class Choices(ScrollView, can_focus=True):
         ground = self.rich_style
         if at >= self.count:
             return Strip.blank(width, ground)
-        colours = palette_of(self)
+        colors = palette_of(self)
         chosen = at == self.cursor
-        mark = Segment("▌" if chosen else " ", colours.accent if self.has_focus else colours.muted)
-        line = [mark, *clipped(self.draw(at, width - 1, colours), width - 1)]
-        style = ground + (colours.cursor if chosen else Style())
+        mark = Segment("▌" if chosen else " ", colors.accent if self.has_focus else colors.muted)
+        line = [mark, *clipped(self.draw(at, width - 1, colors), width - 1)]
+        style = ground + (colors.cursor if chosen else Style())
         return Strip(line).apply_style(style).crop_extend(0, width, style)
 
 
@@ -121,14 +122,14 @@ class Choices(ScrollView, can_focus=True):
 
 
 class StepList(Choices):
-    """All of them together first, then each."""
+    """The first item is all steps together, then each step."""
 
     def __init__(self, chosen: Callable[[], None]) -> None:
         super().__init__("steps", chosen)
         self._steps: Sequence[StepSummary] = ()
 
     def step_at(self, at: int) -> int | None:
-        """None: all."""
+        """The step at index `at`; None: all steps."""
         return self._steps[at - 1].step if 0 < at <= len(self._steps) else None
 
     def show(self, steps: Sequence[StepSummary], step: int | None) -> None:
@@ -136,26 +137,26 @@ class StepList(Choices):
         places = {one.step: at for at, one in enumerate(steps, 1)}
         self.update(len(steps) + 1, places.get(step, 0) if step is not None else 0)
 
-    def draw(self, at: int, width: int, colours: Palette) -> Line:
+    def draw(self, at: int, width: int, colors: Palette) -> Line:
         if at == 0:
             count = sum(one.count for one in self._steps)
             scored = sum(one.scored for one in self._steps)
             total = sum((one.mean_score or 0.0) * one.scored for one in self._steps)
             damaged = sum(one.damaged for one in self._steps)
-            return self._line("all steps", count, total / scored if scored else None, damaged, width, colours)
+            return self._line("all steps", count, total / scored if scored else None, damaged, width, colors)
         one = self._steps[at - 1]
-        return self._line(f"step {one.step}", one.count, one.mean_score, one.damaged, width, colours)
+        return self._line(f"step {one.step}", one.count, one.mean_score, one.damaged, width, colors)
 
-    def _line(self, name: str, count: int, score: float | None, damaged: int, width: int, colours: Palette) -> Line:
-        right: Line = [Segment(f"{count:>7,}", colours.muted)]
+    def _line(self, name: str, count: int, score: float | None, damaged: int, width: int, colors: Palette) -> Line:
+        right: Line = [Segment(f"{count:>7,}", colors.muted)]
         if any(one.damaged for one in self._steps):
-            right = [Segment(f"{f'✗{damaged}' if damaged else '':>5}", colours.bad), *right]
+            right = [Segment(f"{f'✗{damaged}' if damaged else '':>5}", colors.bad), *right]
         meter = 12 if width > 44 else 6
-        middle: Line = [Segment(f"{'' if score is None else _short(score):>7} ", colours.score(score))]
+        middle: Line = [Segment(f"{'' if score is None else _short(score):>7} ", colors.score(score))]
         reached = 0 if score is None else round(max(0.0, min(1.0, score)) * meter)
-        middle += [Segment("━" * reached, colours.score(score)), Segment("─" * (meter - reached), colours.faint)]
+        middle += [Segment("━" * reached, colors.score(score)), Segment("─" * (meter - reached), colors.faint)]
         room = width - length(right) - length(middle)
-        return [Segment(fitted(name, room), colours.text), *middle, *right]
+        return [Segment(fitted(name, room), colors.text), *middle, *right]
 
 
 # Samples --------------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class StepList(Choices):
 
 class Column(NamedTuple):
     field: str
-    """As queries call it; empty for what rows cannot be sorted by."""
+    """The field's name in queries; empty if rows cannot be sorted by it."""
     title: str
     width: int
 
@@ -176,13 +177,13 @@ _COLUMNS = (
     Column("time", "time", 8),
 )
 _FIRST = ("score", "time", "turns", "length", "tools")
-"""Which columns there are if there is no room for all."""
+"""Columns by priority, if there is no room for all."""
 _PREVIEW = 18
-"""What is left for the question."""
+"""Minimum width of the question."""
 
 
 def columns(width: int, sort: SortKey | None) -> list[Column]:
-    """Those that fit, the one that rows are sorted by among them."""
+    """The columns that fit, including the one that rows are sorted by."""
     wanted = sorted(_COLUMNS, key=lambda one: (sort is None or one.field != sort.field, _FIRST.index(one.field)))
     room = width - 2 - _PREVIEW
     kept: set[str] = set()
@@ -198,44 +199,44 @@ class SampleList(Choices):
         super().__init__("samples", chosen)
         self.sort: SortKey | None = None
         self._fetch = fetch
-        self._leaves: OrderedDict[int, Sequence[Row]] = OrderedDict()
+        self._fetched_pages: OrderedDict[int, Sequence[Row]] = OrderedDict()
 
     def update(self, count: int, cursor: int) -> None:
-        self._leaves.clear()
+        self._fetched_pages.clear()
         super().update(count, cursor)
 
     def row(self, at: int) -> Row | None:
         if not 0 <= at < self.count:
             return None
-        leaf, place = divmod(at, _FETCHED)
-        if leaf not in self._leaves:
-            self._leaves[leaf] = self._fetch(leaf * _FETCHED, _FETCHED)
-            if len(self._leaves) > _KEPT:
-                self._leaves.popitem(last=False)
-        rows = self._leaves[leaf]
+        page, place = divmod(at, _FETCHED)
+        if page not in self._fetched_pages:
+            self._fetched_pages[page] = self._fetch(page * _FETCHED, _FETCHED)
+            if len(self._fetched_pages) > _KEPT:
+                self._fetched_pages.popitem(last=False)
+        rows = self._fetched_pages[page]
         return rows[place] if place < len(rows) else None
 
-    def draw(self, at: int, width: int, colours: Palette) -> Line:
+    def draw(self, at: int, width: int, colors: Palette) -> Line:
         row = self.row(at)
         if row is None:
             return []
         if row.damaged:
-            said = f"{one_line(row.file)}:{row.line} {one_line(row.damaged)}"
-            return [Segment("✗ ", colours.bad), Segment(f"damaged {said}", colours.bad)]
+            problem = f"{one_line(row.file)}:{row.line} {one_line(row.damaged)}"
+            return [Segment("✗ ", colors.bad), Segment(f"damaged {problem}", colors.bad)]
         line: Line = []
         for column in columns(width, self.sort):
             told = _told(row, column.field)
             told = told if len(told) < column.width else "…"
-            line.append(Segment(f"{told:>{column.width - 1}} ", _ink(row, column.field, colours)))
+            line.append(Segment(f"{told:>{column.width - 1}} ", _ink(row, column.field, colors)))
         if row.state == "FAILED":
-            line.append(Segment("✗ ", colours.bad))
+            line.append(Segment("✗ ", colors.bad))
         elif row.finish not in ("stop", "unknown"):
-            line.append(Segment("! ", colours.fair))
+            line.append(Segment("! ", colors.fair))
         elif row.failed_tools:
-            line.append(Segment("× ", colours.fair))
+            line.append(Segment("× ", colors.fair))
         else:
             line.append(Segment("  "))
-        return [*line, Segment(one_line(row.preview), colours.text)]
+        return [*line, Segment(one_line(row.preview), colors.text)]
 
 
 def _told(row: Row, field: str) -> str:
@@ -248,18 +249,18 @@ def _told(row: Row, field: str) -> str:
 
 
 def _short(score: float) -> str:
-    told = told_number(score)
+    told = format_number(score)
     return told if len(told) < 6 else f"{score:.2g}"
 
 
-def _ink(row: Row, field: str, colours: Palette) -> Style:
+def _ink(row: Row, field: str, colors: Palette) -> Style:
     if field == "score":
-        return colours.score(row.score)
-    return colours.bad if field == "tools" and row.failed_tools else colours.muted
+        return colors.score(row.score)
+    return colors.bad if field == "tools" and row.failed_tools else colors.muted
 
 
 class Titles(Widget):
-    """Of the samples' columns; a click sorts by one."""
+    """The titles of the samples' columns; a click sorts by one."""
 
     ALLOW_SELECT = False
 
@@ -277,16 +278,16 @@ class Titles(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        colours = palette_of(self)
+        colors = palette_of(self)
         line: Line = [Segment(" ")]
-        # As wide as the list below: that keeps a column for its scrollbar.
+        # As wide as the list below, which reserves a column for its scrollbar.
         width = self.size.width - 1
         for column in columns(width - 1, self.sort):
             chosen = self.sort is not None and self.sort.field == column.field
             arrow = ("▾" if self.sort and self.sort.descending else "▴") if chosen else ""
-            style = (colours.accent if chosen else colours.faint) + Style.from_meta({"sort": column.field})
+            style = (colors.accent if chosen else colors.faint) + Style.from_meta({"sort": column.field})
             line.append(Segment(f"{column.title + arrow:>{column.width - 1}} ", style))
-        line.append(Segment("  question", colours.faint))
+        line.append(Segment("  question", colors.faint))
         ground = self.rich_style
         return Strip(clipped(line, width)).apply_style(ground).crop_extend(0, self.size.width, ground)
 

@@ -1,4 +1,4 @@
-"""The reader's pane: a page of drawn lines, of which only those on the screen are rendered."""
+"""The reading pane: a page of drawn lines, of which only the visible ones are rendered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolyard.viewer.tui.palette import palette_of
 
 _MARGIN = 1
 _ABOVE = 3
-"""Lines that are kept above a match."""
+"""Lines to show above a match."""
 
 
 class PageView(ScrollView, can_focus=True):
@@ -32,28 +32,28 @@ class PageView(ScrollView, can_focus=True):
     ]
 
     class Turned(Message):
-        """Something was clicked at that folds or unfolds."""
+        """The user clicked something that folds or unfolds."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
             self.key = key
 
     class WholeWanted(Message):
-        """The note was clicked at that says how much was cut."""
+        """The user clicked the note that says how much was cut."""
 
     class Widened(Message):
-        """The page has to be drawn anew."""
+        """The width changed: the page must be drawn again."""
 
     def __init__(self) -> None:
         super().__init__(id="page")
         self._page = Page([])
         self._match: int | None = None
-        """Place of the current one in the page's matches."""
+        """Index of the current match in the page's matches."""
         self._width = 0
 
     @property
     def room(self) -> int:
-        """How wide lines may be."""
+        """Maximum width of lines."""
         return max(20, self.scrollable_content_region.width - 2 * _MARGIN)
 
     @property
@@ -62,16 +62,16 @@ class PageView(ScrollView, can_focus=True):
 
     @property
     def match(self) -> int | None:
-        """From 0."""
+        """Index of the current match, from 0."""
         return self._match
 
     @property
     def text(self) -> str:
-        """All of it, as it is shown."""
+        """The whole page as text."""
         return "\n".join("".join(segment.text for segment in line).rstrip() for line in self._page.lines)
 
     def show(self, page: Page, *, keep: bool) -> None:
-        """`keep`: what is being read stays where it is."""
+        """Show `page`. `keep`: keep the scroll position and the current match."""
         self._page = page
         if not keep or (self._match is not None and self._match >= len(page.matches)):
             self._match = None
@@ -83,7 +83,7 @@ class PageView(ScrollView, can_focus=True):
     # Matches ----------------------------------------------------------------------------------------------------------
 
     def go_to_match(self, match: int) -> None:
-        """By its place; from the end if it is negative."""
+        """Go to a match by its index; negative indexes count from the end."""
         if not self._page.matches:
             return
         self._match = match % len(self._page.matches)
@@ -94,12 +94,12 @@ class PageView(ScrollView, can_focus=True):
         self.refresh()
 
     def go_to_near_match(self) -> None:
-        """The first one that is on the screen or below it."""
+        """Go to the first match on the screen or below it."""
         below = (at for at, (_, line) in enumerate(self._page.matches) if line >= round(self.scroll_y))
         self.go_to_match(next(below, 0))
 
     def go_on(self, *, backwards: bool) -> bool:
-        """To the next match; False if there is none on this page."""
+        """Go to the next match. False if there is none on this page."""
         here = self._match
         if here is None:
             here = self.matches if backwards else -1

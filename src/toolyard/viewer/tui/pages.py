@@ -1,4 +1,4 @@
-"""What the reader sees of a row, drawn away from the screen: a page may take a while."""
+"""Draws the page of a row, in a worker thread: a page may take a while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from toolyard.viewer.tui.trajectory import Looks, Material, Part, heading_lines,
 from toolyard.viewer.web.answers import decodes
 
 _TIMED = 1_000
-"""Requests of a step whose lines are read for its timeline: the slowest ones, which are what it is about."""
+"""Only the slowest requests of a step are read for its timeline."""
 _RAW_CHARS = 20_000
 _WHOLE_RAW_CHARS = 5_000_000
 
@@ -37,13 +37,13 @@ class View(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be drawn, and how."""
+class PageRequest:
+    """What to draw, and how."""
 
     row: Row
     view: View
     other: Row | None
-    """What it is compared with."""
+    """The row to compare with."""
     looks: Looks
     needles: tuple[str, ...]
     whole: bool
@@ -55,7 +55,7 @@ class Wish:
 class Page:
     lines: list[Line]
     matches: tuple[tuple[int, int], ...] = ()
-    """Of each match, in the order of reading: its name in the lines' styles, and the line where it begins."""
+    """For each match, in reading order: its id in the styles of the lines, and the line where it starts."""
 
 
 class Pages:
@@ -68,65 +68,65 @@ class Pages:
         self._bubbles = lru_cache(maxsize=4)(self._conversed)
         self._timeline = lru_cache(maxsize=4096)(self._timed)
 
-    def draw(self, wish: Wish) -> Page:
-        """Whatever the line holds, there is a page: one that cannot be drawn says why."""
+    def draw(self, wanted: PageRequest) -> Page:
+        """Draw a page. If the line cannot be drawn, the page says why."""
         try:
-            return self._drawn(wish)
+            return self._drawn(wanted)
         except ToolyardError as error:
-            return Page(_excuse(wish, str(error)))
-        except Exception as error:  # a line that nobody thought of must not end the viewer, but be seen
-            return self._as_it_stands(wish, f"{type(error).__name__}: {error}")
+            return Page(_excuse(wanted, str(error)))
+        except Exception as error:  # an unforeseen line must not end the viewer: show it raw
+            return self._raw_page(wanted, f"{type(error).__name__}: {error}")
 
     def trajectory(self, row: Row) -> Trajectory | None:
         return self._trajectory(row.number, self._library.generation)
 
-    def _drawn(self, wish: Wish) -> Page:
-        pen = Pen(palette(wish.theme), needles=wish.needles, whole=wish.whole)
-        row = wish.row
+    def _drawn(self, wanted: PageRequest) -> Page:
+        pen = Pen(palette(wanted.theme), needles=wanted.needles, whole=wanted.whole)
+        row = wanted.row
         trajectory = self.trajectory(row)
         if trajectory is None:
-            lines = self._damaged(pen, wish)
-        elif wish.view is View.TIMELINE:
-            lines = self._timelines(pen, wish, trajectory)
-        elif wish.view is View.COMPARISON and wish.other is not None:
-            lines = self._comparison(pen, wish, trajectory, wish.other)
+            lines = self._damaged(pen, wanted)
+        elif wanted.view is View.TIMELINE:
+            lines = self._timelines(pen, wanted, trajectory)
+        elif wanted.view is View.COMPARISON and wanted.other is not None:
+            lines = self._comparison(pen, wanted, trajectory, wanted.other)
         else:
-            lines = trajectory_lines(pen, self._material(wish, trajectory), wish.width, wish.looks)
-        return Page(lines, matches_in(lines) if wish.needles else ())
+            lines = trajectory_lines(pen, self._material(wanted, trajectory), wanted.width, wanted.looks)
+        return Page(lines, matches_in(lines) if wanted.needles else ())
 
-    def _material(self, wish: Wish, trajectory: Trajectory) -> Material:
-        row, looks = wish.row, wish.looks
+    def _material(self, wanted: PageRequest, trajectory: Trajectory) -> Material:
+        row, looks = wanted.row, wanted.looks
         bubbles = self._bubbles(row.number, self._library.generation) if looks.converses else ()
-        raw = self._library.raw(row.number, _raw_chars(wish)) if Part.LINE in looks.parts else ""
+        raw = self._library.raw(row.number, _raw_chars(wanted)) if Part.LINE in looks.parts else ""
         decode = self._fitting(trajectory) if Part.TOKENS in looks.parts else None
         return Material(row, trajectory, bubbles, raw, decode)
 
-    def _as_it_stands(self, wish: Wish, why: str) -> Page:
-        lines = _excuse(wish, why)
+    def _raw_page(self, wanted: PageRequest, why: str) -> Page:
+        lines = _excuse(wanted, why)
         try:
-            pen = Pen(palette(wish.theme), needles=wish.needles, whole=wish.whole)
-            raw = self._library.raw(wish.row.number, _raw_chars(wish))
-            lines += [[], section(pen, "as it stands", wish.width), *pen.text(raw, wish.width, words=False)]
+            pen = Pen(palette(wanted.theme), needles=wanted.needles, whole=wanted.whole)
+            raw = self._library.raw(wanted.row.number, _raw_chars(wanted))
+            lines += [[], section(pen, "raw line", wanted.width), *pen.text(raw, wanted.width, words=False)]
         except ToolyardError as error:
-            lines += _excuse(wish, str(error))
+            lines += _excuse(wanted, str(error))
         return Page(lines, matches_in(lines))
 
-    def _damaged(self, pen: Pen, wish: Wish) -> list[Line]:
-        row = wish.row
-        why = row.damaged or "This line was changed or removed since it was taken in."
-        raw = self._library.raw(row.number, _raw_chars(wish))
+    def _damaged(self, pen: Pen, wanted: PageRequest) -> list[Line]:
+        row = wanted.row
+        why = row.damaged or "This line was changed or removed after it was indexed."
+        raw = self._library.raw(row.number, _raw_chars(wanted))
         return [
-            *heading_lines(pen, row, wish.width),
+            *heading_lines(pen, row, wanted.width),
             [],
             [Segment(f"Line {row.line} of this file cannot be read", pen.palette.bad)],
-            *pen.text(why, wish.width),
+            *pen.text(why, wanted.width),
             [],
-            section(pen, "as it stands", wish.width),
-            *pen.text(raw, wish.width, words=False),
+            section(pen, "raw line", wanted.width),
+            *pen.text(raw, wanted.width, words=False),
         ]
 
-    def _timelines(self, pen: Pen, wish: Wish, trajectory: Trajectory) -> list[Line]:
-        row, width = wish.row, wish.width
+    def _timelines(self, pen: Pen, wanted: PageRequest, trajectory: Trajectory) -> list[Line]:
+        row, width = wanted.row, wanted.width
         lines = [*heading_lines(pen, row, width), [], section(pen, "this request", width)]
         lines += [*request_lines(pen, request_timeline(trajectory, row.number), width), []]
         slowest = self._library.rows(_slowest_of(row.step), limit=_TIMED)
@@ -136,19 +136,19 @@ class Pages:
             lines += [section(pen, f"step {row.step}", width), *step_lines(pen, found, row.number, width), []]
         return lines
 
-    def _comparison(self, pen: Pen, wish: Wish, left: Trajectory, other: Row) -> list[Line]:
+    def _comparison(self, pen: Pen, wanted: PageRequest, left: Trajectory, other: Row) -> list[Line]:
         right = self.trajectory(other)
         if right is None:
             return [[Segment("The other line is damaged.", pen.palette.bad)]]
         decode = self._fitting(left) if self._fitting(right) else None
-        return comparison_lines(pen, wish.row, other, compare(left, right, decode), wish.width)
+        return comparison_lines(pen, wanted.row, other, compare(left, right, decode), wanted.width)
 
     def _fitting(self, trajectory: Trajectory) -> Decode | None:
-        """Only if it is what this trajectory was made with: another tokenizer would show nonsense."""
+        """The decoder, if it matches this trajectory: another tokenizer would show nonsense."""
         return self._decode if self._decode is not None and decodes(self._decode, trajectory) else None
 
     def _read(self, number: int, generation: int) -> Trajectory | None:
-        """`generation`: with another one, the number names another line."""
+        """`generation` is part of the cache key: in another generation the number means another line."""
         return self._library.trajectory(number)
 
     def _conversed(self, number: int, generation: int) -> tuple[Bubble, ...]:
@@ -163,19 +163,19 @@ class Pages:
 
 
 def empty_page(query: Query, step: int | None, width: int, theme: str) -> Page:
-    """For a list in which there is nothing."""
+    """The page for an empty list."""
     pen = Pen(palette(theme))
     if not query.alternatives:
-        said = "Nothing here yet.\n\nThe dump is followed: trajectories appear as they are written."
+        text = "No trajectories yet.\n\nThey appear here as they are written."
     elif step is None:
-        said = "No trajectory is what is asked for.\n\n/ changes the filter."
+        text = "No matches.\n\nPress / to change the filter."
     else:
-        said = f"No trajectory of step {step} is what is asked for.\n\n/ changes the filter, P goes to all steps."
-    return Page([[], *pen.text(said, width, pen.palette.muted)])
+        text = f"No matches in step {step}.\n\nPress / to change the filter, P to go to all steps."
+    return Page([[], *pen.text(text, width, pen.palette.muted)])
 
 
 def matches_in(lines: list[Line]) -> tuple[tuple[int, int], ...]:
-    """Which there are, and on which line each begins."""
+    """The ids of all matches, and the line where each starts."""
     found: dict[int, int] = {}
     for at, line in enumerate(lines):
         for segment in line:
@@ -196,10 +196,10 @@ def _slowest_of(step: int) -> Query:
     return in_step(Query(((Condition("damaged", ":", False),),)), step).sorted_by("time", descending=True)
 
 
-def _raw_chars(wish: Wish) -> int:
-    return _WHOLE_RAW_CHARS if wish.whole else _RAW_CHARS
+def _raw_chars(wanted: PageRequest) -> int:
+    return _WHOLE_RAW_CHARS if wanted.whole else _RAW_CHARS
 
 
-def _excuse(wish: Wish, why: str) -> list[Line]:
-    colours = palette(wish.theme)
-    return [[Segment("This cannot be shown.", colours.bad)], *Pen(colours).text(why, wish.width)]
+def _excuse(wanted: PageRequest, why: str) -> list[Line]:
+    colors = palette(wanted.theme)
+    return [[Segment("This cannot be shown.", colors.bad)], *Pen(colors).text(why, wanted.width)]

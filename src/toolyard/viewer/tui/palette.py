@@ -1,4 +1,4 @@
-"""Colours, in dark and in light: one table for the widgets and for what is drawn line by line."""
+"""Dark and light colors: one table for the widgets and for what is drawn line by line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolyard.viewer.protocol import Origin, Role, Stage
 
 DARK, LIGHT = "toolyard-dark", "toolyard-light"
 
-_COLOURS = {
+_COLORS = {
     DARK: {
         "background": "#15171c",
         "surface": "#1b1d22",
@@ -62,35 +62,35 @@ def themes() -> list[Theme]:
     return [
         Theme(
             name=name,
-            primary=colours["blue"],
-            secondary=colours["cyan"],
-            accent=colours["amber"],
-            warning=colours["amber"],
-            error=colours["red"],
-            success=colours["green"],
-            foreground=colours["text"],
-            background=colours["background"],
-            surface=colours["surface"],
-            panel=colours["panel"],
+            primary=colors["blue"],
+            secondary=colors["cyan"],
+            accent=colors["amber"],
+            warning=colors["amber"],
+            error=colors["red"],
+            success=colors["green"],
+            foreground=colors["text"],
+            background=colors["background"],
+            surface=colors["surface"],
+            panel=colors["panel"],
             dark=name == DARK,
             variables={
-                "muted": colours["muted"],
-                "faint": colours["faint"],
-                "footer-key-foreground": colours["blue"],
-                "footer-background": colours["surface"],
-                "input-selection-background": f"{colours['blue']} 35%",
-                "block-cursor-background": colours["blue"],
-                "block-cursor-foreground": colours["background"],
-                "border-blurred": colours["panel"],
+                "muted": colors["muted"],
+                "faint": colors["faint"],
+                "footer-key-foreground": colors["blue"],
+                "footer-background": colors["surface"],
+                "input-selection-background": f"{colors['blue']} 35%",
+                "block-cursor-background": colors["blue"],
+                "block-cursor-foreground": colors["background"],
+                "border-blurred": colors["panel"],
             },
         )
-        for name, colours in _COLOURS.items()
+        for name, colors in _COLORS.items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Styles of what is drawn. Only those of blocks and matches have a background."""
+    """Styles for drawing. Only blocks, matches, the cursor and differences have a background."""
 
     text: Style
     strong: Style
@@ -101,9 +101,9 @@ class Palette:
     fair: Style
     bad: Style
     block: Style
-    """The ground that programs stand on."""
+    """The background of programs."""
     cursor: Style
-    """The ground of the chosen row."""
+    """The background of the selected row."""
     match: Style
     current: Style
     added: Style
@@ -120,17 +120,17 @@ class Palette:
 
 
 def palette_of(widget: Widget) -> Palette:
-    """Of the theme that is chosen now."""
+    """The palette of the current theme."""
     return palette(widget.app.theme)  # pyright: ignore[reportUnknownMemberType] - whatever the app returns
 
 
 @cache
 def palette(name: str) -> Palette:
-    """Of one of our themes."""
-    colours = _COLOURS.get(name, _COLOURS[DARK])
+    """The palette of the theme `name`."""
+    colors = _COLORS.get(name, _COLORS[DARK])
 
-    def ink(colour: str, *, bold: bool | None = None) -> Style:
-        return Style(color=colours[colour], bold=bold)
+    def ink(color: str, *, bold: bool | None = None) -> Style:
+        return Style(color=colors[color], bold=bold)
 
     return Palette(
         text=ink("text"),
@@ -141,14 +141,12 @@ def palette(name: str) -> Palette:
         good=ink("green"),
         fair=ink("amber"),
         bad=ink("red"),
-        block=Style(bgcolor=colours["surface"]),
-        cursor=Style(bgcolor=colours["panel"]),
-        match=Style(bgcolor=colours["match"], color=colours["strong"]),
-        current=Style(
-            bgcolor=colours["current"], color=colours["background" if name != LIGHT else "strong"], bold=True
-        ),
-        added=Style(color=colours["green"], bgcolor=colours["added"]),
-        removed=Style(color=colours["red"], bgcolor=colours["removed"]),
+        block=Style(bgcolor=colors["surface"]),
+        cursor=Style(bgcolor=colors["panel"]),
+        match=Style(bgcolor=colors["match"], color=colors["strong"]),
+        current=Style(bgcolor=colors["current"], color=colors["background" if name != LIGHT else "strong"], bold=True),
+        added=Style(color=colors["green"], bgcolor=colors["added"]),
+        removed=Style(color=colors["red"], bgcolor=colors["removed"]),
         roles={
             Role.SYSTEM: ink("violet"),
             Role.USER: ink("cyan"),
@@ -170,7 +168,7 @@ def palette(name: str) -> Palette:
     )
 
 
-# How the viewer's widgets are laid out.
+# Layout of the widgets.
 
 
 CSS = """

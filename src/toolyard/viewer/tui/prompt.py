@@ -1,4 +1,4 @@
-"""The line at the bottom in which one types: a filter, a search, an id."""
+"""The input line at the bottom: for a filter, a search, or an id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolyard.viewer.tui.text import visible
 
 
 class Asked(Enum):
-    """What is typed; the value stands before it."""
+    """The kind of input; the value is its label."""
 
     FILTER = "filter"
     SEARCH = "search"
@@ -27,17 +27,16 @@ class Asked(Enum):
 
 
 _HINTS = {
-    Asked.FILTER: 'score<0.5 tools>2 finish:length text:"220000" sort:-time · empty: everything · esc: as it was',
-    Asked.SEARCH: "in everything that was said; then ] and [ for the next and the previous match",
-    Asked.ID: "the id of a request, or the beginning of it",
+    Asked.FILTER: 'score<0.5 tools>2 finish:length text:"220000" sort:-time · empty: all · esc: cancel',
+    Asked.SEARCH: "search all messages; then ] and [ for the next and previous match",
+    Asked.ID: "a request id, or the start of one",
 }
 
 
 class Field(Input):
-    """Whose keys take effect in the order in which they come.
+    """An input whose keys take effect in the order in which they are typed.
 
-    A letter is put in as soon as the field hears of it. What a key is bound to would be done when all around the field
-    have been asked: after letters that came later.
+    Input inserts a letter at once, but runs a key's binding only after the event has bubbled: after later letters.
     """
 
     _ACTIONS: ClassVar[dict[str, str]] = {
@@ -55,7 +54,7 @@ class Field(Input):
 
 
 class Prompt(Vertical):
-    """Hidden unless something is asked for."""
+    """The input line. Hidden unless it is in use."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
@@ -69,7 +68,7 @@ class Prompt(Vertical):
         super().__init__(id="prompt")
         self._asked = Asked.FILTER
         self._focused: Widget | None = None
-        """What is to have the focus again."""
+        """The widget that gets the focus back."""
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -86,7 +85,7 @@ class Prompt(Vertical):
         field.cursor_position = len(field.value)
         self._tell(None)
         self.display = True
-        # At once, unlike `focus`: whoever types fast means this field.
+        # Immediate, unlike `focus`, so that fast typing goes into this field.
         self.screen.set_focus(field)
 
     def action_leave(self) -> None:

@@ -1,4 +1,4 @@
-"""What opens over the viewer: menus, the choice of fields, help."""
+"""Dialogs of the viewer: menus, the choice of fields, help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolyard.viewer.tui.trajectory import Part
 
 
 class Menu(ModalScreen[int | None]):
-    """One of several things: its place is returned, or None."""
+    """A choice. Returns the index of the chosen item, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(None)", show=False),
@@ -38,7 +38,7 @@ class Menu(ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Label(Text(one_line(self._title)), classes="dialog-title")
-            # Text, not str: what stands there may look like markup.
+            # Text, not str: it may look like markup.
             yield OptionList(*(Option(Text(one_line(choice))) for choice in self._choices), markup=False)
 
     def on_mount(self) -> None:
@@ -56,7 +56,7 @@ class Menu(ModalScreen[int | None]):
 
 
 class Fields(ModalScreen[frozenset[Part] | None]):
-    """Which parts of a trajectory are shown."""
+    """The choice of which parts of a trajectory to show."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f,q", "close", show=False),
@@ -70,7 +70,7 @@ class Fields(ModalScreen[frozenset[Part] | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Label("Fields to show  (space turns one on or off, esc closes)", classes="dialog-title")
+            yield Label("Fields to show  (space to toggle, esc to close)", classes="dialog-title")
             yield self._parts
 
     def on_mount(self) -> None:
@@ -91,32 +91,32 @@ KEYS = (
         "Moving",
         (
             ("n  p", "next, previous sample"),
-            ("N  P", "next, previous step; before the first: all steps"),
-            ("j  k", "scroll the trajectory; space, ctrl+d, ctrl+u by pages"),
-            ("g  G", "its top, its bottom"),
-            ("tab", "from pane to pane; there, the arrows move"),
-            ("i", "jump to a request id, or the beginning of one"),
-            ("z", "hide the lists, show them again"),
+            ("N  P", "next, previous step; before the first one: all steps"),
+            ("j  k", "scroll the trajectory; space, ctrl+d, ctrl+u scroll by a page"),
+            ("g  G", "top, bottom of the trajectory"),
+            ("tab", "next pane; the arrow keys move in it"),
+            ("i", "go to a request id, or the start of one"),
+            ("z", "hide or show the lists"),
         ),
     ),
     (
         "Finding",
         (
-            ("/", 'filter: score<0.5 tools>2 finish:length text:"220000" sort:-time; nothing: all'),
-            ("o", "sort; a click on a column's title does it, too"),
-            ("s", "search in everything that was said"),
-            ("]  [", "next, previous match; after the last one, in the next trajectory"),
-            ("esc", "leave: a menu, the input, a view, the search"),
+            ("/", 'filter: score<0.5 tools>2 finish:length text:"220000" sort:-time; empty: all'),
+            ("o", "sort; or click a column title"),
+            ("s", "search all messages"),
+            ("]  [", "next, previous match; continues in the next trajectory"),
+            ("esc", "close a menu, the input, a view, or the search"),
         ),
     ),
     (
         "Reading",
         (
-            ("r", "plain (input and output as they stand) or rendered"),
-            ("x", "unfold reasoning and the prompt, fold them; a click does it for one"),
-            ("a", "all of texts that were cut"),
-            ("f", "which fields are shown"),
-            ("t", "where the time went: of the request, of its step"),
+            ("r", "raw input and output, or the conversation"),
+            ("x", "unfold or fold reasoning and the prompt; or click one of them"),
+            ("a", "show all of text that was cut"),
+            ("f", "choose the fields to show"),
+            ("t", "where the time went, for the request and its step"),
             ("d", "compare with another sample of the task, or the same request in another run"),
             ("y", "copy the id, the text, or a program"),
             ("T", "light or dark"),
@@ -125,14 +125,15 @@ KEYS = (
     ),
 )
 _SIGNS = (
-    ("!", "did not end by itself: length, turns, …"),
-    ("×", "a call of a tool went wrong"),
+    ("!", "stopped by a limit: length, turns, …"),
+    ("×", "a tool call failed"),
     ("✗", "the request failed, or the line is damaged"),
 )
 _FIELDS = (
     "Numbers (score<0.5, time>10, length:100..200, score:none): score tools turns length prompt chars time step line "
-    "sample. Texts (finish:length, file=0.jsonl): finish state source task id verdict file. damaged:yes. Words, or "
-    'text:"two words": what was said. -finish:stop is its opposite; a or b; sort:score, sort:-time.'
+    "sample. Text (finish:length contains, file=0.jsonl equals): finish state source task id verdict file. "
+    'damaged:yes. Other words, or text:"two words", are searched for in all messages. -finish:stop negates; a or b; '
+    "sort:score, sort:-time."
 )
 
 
@@ -148,18 +149,18 @@ class Help(ModalScreen[None]):
             for title, keys in KEYS:
                 yield Label(title, classes="dialog-title")
                 yield Static(self._table(keys))
-            yield Label("Signs in the list", classes="dialog-title")
+            yield Label("Symbols in the list", classes="dialog-title")
             yield Static(self._table(_SIGNS))
             yield Label("Filters", classes="dialog-title")
             yield Static(Text(_FIELDS))
 
     def _table(self, rows: Sequence[tuple[str, str]]) -> Table:
-        colours = palette_of(self)
+        colors = palette_of(self)
         table = Table.grid(padding=(0, 2))
         table.add_column(width=6)
         table.add_column()
         for key, meaning in rows:
-            table.add_row(Text(key, colours.accent), Text(meaning, colours.text))
+            table.add_row(Text(key, colors.accent), Text(meaning, colors.text))
         return table
 
     def action_scroll(self, by: int) -> None:

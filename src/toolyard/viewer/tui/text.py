@@ -1,7 +1,7 @@
-"""Texts of a dump made fit for a terminal: visible, cut, and wrapped.
+"""Makes text of a dump safe for a terminal: visible, cut, and wrapped.
 
-Everything that comes from a dump passes `visible` before it is drawn or copied. What is left of it has the width that
-it seems to have, and nothing that moves a cursor, sets a colour, or turns the direction of what is written.
+All text of a dump goes through `visible` before it is drawn or copied. The result has its apparent width, and nothing
+that moves the cursor, sets a color, or changes the writing direction.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 from rich.cells import cell_len, get_character_cell_size
 
 TAB = 4
-_AGES = 1e7
-"""Seconds that no clock has measured."""
+_IMPLAUSIBLE_SECONDS = 1e7
+"""Durations above this are not real."""
 _MARKS = (
     r"[\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
     r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 )
-"""What is written over the character before it."""
+"""Combining marks, drawn over the previous character."""
 _MANY_MARKS = re.compile(rf"({_MARKS}{{3}}){_MARKS}+")
 _LONELY_MARK = re.compile(rf"(?:^|(?<=[\s]))(?={_MARKS})", re.MULTILINE)
 _PRESENTATION = "\ufe0e\ufe0f"
-"""As text or as an emoji: terminals do not agree on the width of the latter, so neither is asked for."""
+"""Variation selectors for text and emoji style: removed, since terminals disagree on the width of the latter."""
 _CHANGES_WIDTH = (
     (0x034F, 0x034F),
     (0x115F, 0x1160),
@@ -35,13 +35,13 @@ _CHANGES_WIDTH = (
     (0x1F3FB, 0x1F3FF),
     (0xE0100, 0xE01EF),
 )
-"""Printable by name, but invisible, or joined with the character before them by some terminals and not by others."""
+"""Nominally printable, but invisible, or joined with the previous character by some terminals only."""
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures (␛), other invisible ones by their code (⟨U+202E⟩). Newlines and tabs stay.
+    """Show control characters as pictures (␛) and other invisible ones by code (⟨U+202E⟩). Keeps newlines and tabs.
 
-    The same text comes out of it again if it is given one that it returned.
+    Idempotent: applied to its own result, it changes nothing.
     """
     odd = {ord(char): _picture(char) for char in set(text) if not _is_fit(char)}
     text = text.translate(odd) if odd else text
@@ -51,7 +51,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """For lists and headings."""
+    """`text` on one line, for lists and headings."""
     short = text[: limit + 1]
     line = " ".join(visible(short).split())
     return line if len(text) <= limit else f"{line[: limit - 1]}…"
@@ -85,7 +85,7 @@ def _picture(char: str) -> str:
 
 
 class Cut(NamedTuple):
-    """A stretch of a text, and how many characters lie before and behind it."""
+    """An excerpt, and the number of characters before and after it."""
 
     before: int
     text: str
@@ -93,7 +93,7 @@ class Cut(NamedTuple):
 
 
 def cut(text: str, limit: int, wanted: re.Pattern[str] | None = None) -> Cut:
-    """The beginning of it; or a stretch around the first place that is wanted, if the beginning has none."""
+    """The first `limit` characters, or an excerpt around the first match if it is not among them."""
     if len(text) <= limit:
         return Cut(0, text, 0)
     start = 0
@@ -106,9 +106,9 @@ def cut(text: str, limit: int, wanted: re.Pattern[str] | None = None) -> Cut:
 
 
 def spans(line: str, width: int, *, words: bool) -> list[tuple[int, int]]:
-    """Where the pieces begin and end that `line`, which has no newline or tab, is to be drawn as.
+    """Start and end of the pieces into which `line`, which has no newline or tab, is wrapped.
 
-    `words`: between words, as far as they fit. A space at which it was broken is left out.
+    `words`: break between words if possible. The space at a break is dropped.
     """
     width = max(2, width)  # the widest character
     if len(line) <= width and (line.isascii() or cell_len(line) <= width):
@@ -127,7 +127,7 @@ def spans(line: str, width: int, *, words: bool) -> list[tuple[int, int]]:
 
 
 def _end(line: str, start: int, width: int) -> int:
-    """Where the piece ends that begins at `start`."""
+    """The end of the piece that starts at `start`."""
     stretch = line[start : start + width]
     if stretch.isascii():
         return start + len(stretch)
@@ -142,7 +142,7 @@ def _end(line: str, start: int, width: int) -> int:
 
 
 def fitted(text: str, width: int) -> str:
-    """Exactly so wide: cut, or filled with spaces. `text` is visible and has no newline."""
+    """`text` cut or padded to exactly `width`. It must be visible and have no newline."""
     size = cell_len(text)
     if size > width:
         first = _end(text, 0, width - 1) if width > 1 else 0
@@ -156,8 +156,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def told_seconds(seconds: float) -> str:
-    if not seconds <= _AGES:
+def format_seconds(seconds: float) -> str:
+    if not seconds <= _IMPLAUSIBLE_SECONDS:
         return f"{seconds:.0e} s"
     if seconds < 0.0005:
         return "0 s"
@@ -169,8 +169,8 @@ def told_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def told_number(value: float | None) -> str:
-    """Short: at most three digits behind the point."""
+def format_number(value: float | None) -> str:
+    """At most three decimal places."""
     if value is None:
         return "none"
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Where the time of a request and of its step went, as bars."""
+"""Timelines of a request and its step, as bars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.style import Style
 from toolyard.viewer.protocol import RequestTimeline, Stage, StepTimeline
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, filled, length
 from toolyard.viewer.tui.palette import Palette
-from toolyard.viewer.tui.text import counted, fitted, one_line, told_seconds
+from toolyard.viewer.tui.text import counted, fitted, format_seconds, one_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _NAME = 14
@@ -20,17 +20,17 @@ _MOST_ROWS = 400
 _LABELLED_WIDTH = 64
 _SLIVER = 0.2
 _LEAST = 0.0005
-"""Seconds; shorter is shown as nothing."""
+"""Shorter stages, in seconds, are not shown."""
 _STAGES = {stage.value: stage for stage in Stage}
 
 
 def stacked_bar(palette: Palette, stages: Mapping[str, float], total: float, width: int) -> Line:
-    """`width` stands for `total` seconds. What took the time of a part of a cell has the thinnest column."""
+    """A bar of `width` cells for `total` seconds. Stages shorter than a cell get the thinnest block."""
     if not 0 < total < math.inf:
         return []
     bar: Line = []
     used, so_far = 0, 0.0
-    for name, seconds in _worth_telling(stages).items():
+    for name, seconds in _noticeable(stages).items():
         so_far += seconds
         end = round(min(so_far / total, 1.0) * width)
         size = max(end - used, 0)
@@ -44,13 +44,13 @@ def stacked_bar(palette: Palette, stages: Mapping[str, float], total: float, wid
 
 
 def stage_legend(palette: Palette, stages: Mapping[str, float], width: int) -> list[Line]:
-    """What the colours of a stacked bar mean, and how long each took."""
+    """The legend of a stacked bar: colors, stages and times."""
     lines: list[Line] = [[]]
-    for name, seconds in sorted(_worth_telling(stages).items(), key=lambda item: -item[1]):
+    for name, seconds in sorted(_noticeable(stages).items(), key=lambda item: -item[1]):
         entry: Line = [
             Segment("■ ", _ink(palette, name)),
             Segment(f"{name} ", palette.muted),
-            Segment(told_seconds(seconds), palette.text),
+            Segment(format_seconds(seconds), palette.text),
         ]
         if lines[-1] and length(lines[-1]) + 3 + length(entry) > width:
             lines.append([])
@@ -59,24 +59,24 @@ def stage_legend(palette: Palette, stages: Mapping[str, float], width: int) -> l
 
 
 def request_lines(pen: Pen, timeline: RequestTimeline, width: int) -> list[Line]:
-    """Each stage where it lay in the request's time."""
+    """Each stage at its place in the request's time."""
     palette = pen.palette
     if not timeline.segments:
-        return [[Segment("This line does not say how long anything took.", palette.muted)]]
+        return [[Segment("No timings in this dump", palette.muted)]]
     room = max(8, width - _NAME - _TIME - 2)
     label_room = min(36, room // 3) if width >= _LABELLED_WIDTH else 0
     room -= label_room
     lines: list[Line] = []
     told = [one for one in timeline.segments if one.end - one.start >= _LEAST] or timeline.segments
     for segment in told[:_MOST_ROWS]:
-        name = segment.stage.value if segment.turn is None else f"{segment.stage.value} {segment.turn}"
+        name = segment.stage.value if segment.turn is None else f"{segment.stage.value} {segment.turn + 1}"
         lines.append(
             [
                 Segment(fitted(name, _NAME), palette.muted),
                 *filled(
                     _placed(segment.start, segment.end, timeline.seconds, room, palette.stages[segment.stage]), room
                 ),
-                Segment(f" {told_seconds(segment.end - segment.start):>{_TIME - 1}} ", palette.text),
+                Segment(f" {format_seconds(segment.end - segment.start):>{_TIME - 1}} ", palette.text),
                 Segment(fitted(one_line(segment.label), label_room), palette.faint),
             ]
         )
@@ -84,15 +84,17 @@ def request_lines(pen: Pen, timeline: RequestTimeline, width: int) -> list[Line]
         lines.append([Segment(f"… {counted(len(told) - _MOST_ROWS, 'more stage')}", palette.accent)])
     if timeline.estimated:
         lines.append([])
-        lines += pen.text("When things began is not said: they are drawn one after the other.", width, palette.faint)
+        lines += pen.text(
+            "The dump has durations but no start times: stages are drawn one after the other.", width, palette.faint
+        )
     return lines
 
 
 def step_lines(pen: Pen, step: StepTimeline, chosen: int | None, width: int) -> list[Line]:
-    """What the step waited for. `chosen`: the row that is being looked at."""
+    """What the step waited for. `chosen`: the row that is being viewed."""
     palette = pen.palette
     lines = pen.text(step.verdict, width, palette.strong)
-    lines += [[], [Segment(f"All {counted(step.requests, 'request')} together", palette.muted)]]
+    lines += [[], [Segment(f"Total of {counted(step.requests, 'request')}", palette.muted)]]
     total = sum(step.by_stage.values())
     lines += [stacked_bar(palette, step.by_stage, total, width), *stage_legend(palette, step.by_stage, width), []]
     lines.append(
@@ -103,7 +105,7 @@ def step_lines(pen: Pen, step: StepTimeline, chosen: int | None, width: int) -> 
         stacked_bar(palette, step.critical_by_stage, step.seconds, width),
         *stage_legend(palette, step.critical_by_stage, width),
         [],
-        [Segment("The slowest", palette.muted)],
+        [Segment("Slowest requests", palette.muted)],
     ]
     room = max(8, width - _NAME - _TIME - 2)
     for one in step.slowest:
@@ -114,14 +116,14 @@ def step_lines(pen: Pen, step: StepTimeline, chosen: int | None, width: int) -> 
                 Segment("▸" if here else " ", palette.accent),
                 Segment(fitted(one_line(one.request_id), _NAME - 2) + " ", palette.strong if here else palette.muted),
                 *filled(bar, room),
-                Segment(f" {told_seconds(one.seconds):>{_TIME - 1}}", palette.text),
+                Segment(f" {format_seconds(one.seconds):>{_TIME - 1}}", palette.text),
             ]
         )
     return lines
 
 
-def _worth_telling(stages: Mapping[str, float]) -> Mapping[str, float]:
-    """Without what took no time that anybody would notice; all of them if none did."""
+def _noticeable(stages: Mapping[str, float]) -> Mapping[str, float]:
+    """The stages that took noticeable time, or all stages if none did."""
     return {name: seconds for name, seconds in stages.items() if seconds >= _LEAST} or stages
 
 
@@ -133,7 +135,7 @@ def _in_order(timeline: RequestTimeline) -> dict[str, float]:
 
 
 def _placed(start: float, end: float, total: float, width: int, ink: Style) -> Line:
-    """A bar that begins somewhere: its begin to a cell, its end to an eighth of one."""
+    """A bar from `start` to `end`: its start to the nearest cell, its end to an eighth of a cell."""
     if not 0 < total < math.inf:
         return []
     start, end = min(start, total), min(end, total)

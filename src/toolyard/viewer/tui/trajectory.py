@@ -1,4 +1,4 @@
-"""A trajectory as a page: what it is worth and why, what was said, and whatever else of it is wanted."""
+"""A trajectory as a page: its score, the conversation, and the other parts that are switched on."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from toolyard.viewer.timeline import request_timeline, stage_seconds
 from toolyard.viewer.token_runs import Decode, token_runs
 from toolyard.viewer.tui.conversation import Folds, conversation_lines
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
-from toolyard.viewer.tui.text import counted, one_line, told_number, told_seconds, visible
+from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line, visible
 from toolyard.viewer.tui.timeline import stacked_bar, stage_legend
 
 _LABEL = 8
 _MOST_TOKENS = 20_000
-"""Above it, tokens are shown by their ids: decoding them one by one takes too long."""
+"""If there are more, only ids are shown: decoding tokens one by one takes too long."""
 _DRAWN_TOKENS = 4_000
 _TRUTH_LINES = 12
 
 
 class Part(Enum):
-    """What of a trajectory can be shown; the value says it in words."""
+    """The parts of a trajectory that can be shown; the value is the label."""
 
-    REWARDS = "score and what it is made of"
+    REWARDS = "score and rewards"
     TRUTH = "ground truth"
     TIMINGS = "where the time went"
     CONVERSATION = "conversation"
     METRICS = "metrics"
     TOKENS = "tokens by origin"
-    INPUT = "input as it stands"
-    OUTPUT = "output as it stands"
-    EXTRA = "fields of others"
-    LINE = "the line of the file"
+    INPUT = "raw input"
+    OUTPUT = "raw output"
+    EXTRA = "other fields"
+    LINE = "raw line"
 
 
-_USUAL = frozenset({Part.REWARDS, Part.TRUTH, Part.TIMINGS, Part.CONVERSATION})
+_DEFAULT_PARTS = frozenset({Part.REWARDS, Part.TRUTH, Part.TIMINGS, Part.CONVERSATION})
 
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """How trajectories are shown; the same for all of them."""
+    """How all trajectories are shown."""
 
-    parts: frozenset[Part] = _USUAL
+    parts: frozenset[Part] = _DEFAULT_PARTS
     plain: bool = False
-    """Input and output as they stand, instead of the conversation."""
+    """Show raw input and output instead of the conversation."""
     folds: Folds = field(default_factory=Folds)
 
     @property
@@ -66,12 +66,12 @@ class Material(NamedTuple):
     trajectory: Trajectory
     bubbles: Sequence[Bubble]
     raw: str
-    """The line as it stands."""
+    """The raw line."""
     decode: Decode | None
 
 
 def trajectory_lines(pen: Pen, material: Material, width: int, looks: Looks) -> list[Line]:
-    """Of the material, what is not shown may be missing."""
+    """Draw a trajectory. Material of parts that are not shown may be missing."""
     trajectory = material.trajectory
     lines = heading_lines(pen, material.row, width)
     lines += _facts(pen, trajectory, width, looks.parts)
@@ -85,7 +85,7 @@ def trajectory_lines(pen: Pen, material: Material, width: int, looks: Looks) -> 
     if Part.METRICS in looks.parts:
         lines += _json(pen, "metrics", trajectory.metrics, width)
     if Part.EXTRA in looks.parts:
-        lines += _json(pen, "fields of others", trajectory.extra, width)
+        lines += _json(pen, "other fields", trajectory.extra, width)
     if Part.TOKENS in looks.parts:
         lines += [section(pen, "tokens", width), *_tokens(pen, trajectory, width, material.decode), []]
     if Part.LINE in looks.parts:
@@ -133,11 +133,12 @@ def _facts(pen: Pen, trajectory: Trajectory, width: int, parts: frozenset[Part])
         lines += _times(pen, trajectory, width)
     if trajectory.failure is not None:
         failure = trajectory.failure
-        whose = f"{one_line(failure.whose)}, while {one_line(failure.stage)}"
-        lines += _labelled(pen, "failed", [Segment(whose, palette.bad)], width)
+        kind = "infrastructure" if failure.whose == "ours" else "task"
+        what = f"{kind} failure while {one_line(failure.stage)}"
+        lines += _labelled(pen, "failed", [Segment(what, palette.bad)], width)
         lines += _labelled_lines(pen, "", pen.text(failure.error, width - _LABEL - 1, palette.bad))
     if not trajectory.token_exact and trajectory.tokens.response_ids:
-        lines += _labelled(pen, "tokens", [Segment("not exactly what was sampled", palette.fair)], width)
+        lines += _labelled(pen, "tokens", [Segment("not token-exact", palette.fair)], width)
     return lines
 
 
@@ -161,24 +162,24 @@ def _truth(pen: Pen, truth: Any, width: int) -> list[Line]:
 
 def _score(pen: Pen, trajectory: Trajectory) -> Line:
     palette = pen.palette
-    line: Line = [Segment(told_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
+    line: Line = [Segment(format_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
     if trajectory.rewards:
-        line.append(Segment("  from ", palette.faint))
+        line.append(Segment("  rewards: ", palette.faint))
     for at, (name, value) in enumerate(trajectory.rewards.items()):
         line.append(Segment(f"{' · ' if at else ''}{one_line(str(name), 40)} ", palette.muted))
-        line.append(Segment(_told_reward(value), palette.text))
+        line.append(Segment(_format_reward(value), palette.text))
     return line
 
 
-def _told_reward(value: Any) -> str:
-    return told_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
+def _format_reward(value: Any) -> str:
+    return format_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
 
 
 def _times(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
     timeline = request_timeline(trajectory)
     if not timeline.segments:
         return []
-    total = told_seconds(timeline.seconds)
+    total = format_seconds(timeline.seconds)
     room = min(60, width - _LABEL - 2 - len(total) - 1)
     stages = stage_seconds(timeline)
     bar = stacked_bar(pen.palette, stages, timeline.seconds, max(4, room))
@@ -212,11 +213,11 @@ def _tokens(pen: Pen, trajectory: Trajectory, width: int, decode: Decode | None)
     tokens = trajectory.tokens
     count = len(tokens.prompt_ids) + len(tokens.response_ids)
     if not count:
-        return [[Segment("this line has none", pen.palette.faint)]]
+        return [[Segment("none in this dump", pen.palette.faint)]]
     lines: list[Line] = []
     left = count if pen.whole else _DRAWN_TOKENS
     for run in token_runs(trajectory, decode if count <= _MOST_TOKENS else None):
-        turn = "" if run.turn is None else f", turn {run.turn}"
+        turn = "" if run.turn is None else f", turn {run.turn + 1}"
         title = f"{run.origin.value}{turn} · {counted(len(run.ids), 'token')} from {run.start}"
         shown = min(len(run.ids), max(0, left))
         left -= shown
@@ -228,7 +229,7 @@ def _tokens(pen: Pen, trajectory: Trajectory, width: int, decode: Decode | None)
 
 
 def _run(pen: Pen, run: TokenRun, shown: int, width: int) -> list[Line]:
-    """Tokens in a row, every other one on another ground; what was unlikely stands out."""
+    """Tokens with alternating backgrounds; unlikely ones are highlighted."""
     palette = pen.palette
     lines: list[Line] = [[]]
     used = 0

@@ -1,4 +1,4 @@
-"""The viewer in the browser: its page, its server, and reports in one file."""
+"""The browser viewer: its page, its server, and reports in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page asks for, in JSON's terms: of a library that a server has open, or of a report that is written once."""
+"""Answers to the page's requests, as JSON values; for the server, and for exported reports."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from toolyard.viewer.token_runs import Decode, token_runs
 MOST_ROWS = 1000
 _BINS = 20
 _TIMED = 2000
-"""Requests of a step whose lines are read for its timeline: the slowest ones, which are what it is about."""
+"""Only the slowest requests of a step are read for its timeline."""
 _MOST_TEXT = 2_000_000
-"""Characters of one text that a page gets: a browser shows more only very slowly."""
+"""Maximum characters of one text: browsers show more only very slowly."""
 _MOST_TEXTS = 4 * _MOST_TEXT
-"""Of all texts of one answer."""
+"""Maximum characters of all texts in one answer."""
 _SHORT = 200
-"""Characters that are never too long."""
+"""Texts up to this length are never cut."""
 _MOST_TOKENS = 200_000
 _DEEPEST = 60
 _LARGEST = 2**53
-"""The numbers of JavaScript are exact up to here."""
+"""JavaScript's numbers are exact up to here."""
 
 
-class NotThereError(ToolyardError):
-    """No line of that name."""
+class UnknownKeyError(ToolyardError):
+    """There is no line with that key."""
 
 
 class Answers:
-    """Answers about one library. Every method is safe to call from several threads."""
+    """Answers about one library. All methods are thread-safe."""
 
     def __init__(self, library: Library, *, title: str, decode: Decode | None = None) -> None:
         self.library = library
         self.title = title
         self.decode = decode
-        """Text of ids, used where it gives back a trajectory's own prompt."""
+        """Turns ids into text; used only if it reproduces a trajectory's own prompt."""
         self._timeline = lru_cache(maxsize=4096)(self._timeline_of)
 
     # Lists ------------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Answers:
         return self._found(self.library.next_match(needle, here, query, backwards=backwards), query)
 
     def next_step(self, step: int, query: Query, *, backwards: bool) -> JSON:
-        """The first row, in the query's order, of the step that comes after `step`, or before it."""
+        """The first row, in the query's order, of the step after (or before) `step`."""
         steps = [one.step for one in self.library.steps(query)]
         beyond = [one for one in steps if (one < step if backwards else one > step)]
         if not beyond:
@@ -98,10 +98,10 @@ class Answers:
         row = self.row_of(key)
         trajectory = self.library.trajectory(row.number)
         if trajectory is None:
-            why = row.damaged or "this line was changed or removed since it was taken in"
+            why = row.damaged or "this line was changed or removed after it was indexed"
             return {"row": with_key(row), "key": key, "damaged": why, "raw": self.library.raw(row.number, _MOST_TEXT)}
-        near = self.library.neighbours(row.number)
-        said = {
+        near = self.library.related(row.number)
+        fields = {
             "bubbles": conversation(trajectory),
             "score": trajectory.score,
             "rewards": trajectory.rewards,
@@ -118,7 +118,7 @@ class Answers:
         return {
             "row": with_key(row),
             "key": key,
-            **_Presented()(said),
+            **_BrowserSafe()(fields),
             "group": keyed(near.group),
             "twins": keyed(near.elsewhere),
         }
@@ -143,7 +143,7 @@ class Answers:
         return {
             "left": with_key(self.row_of(left)),
             "right": with_key(self.row_of(right)),
-            "comparison": _Presented()(compare(one, other, decode)),
+            "comparison": _BrowserSafe()(compare(one, other, decode)),
             "runs": pair_runs(*runs) if all(runs) else [],
         }
 
@@ -152,7 +152,7 @@ class Answers:
     def step(self, step: int, query: Query) -> JSON:
         summary = next((one for one in self.library.steps(query) if one.step == step), None)
         if summary is None:
-            raise NotThereError(f"there is no step {step} among what is asked for")
+            raise UnknownKeyError(f"no trajectory of step {step} matches the filter")
         asked = _of_step(query, step)
         readable = _and(asked, Condition("damaged", ":", False)).sorted_by("time", descending=True)
         slowest = self.library.rows(readable, limit=_TIMED)
@@ -188,35 +188,35 @@ class Answers:
     def row_of(self, key: str) -> Row:
         """
         Raises:
-            NotThereError: no line has that name. Files are looked up in the index only: a name can lead nowhere else.
+            UnknownKeyError: no line has that key. Files are looked up only in the index: a key cannot lead elsewhere.
         """
         file, _, line = key.rpartition(":")
         row = self.library.at(file, int(line)) if line.isascii() and line.isdigit() and len(line) < 19 else None
         if row is None:
-            raise NotThereError(f"there is no line {key!r} here")
+            raise UnknownKeyError(f"there is no line {key!r} in this dump")
         return row
 
     def _trajectory(self, key: str) -> Trajectory:
         trajectory = self.library.trajectory(self.row_of(key).number)
         if trajectory is None:
-            raise NotThereError(f"{key} is damaged")
+            raise UnknownKeyError(f"{key} is damaged")
         return trajectory
 
     def _timeline_of(self, row: Row, generation: int) -> RequestTimeline:
-        """`generation`: only so that it is not remembered of a file that was replaced."""
+        """`generation` is only a cache key, so that a replaced file is read again."""
         trajectory = self.library.trajectory(row.number)
         if trajectory is None:
             return RequestTimeline(row.number, "", (), 0.0, True)
         return request_timeline(trajectory, row.number)
 
     def _fits(self, trajectory: Trajectory) -> bool:
-        """Whether the tokenizer is the one that this trajectory was made with: a wrong one would show nonsense."""
+        """Whether the tokenizer matches this trajectory: another one would show nonsense."""
         return self.decode is not None and decodes(self.decode, trajectory)
 
 
-class _Presented:
-    """A value as a browser can take it: texts cut where they or all of them together are too long, integers that
-    JavaScript cannot hold as text, and what is nested too deeply left out."""
+class _BrowserSafe:
+    """Makes a value fit for a browser: cuts text that is too long, alone or in total, writes integers that JavaScript
+    cannot represent as text, and drops what is nested too deeply."""
 
     def __init__(self) -> None:
         self._left = _MOST_TEXTS
@@ -237,7 +237,7 @@ class _Presented:
         return {field.name: self(getattr(value, field.name), depth + 1) for field in fields}
 
     def _decoded(self, value: Mapping[Any, Any] | list[Any], depth: int) -> Any:
-        """What a line says in JSON of its own: only that may be left out."""
+        """JSON values of the line itself: only these may be dropped."""
         beyond = depth > _DEEPEST or self._left <= 0
         if isinstance(value, list):
             return ["…"] if beyond else [self(inner, depth + 1) for inner in value]
@@ -252,7 +252,7 @@ class _Presented:
 
 
 def _first_tokens(trajectory: Trajectory) -> tuple[Trajectory, int]:
-    """With no more tokens than a page shows, and how many were left out."""
+    """The trajectory with at most `_MOST_TOKENS`, and how many were left out."""
     tokens = trajectory.tokens
     prompt = tokens.prompt_ids[:_MOST_TOKENS]
     response = tokens.response_ids[: _MOST_TOKENS - len(prompt)]
@@ -266,14 +266,14 @@ def _of_step(query: Query, step: int) -> Query:
 
 
 def _and(query: Query, condition: Condition) -> Query:
-    """Those of the same rows for which the condition holds as well."""
+    """The query with an additional condition."""
     return dataclasses.replace(
         query, alternatives=tuple((*conditions, condition) for conditions in query.alternatives or ((),))
     )
 
 
 def decodes(decode: Decode, trajectory: Trajectory) -> bool:
-    """Whether `decode` gives the trajectory's own prompt for its ids."""
+    """Whether `decode` turns the trajectory's prompt ids into its prompt."""
     try:
         return decode(trajectory.tokens.prompt_ids) == trajectory.input
     except Exception:  # an id that this tokenizer does not have
@@ -281,7 +281,7 @@ def decodes(decode: Decode, trajectory: Trajectory) -> bool:
 
 
 def key_of(row: Row) -> str:
-    """A row's name in links."""
+    """The key of a row, used in links."""
     return f"{row.file}:{row.line}"
 
 
@@ -294,19 +294,19 @@ def keyed(rows: Sequence[Row]) -> list[JSON]:
 
 
 def bin_edges(scores: Iterable[float]) -> list[float]:
-    """Of equal bins over all scores; a score that only has a few values gets bins all the same."""
+    """The edges of equal bins over all scores, even if there are only a few different values."""
     known = [score for score in scores if math.isfinite(score)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if low >= 0.0 and high <= 1.0:
-        low, high = 0.0, 1.0  # what most rewards are: the same axis for all
+        low, high = 0.0, 1.0  # most rewards: use the same axis for all
     if high / 2 - low / 2 < 1e-12:
         low, high = low - 0.5, high + 0.5
-    # Not by their difference, which may be more than a float holds.
+    # Not by their difference, which may overflow.
     return [low * (1 - at / _BINS) + high * (at / _BINS) for at in range(_BINS + 1)]
 
 
 def histogram(scores: Sequence[float | None], edges: Sequence[float]) -> JSON:
-    """How many lie in each bin, and how many have no score."""
+    """The number of scores in each bin, and of those that are missing."""
     counts = [0] * _BINS
     none = 0
     for score in scores:

@@ -1,4 +1,4 @@
-"""One file that shows a dump anywhere: the page, its style, its scripts and the data, without a server."""
+"""A self-contained report in one file: the page, its styles, its scripts and the data, without a server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from toolyard.viewer.web.server import STATIC
 _STYLE = re.compile(r'<link rel="stylesheet" href="static/([\w.-]+)">')
 _SCRIPT = re.compile(r'<script defer src="static/([\w.-]+)"></script>')
 _PAIRS = 400
-"""Comparisons within groups that are put in."""
+"""Maximum comparisons in a report."""
 _BYTES = 256 << 20
-"""No browser is happy with more in one file."""
+"""Maximum size of the data; browsers struggle with more in one file."""
 
 Progress = Callable[[int, int], None]
 
@@ -30,11 +30,11 @@ Progress = Callable[[int, int], None]
 def write_report(
     answers: Answers, path: str | PathLike[str], query: Query, *, limit: int = 500, progress: Progress | None = None
 ) -> int:
-    """Write the first `limit` trajectories that `query` asks for, in its order; returns how many. The file appears when
-    it is whole.
+    """Write the first `limit` trajectories that match `query`, in its order; returns how many. The file appears only
+    when it is complete.
 
     Raises:
-        ConfigError: it cannot be written, or would be larger than a browser can open.
+        ConfigError: it cannot be written, or would be too large for a browser.
     """
     rows = answers.library.rows(query, limit=limit)
     page = _page(_data(answers, query, rows, progress))
@@ -62,7 +62,7 @@ def _data(answers: Answers, query: Query, rows: list[Row], progress: Progress | 
         if size > _BYTES:
             raise ConfigError(
                 f"a report of {len(rows)} trajectories would be larger than {_BYTES >> 20} MiB; "
-                "narrow it down with --query or --limit"
+                "reduce it with --query or --limit"
             )
         details[key] = told
         if progress is not None:
@@ -82,7 +82,7 @@ def _data(answers: Answers, query: Query, rows: list[Row], progress: Progress | 
 
 
 def _comparisons(answers: Answers, details: JSON, room: int) -> JSON:
-    """Of each pair of one group, while there are not too many, and room for them."""
+    """The comparisons of pairs in a group, up to a maximum number and size."""
     found: JSON = {}
     for left, told in details.items():
         for near in (*told.get("group", ()), *told.get("twins", ())):
@@ -103,7 +103,7 @@ def _page(data: bytes) -> str:
     def inline(name: str, kind: str) -> str:
         content = (STATIC / name).read_text(encoding="utf-8")
         if f"</{kind}" in content.lower():
-            raise ConfigError(f"static/{name} would end the element that it is put into")
+            raise ConfigError(f"static/{name} contains </{kind}, so it cannot be inlined")
         inlined.append(f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'")
         return content
 
@@ -117,9 +117,9 @@ def _page(data: bytes) -> str:
         "form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    # In JSON `<` only stands within texts: written so, no text can end the element it lies in.
-    told = data.decode().replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    block = f'<script type="application/json" id="toolyard-data">{told}</script>'
+    # In JSON `<` occurs only in strings: escaped like this, none can end the script element.
+    escaped = data.decode().replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    block = f'<script type="application/json" id="toolyard-data">{escaped}</script>'
     page = page.replace("<head>", f"<head>{head}", 1)
     before, end, after = page.rpartition("</body>")
     return f"{before}{block}{scripts}{end}{after}"

@@ -1,8 +1,8 @@
-"""The page's server: local, read-only, and deaf to everybody but the page.
+"""The page's server: local, read-only, and accepting requests only from its own page.
 
-A dump holds what a model wrote. All of it leaves here as JSON, and the page puts it into the document as text; the
-content security policy forbids scripts, styles and requests other than the page's own, should that ever fail. Requests
-that name another host are refused, so that no web site can read a dump through the browser of whoever looks at one.
+A dump holds model output. It leaves here as JSON, and the page inserts it as text; should that ever fail, the content
+security policy forbids scripts, styles and requests other than the page's own. Requests for another host name are
+refused, so that no website can read a dump through the user's browser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolyard.errors import ConfigError, ToolyardError
 from toolyard.hosts import OwnNames
 from toolyard.records.jsonl import encode
 from toolyard.viewer.query import Query, QueryError, parse_query
-from toolyard.viewer.web.answers import Answers, NotThereError
+from toolyard.viewer.web.answers import Answers, UnknownKeyError
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Serves one library, and takes in what its dump grows by while anybody looks.
+    """Serves one library, and follows its dump as it grows.
 
     async with Server(answers, host="127.0.0.1", port=0) as server:
         print(server.url)
@@ -54,7 +54,7 @@ class Server:
         self._host = host
         self._names = OwnNames(host)
         self._port = port
-        # Not from 0: whoever waited for a server that was here before learns that this is another.
+        # Not from 0, so that pages that waited for a previous server notice that this is a new one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Condition()
         self._ending = False
@@ -87,7 +87,7 @@ class Server:
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; --port 0 takes a free one"
+                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; --port 0 picks a free one"
             ) from None
         self._port = self._runner.addresses[0][1]
         self._following = asyncio.create_task(self._follow(), name="follow the dump")
@@ -115,10 +115,10 @@ class Server:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 came = await asyncio.to_thread(self._answers.library.refresh)
-            except Exception as error:  # the folder is away for a moment, say: it may come back
+            except Exception as error:  # e.g. the folder is missing for a moment: it may come back
                 if said != str(error):
                     said = str(error)
-                    _log.warning("cannot take in what was added: %s", error)
+                    _log.warning("cannot read what was added to the dump: %s", error)
                 continue
             if came:
                 async with self._changed:
@@ -166,28 +166,30 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not self._is_ours(request):
-            answer: web.StreamResponse = _json({"error": "this server answers only under its own name"}, 403)
+            answer: web.StreamResponse = _json(
+                {"error": "this server accepts requests only for its own host name"}, 403
+            )
         else:
             try:
                 answer = await handler(request)
             except QueryError as error:
                 answer = _json({"error": str(error), "position": error.position}, 400)
-            except NotThereError as error:
+            except UnknownKeyError as error:
                 answer = _json({"error": str(error)}, 404)
-            except (ToolyardError, _AskedWronglyError) as error:
+            except (ToolyardError, _BadRequestError) as error:
                 answer = _json({"error": str(error)}, 400)
             except web.HTTPException as error:
                 answer = _json({"error": error.reason}, error.status)
-            except Exception as error:  # told to whoever looks at the page, who is the one to tell us
+            except Exception as error:  # shown on the page, so that the user can report it
                 _log.exception("%s", request.path)
                 answer = _json({"error": f"{type(error).__name__}: {error}"}, 500)
         answer.headers.update(_HEADERS)
         return answer
 
     def _is_ours(self, request: web.Request) -> bool:
-        """Whether the request names this server as its page does, and comes from no other page.
+        """Whether the request names this server, and comes from its own page.
 
-        A link on any site may lead to the page: it holds nothing, and asks for the rest by itself.
+        Any site may link to the page: it contains no data, and requests the rest itself.
         """
         return self._names.include(request.host) and _is_from_us(request)
 
@@ -198,7 +200,7 @@ def _is_from_us(request: web.Request) -> bool:
     return site in ("none", "same-origin") or opened
 
 
-class _AskedWronglyError(Exception):
+class _BadRequestError(Exception):
     pass
 
 
@@ -221,7 +223,7 @@ def _files() -> dict[str, bytes]:
 def _file(name: str) -> web.Response:
     kind = _TYPES.get(name[name.rfind(".") :])
     if name not in _files() or kind is None:
-        raise NotThereError(f"there is no file {name!r} here")
+        raise UnknownKeyError(f"there is no file {name!r}")
     return web.Response(body=_files()[name], content_type=kind, charset="utf-8")
 
 
@@ -231,7 +233,7 @@ def _query(asked: Mapping[str, str]) -> Query:
 
 def _text(asked: Mapping[str, str], name: str) -> str:
     if not asked.get(name):
-        raise _AskedWronglyError(f"{name}= is missing")
+        raise _BadRequestError(f"{name}= is missing")
     return asked[name]
 
 
@@ -239,5 +241,5 @@ def _number(asked: Mapping[str, str], name: str, default: int | None = None) -> 
     given = asked.get(name) or ("" if default is None else str(default))
     digits = given.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
-        raise _AskedWronglyError(f"{name}={given[:40]!r} is no number")
+        raise _BadRequestError(f"{name}={given[:40]!r} is not a number")
     return int(given)

@@ -1,20 +1,20 @@
 "use strict";
-// What the address says is shown; keys and the server's news change the address, or what is shown.
+// Routing: shows what the address says. Keys change the address; changes on the server refresh the view.
 (() => {
   const { Toolyard } = window;
   const { el } = Toolyard;
-  const WIDE = 900; // below it the list and what is shown take turns; as style.css has it
-  const LONGEST = 30000; // milliseconds between two tries to reach the server
-  const BREATH = 3; // what taking in news took, so many times longer nothing is asked for
-  const NOTHING_FOUND = "Nothing found: change the filter above.";
-  const NOTHING_YET = "Nothing is here yet: trajectories appear as they are written.";
+  const WIDE = 900; // below this width, list and view are shown one at a time; the same as in style.css
+  const LONGEST = 30000; // maximum milliseconds between attempts to reach the server
+  const BREATH = 3; // after a refresh, pause this many times as long as it took
+  const NOTHING_FOUND = "No matches";
+  const NOTHING_YET = "No trajectories yet. They appear here as they are written.";
   const byId = (id) => document.getElementById(id);
   const view = byId("view"), query = byId("query"), problem = byId("query-error"), away = byId("away");
   let routed = 0;
-  let shown = ""; // the place whose view is on the page
-  let asked = null; // the filter that the list shows, or was asked for
+  let shown = ""; // the address of the current view
+  let asked = null; // the list's filter, or the one being loaded
 
-  // Theme: the reader's choice, else the system's.
+  // Theme: the user's choice, or the system's.
   const remembered = () => { try { return localStorage.getItem("toolyard-theme"); } catch { return null; } };
   const setTheme = (name) => { document.documentElement.dataset.theme = name; };
   const theme = () => {
@@ -62,7 +62,7 @@
   };
 
   const showList = async (q, key) => {
-    if (q !== asked) query.value = q; // not while somebody types the next one
+    if (q !== asked) query.value = q; // otherwise the user may be typing the next one
     asked = q;
     problem.textContent = "";
     try {
@@ -73,7 +73,7 @@
     }
   };
 
-  // What had the focus has it again afterwards, and a menu that was open is open.
+  // Keeps the focus and an open menu.
   const replace = (holder) => {
     const focused = view.contains(document.activeElement) ? document.activeElement : null;
     const { id = "", name = "" } = focused || {};
@@ -102,7 +102,7 @@
       if (error instanceof Toolyard.Away) lost();
     }
     if (mine !== routed) return;
-    const top = what === shown ? view.scrollTop : 0; // the same, only otherwise: it stays where it was scrolled to
+    const top = what === shown ? view.scrollTop : 0; // the same view with other options keeps its scroll position
     shown = what;
     replace(holder);
     view.dataset.key = key ?? "";
@@ -116,7 +116,7 @@
 
   let revision = 0, generation = 0, wait = 0, wake = () => {};
   const lost = () => {
-    away.textContent = "The server does not answer. This page goes on when it does.";
+    away.textContent = "Server unreachable. Reconnecting…";
     away.hidden = false;
   };
   const pause = (milliseconds) => new Promise((resolve) => { wake = resolve; setTimeout(resolve, milliseconds); });
@@ -129,7 +129,7 @@
     const counts = parts[0] === "charts" || parts[0] === "step" || (!parts.length && !view.dataset.key);
     if (back || replaced || counts) await route();
   };
-  // A page that nobody sees asks nothing: a browser has few connections to one server, for all its windows.
+  // A hidden page does not poll: browsers limit connections per server, over all windows.
   const follow = async () => {
     for (;;) {
       if (document.hidden) await pause(LONGEST * 10);
@@ -144,7 +144,7 @@
         if (told.changed || back) {
           const began = performance.now();
           await changed(told, back);
-          await pause(BREATH * Math.max(performance.now() - began, 100)); // a dump may grow all the time
+          await pause(BREATH * Math.max(performance.now() - began, 100)); // a dump may grow continuously
         }
       } catch {
         if (!document.hidden) {

@@ -1,9 +1,9 @@
 "use strict";
-// Elements, numbers and addresses. Everything that a model wrote goes through `text` and `textContent`: never as markup.
+// Elements, numbers and addresses. Model output is only ever inserted through `text` and `textContent`, never as markup.
 (() => {
   const Toolyard = (window.Toolyard = {});
 
-  // Characters that would move, hide or reverse the text around them are shown by name instead.
+  // Characters that would move, hide or reverse the surrounding text are shown by name.
   const NAMES = new Map([
     ["\u0000", "␀"], ["\u0007", "␇"], ["\u0008", "␈"], ["\r", "␍"], ["\u001b", "␛"], ["\u007f", "␡"]]);
   const UNSEEN = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5"
@@ -89,14 +89,14 @@
     });
     return { parts, options: Object.fromEntries(new URLSearchParams(tail)) };
   };
-  // Changes some options of the address and nothing else.
+  // Changes some options of the address, and nothing else.
   Toolyard.change = (options, { replace = false } = {}) => {
     const place = Toolyard.place();
     const next = Toolyard.address(place.parts, { ...place.options, ...options });
     if (replace) history.replaceState(null, "", next);
     else location.hash = next;
   };
-  // What stays the same from one trajectory to the next.
+  // The options to keep when moving to another trajectory.
   Toolyard.kept = ({ q, tab, find, plain, hide, unfold }) => ({ q, tab, find, plain, hide, unfold });
 
   // Copying ----------------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 "use strict";
-// Charts as SVG: lines over steps, shares, distributions. Each tells the numbers of the step that is pointed at.
+// SVG charts: lines over steps, shares, distributions. Hovering over a step shows its numbers.
 (() => {
   const { Toolyard } = window;
   const { el, svg, number } = Toolyard;
   const WIDTH = 560, HEIGHT = 190, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 34;
   const inner = { width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM };
-  const COLUMNS = 240; // more would be narrower than a pixel
-  const COLOURS = 8, GREY = 4;
-  // The same names have the same colours in all charts.
+  const COLUMNS = 240; // more columns would be narrower than a pixel
+  const COLORS = 8, GREY = 4;
+  // Names with the same color in all charts.
   const USUAL = new Map(Object.entries({ ok: 2, stop: 2, length: 1, timed_out: 1, error: 5, crashed: 5, unknown: GREY }));
 
   const ticks = (low, high, count = 4) => {
@@ -22,13 +22,13 @@
   const extent = (values) =>
     values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
   const added = (numbers) => numbers.reduce((a, b) => a + b, 0);
-  // Halves, because the difference of two scores may be more than a number holds.
+  // Halves, because the difference of two scores may overflow.
   const shareOf = (value, low, high) => (value / 2 - low / 2) / (high / 2 - low / 2);
   const heightOf = (share) => TOP + inner.height * (1 - share);
   const middle = (at, columns) => LEFT + ((at + 0.5) / columns.length) * inner.width;
   const named = (column) => (column.from === column.to ? `step ${column.from}` : `steps ${column.from} to ${column.to}`);
 
-  // Neighbouring steps together, where there are more than can be seen: `[{from, to, rows}]`.
+  // Combines adjacent steps if there are too many to draw: `[{from, to, rows}]`.
   Toolyard.columns = (rows) => {
     const size = Math.ceil(rows.length / COLUMNS);
     const found = [];
@@ -59,10 +59,10 @@
     const told = el("span.readout.muted", { "aria-hidden": "true" });
     const named = legend.map(([name, kind]) => el("span", { title: name }, el(`i.${kind}`), name));
     const figure = el("figure.chart", el("figcaption", el("span", title), told),
-      drawn || el("p.muted", "nothing to show"), named.length ? el("div.legend", named) : null);
+      drawn || el("p.muted", "no data"), named.length ? el("div.legend", named) : null);
     return { figure, told };
   };
-  // `tell(at)`: the numbers of a column in words. Pointing shows them, a click opens the step.
+  // `tell(at)`: the numbers of a column as text, shown on hover. A click opens the step.
   const overSteps = (title, columns, children, tell, legend) => {
     const hair = svg("line", { x1: -9, x2: -9, y1: TOP, y2: TOP + inner.height, class: "hair" });
     const drawn = canvas(title, "steps", children, under(columns), hair);
@@ -96,7 +96,7 @@
     return known.length ? extent(known.flatMap((row) => [row[lowest], row[highest]])) : null;
   };
 
-  // series: [{name, of, weight}]: what is drawn, and by what the steps of a column are weighed. band: [lowest, highest].
+  // series: [{name, of, weight}]: the field to draw, and the weight of each step in a column. band: [lowest, highest].
   Toolyard.lines = (title, columns, series, band = null) => {
     const values = series.map((one) => columns.map((column) => weighed(column.rows, one.of, one.weight)));
     const ends = columns.map((column) => band && lowestAndHighest(column.rows, band));
@@ -134,29 +134,29 @@
     }
     return sums;
   };
-  // Names by how often they occur, each with a colour; those beyond the colours are one.
+  // Names by frequency, each with a color; if there are too many, the rest share one.
   const palette = (totals) => {
     const names = [...totals.keys()].sort((a, b) => totals.get(b) - totals.get(a));
-    const shown = names.length > COLOURS ? names.slice(0, COLOURS - 1) : names;
+    const shown = names.length > COLORS ? names.slice(0, COLORS - 1) : names;
     const usual = new Set(shown.map((name) => USUAL.get(name)));
-    const free = [...Array(COLOURS).keys()].filter((colour) => !usual.has(colour));
+    const free = [...Array(COLORS).keys()].filter((color) => !usual.has(color));
     const given = new Set();
-    const colours = new Map(shown.map((name) => {
+    const colors = new Map(shown.map((name) => {
       const own = USUAL.get(name);
-      const colour = own !== undefined && !given.has(own) ? own : free.shift() ?? GREY;
-      given.add(colour);
-      return [name, colour];
+      const color = own !== undefined && !given.has(own) ? own : free.shift() ?? GREY;
+      given.add(color);
+      return [name, color];
     }));
-    return { shown, colours, others: names.slice(shown.length) };
+    return { shown, colors, others: names.slice(shown.length) };
   };
-  // `[[name, count, colour]]` of those that occur.
-  const parts = (sums, { shown, colours, others }) => {
+  // `[[name, count, color]]` of the names that occur.
+  const parts = (sums, { shown, colors, others }) => {
     const rest = added(others.map((name) => sums.get(name) || 0));
-    return [...shown.map((name) => [name, sums.get(name) || 0, colours.get(name)]),
+    return [...shown.map((name) => [name, sums.get(name) || 0, colors.get(name)]),
       [Toolyard.count(others.length, "other"), rest, GREY]].filter(([, count]) => count);
   };
 
-  // How many of each kind, as shares: counts of `rows[…][counts]`.
+  // The share of each name in the counts `rows[…][counts]`.
   Toolyard.shares = (title, columns, counts) => {
     const totals = countsOf(columns.flatMap((column) => column.rows), counts);
     if (!totals.size) return frame(title).figure;
@@ -166,26 +166,26 @@
     const bars = stacks.map((stack, at) => {
       const all = added(stack.map(([, count]) => count));
       let bottom = TOP;
-      return stack.map(([, count, colour]) => {
+      return stack.map(([, count, color]) => {
         const height = (count / all) * inner.height;
         bottom += height;
-        return svg("rect", { x: LEFT + at * width, y: bottom - height, height, class: `fill-${colour}`,
+        return svg("rect", { x: LEFT + at * width, y: bottom - height, height, class: `fill-${color}`,
           width: Math.max(width - (width > 4 ? 1 : 0), 0.5) });
       });
     });
     const tell = (at) => stacks[at].map(([name, count]) => `${name} ${number(count)}`).join(", ") || "none";
-    const legend = parts(totals, chosen).map(([name, count, colour]) => [`${name} (${number(count)})`, `k-${colour}`]);
+    const legend = parts(totals, chosen).map(([name, count, color]) => [`${name} (${number(count)})`, `k-${color}`]);
     return overSteps(title, columns, [grid(0, 1, Toolyard.percent), bars], tell, legend);
   };
 
-  // The same of one step: a line for each kind.
+  // The same for one step: one row per name.
   Toolyard.tally = (title, counts) => {
     const totals = new Map(Object.entries(counts));
     if (!totals.size) return frame(title).figure;
     const all = added([...totals.values()]);
-    const rows = parts(totals, palette(totals)).map(([name, count, colour]) => el("tr",
+    const rows = parts(totals, palette(totals)).map(([name, count, color]) => el("tr",
       el("th", { title: name }, name), el("td.right", number(count)),
-      el("td.wide", el("div.share", el(`i.k-${colour}`, { style: { width: `${(100 * count) / all}%` } })))));
+      el("td.wide", el("div.share", el(`i.k-${color}`, { style: { width: `${(100 * count) / all}%` } })))));
     return frame(title, el("table.tally", el("tbody", rows))).figure;
   };
 
@@ -207,7 +207,7 @@
     return el("div", frame(title, drawn).figure, note);
   };
 
-  // Distributions over steps: darker where more of a step's scores lie.
+  // Distributions over steps: darker cells hold more of a step's scores.
   Toolyard.heat = (title, edges, columns) => {
     const width = inner.width / columns.length, height = inner.height / (edges.length - 1);
     const sums = columns.map(({ rows }) => edges.slice(1).map((_, bin) => added(rows.map((row) => row.histogram.counts[bin]))));

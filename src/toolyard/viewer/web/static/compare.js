@@ -1,13 +1,13 @@
 "use strict";
-// Two trajectories beside each other: by turn, or by token.
+// Two trajectories side by side: by turn, or by token.
 (() => {
   const { Toolyard } = window;
   const { el, count } = Toolyard;
   const AROUND = 3;
   const SHORT = 12;
-  const IDS = 16; // tokens on a line, where their texts are not known
+  const IDS = 16; // tokens per line, if their text is unknown
 
-  // Rows of which only those near a difference are shown, until somebody asks for the others.
+  // Shows only rows near a difference, with a button for the others.
   const folded = (rows) => {
     const near = new Set();
     rows.forEach((row, at) => {
@@ -29,7 +29,7 @@
     }
     return el("table.diff", body);
   };
-  // A part of both; drawn when it is opened where nothing differs.
+  // A section of both trajectories; if nothing differs, it is folded and drawn when opened.
   const section = (name, rows) => {
     if (!rows.every((row) => row.same)) return el("section", el("h3", name), folded(rows));
     const fold = el("details", el("summary", "show"));
@@ -39,7 +39,7 @@
 
   // By turn: lines of text -------------------------------------------------------------------------------------------
 
-  // Of two lines, what lies between their common beginning and end.
+  // Two lines with everything between their common start and end marked.
   const apart = (left, right) => {
     const most = Math.min(left.length, right.length);
     let from = 0;
@@ -55,12 +55,12 @@
   } }));
   const byTurn = ({ comparison }) => el("div",
     section("Prompt", lines(comparison.prompt)),
-    comparison.turns.map((turn) => section(`Turn ${turn.turn}`, lines(turn.lines))));
+    comparison.turns.map((turn) => section(`Turn ${turn.turn + 1}`, lines(turn.lines))));
 
   // By token ---------------------------------------------------------------------------------------------------------
 
-  // The tokens of a pair of runs in lines of `{left: [places], right: [places], same}`. A line ends where both sides have
-  // a new line or, where texts are not known, after so many tokens.
+  // The tokens of two runs in lines of `{left: [places], right: [places], same}`. A line ends where both sides have a
+  // newline or, if their text is unknown, after IDS tokens.
   const tokenLines = (left, right, equal) => {
     const found = [{ left: [], right: [], same: true }];
     let one = 0, other = 0;
@@ -79,7 +79,7 @@
     return found.filter((line) => line.left.length || line.right.length);
   };
 
-  // `partner`: by place, the place of the equal token on the other side. `first`: the first difference, in all tokens.
+  // `partner`: maps a place to the equal token on the other side. `first`: index of the first difference in all tokens.
   const flow = (run, side, places, partner, first) => places.map((at) => {
     const node = Toolyard.token(run, at, { side, at, run: run.index, partner: partner.get(at) ?? "" });
     node.classList.toggle("differs", !partner.has(at));
@@ -107,7 +107,7 @@
     if (!told.runs.length) return el("p.muted", "One of them has no tokens: its line only says what was asked and answered.");
     const sides = await Promise.all([told.left, told.right].map((row) => Toolyard.ask("tokens", { key: row.key })));
     for (const side of sides) side.runs.forEach((run, index) => { run.index = index; });
-    const note = el("div.token-note", { role: "status" }, "Point at a token: equal ones tell both sides.");
+    const note = el("div.token-note", { role: "status" }, "Hover over a token to see both sides.");
     const body = el("div.tokens", told.runs.map(([one, other, equal]) =>
       pair([sides[0].runs[one], sides[1].runs[other]], equal, told.comparison.divergence?.token)));
     let marked = null;
@@ -131,8 +131,8 @@
   // Both -------------------------------------------------------------------------------------------------------------
 
   const callout = ({ divergence: parts }) => {
-    if (!parts) return el("div.divergence.same", "They are the same, to the token.");
-    const where = `${parts.origin}${parts.turn === null ? "" : `, turn ${parts.turn}`}`;
+    if (!parts) return el("div.divergence.same", "All tokens are the same.");
+    const where = `${parts.origin}${parts.turn === null ? "" : `, turn ${parts.turn + 1}`}`;
     const title = parts.token === null ? "First difference" : `First difference: token ${Toolyard.number(parts.token)}`;
     return el("div.divergence", { id: "divergence" },
       el("div.bar", el("span", el("strong", title), ` (${where})`),

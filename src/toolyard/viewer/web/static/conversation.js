@@ -1,13 +1,13 @@
 "use strict";
-// A trajectory as a conversation: bubbles, calls beside their results, reasoning folded.
+// A trajectory as a conversation: bubbles, calls next to their results, reasoning folded.
 (() => {
   const { Toolyard } = window;
   const { el, number, seconds, count } = Toolyard;
   const MANY = 5;
 
-  // What can be left out of the conversation; their names stand in the address.
-  Toolyard.PARTS = [["prompt", "earlier messages of the prompt"], ["reasoning", "reasoning"], ["calls", "tool calls"],
-    ["results", "results of calls"], ["timings", "timings and measurements"]];
+  // Parts of the conversation that can be hidden; the address names the hidden ones.
+  Toolyard.PARTS = [["prompt", "earlier prompt messages"], ["reasoning", "reasoning"], ["calls", "tool calls"],
+    ["results", "tool results"], ["timings", "timings and metrics"]];
 
   const ended = (call) => (call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
   const KINDS = new Map([["ok", "good"], ["unknown", "none"], ["not answered", "none"], ["", "none"]]);
@@ -35,14 +35,14 @@
       Toolyard.output(one.response),
       pictures(one.images),
       one.error ? Toolyard.output(one.error, "error") : null,
-      measured ? el("details", el("summary", "measured"), Toolyard.json(one.metrics)) : null);
+      measured ? el("details", el("summary", "metrics"), Toolyard.json(one.metrics)) : null);
   };
   const call = (one, hidden) => {
     const times = hidden.has("timings") ? [] : [
       one.wait_seconds ? `waited ${seconds(one.wait_seconds)}` : null,
       one.seconds ? `ran ${seconds(Math.max(one.seconds - one.wait_seconds, 0))}` : null];
     const facts = [one.reward !== null ? `step reward ${number(one.reward)}` : null, ...times].filter(Boolean).join(" · ");
-    const name = el("span.name", el("strong", one.name || "a call that could not be read"), " ", badge(ended(one)));
+    const name = el("span.name", el("strong", one.name || "unreadable call"), " ", badge(ended(one)));
     return el("div.call", el("div.bar", name, el("span.muted", facts)),
       el(hidden.has("results") ? "div" : "div.beside", asked(one), hidden.has("results") ? null : answered(one, hidden)));
   };
@@ -59,29 +59,29 @@
     const { generating } = one.timings;
     const head = el("div.bar",
       el("span.name", el("strong.role", one.role), one.name ? ` ${one.name}` : null,
-        one.turn === null ? null : el("span.muted", ` turn ${one.turn}`)),
+        one.turn === null ? null : el("span.muted", ` turn ${one.turn + 1}`)),
       el("span.muted", generating && !hidden.has("timings") ? `sampled in ${seconds(generating)}` : ""));
     const body = plain && one.raw !== null ? [Toolyard.output(one.raw, "raw")]
       : [one.pieces.map((part) => piece(part, hidden)), calls(one.calls, hidden), pictures(one.images)];
     const nothing = !one.pieces.length && !one.calls.length && !one.images.length;
-    return el(`article.bubble.role-${one.role}`, head, body, nothing ? el("span.muted", "(nothing)") : null);
+    return el(`article.bubble.role-${one.role}`, head, body, nothing ? el("span.muted", "(empty)") : null);
   };
 
   const failure = ({ whose, stage, error }) => el("article.bubble.failure",
-    el("strong.name", `Failed in ${stage}: ${whose === "ours" ? "our failure" : `the ${whose}'s doing`}`),
+    el("strong.name", `${whose === "ours" ? "Infrastructure" : "Task"} failure while ${stage}`),
     Toolyard.output(error, "error"));
 
-  // `plain`: sampled messages as they were sampled, call syntax and all. `hidden`: parts that are left out.
+  // `plain`: show sampled messages as they were sampled, including call syntax. `hidden`: parts to leave out.
   Toolyard.conversation = (detail, looks) => {
     const first = detail.bubbles.findIndex((one) => one.turn !== null);
     const prompt = detail.bubbles.slice(0, first < 0 ? detail.bubbles.length : first);
     const earlier = looks.hidden.has("prompt") ? [] : prompt.slice(0, -1);
     return el("div.conversation",
       earlier.length ? el("details.prompt", { open: earlier.length < 3 },
-        el("summary", `${count(earlier.length, "earlier message")} of the prompt`),
+        el("summary", count(earlier.length, "earlier prompt message")),
         earlier.map((one) => bubble(one, looks))) : null,
       [...prompt.slice(-1), ...detail.bubbles.slice(prompt.length)].map((one) => bubble(one, looks)),
-      detail.bubbles.length ? null : el("p.muted", "Nothing was said."),
+      detail.bubbles.length ? null : el("p.muted", "No messages"),
       detail.failure ? failure(detail.failure) : null);
   };
 })();

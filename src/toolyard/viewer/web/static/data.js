@@ -1,5 +1,5 @@
 "use strict";
-// Where answers come from: the server, or the data inside an exported page.
+// Data source: the server, or the data in an exported page.
 (() => {
   const { Toolyard } = window;
 
@@ -14,7 +14,7 @@
       answer = await fetch(`api/${name}?${address}`, { signal });
       told = await answer.json();
     } catch {
-      throw new Away("The server does not answer.");
+      throw new Away("Server unreachable");
     }
     if (!answer.ok) throw new Toolyard.Refusal(told.error || answer.statusText);
     return told;
@@ -23,7 +23,7 @@
   const inside = document.getElementById("toolyard-data");
   const report = inside && new Toolyard.Report(JSON.parse(inside.textContent));
   Toolyard.exported = report !== null;
-  // A report has not all comparisons: there are too many.
+  // A report does not contain all comparisons: there are too many.
   Toolyard.comparable = (left, right) => !report || report.compared(left, right) !== undefined;
   Toolyard.ask = report ? async (name, asked) => report[name](asked) : fromServer;
 })();

@@ -5,15 +5,15 @@
   const { el, number, seconds, count } = Toolyard;
   const TABS = ["conversation", "tokens", "timeline", "rewards", "raw"];
   const OTHERS = 200;
-  const FOLDS = 50; // that are kept in an address
+  const FOLDS = 50; // maximum number of open folds kept in the address
 
-  // Its head ---------------------------------------------------------------------------------------------------------
+  // Header -----------------------------------------------------------------------------------------------------------
 
   const comparisons = (detail) => {
     const where = (one) => (detail.row.task ? "" : ` (${one.file}, line ${one.line})`);
     const others = [
       ...detail.group.map((one) => [one, `sample ${one.sample}, score ${number(one.score)}${where(one)}`]),
-      ...detail.twins.map((one) => [one, `the same request in ${one.file}, score ${number(one.score)}`]),
+      ...detail.twins.map((one) => [one, `same request in ${one.file}, score ${number(one.score)}`]),
     ].filter(([one]) => Toolyard.comparable(detail.key, one.key));
     if (!others.length) return null;
     const chosen = ({ target }) => {
@@ -26,8 +26,8 @@
   };
 
   const exactness = (exact) => (exact
-    ? el("span.badge.good", { title: "every token is what was sampled and seen" }, "token-exact")
-    : el("span.badge.none", { title: "tokens were made from the text" }, "not token-exact"));
+    ? el("span.badge.good", { title: "Every token is exactly what the model sampled and saw" }, "token-exact")
+    : el("span.badge.none", { title: "Tokens were re-created from text" }, "not token-exact"));
   const facts = (detail) => {
     const { row } = detail;
     const tokens = `${number(row.prompt_tokens)} + ${count(row.response_tokens, "token")}`;
@@ -38,7 +38,7 @@
     const score = row.score === null ? "no score" : `score ${number(row.score, 6)}`;
     return el("div.facts",
       el(`span.score.large.${Toolyard.scoreClass(row.score)}`, { title: score }, number(row.score)),
-      el("span.badge.none", { title: `how it ended: ${row.finish}` }, row.finish),
+      el("span.badge.none", { title: `finish reason: ${row.finish}` }, row.finish),
       row.state === "FAILED" ? el("span.badge.bad", "FAILED") : null,
       detail.has_tokens ? exactness(detail.token_exact) : null,
       el("span.muted", told.filter(Boolean).join(" · ")),
@@ -57,16 +57,16 @@
       facts(detail));
   };
 
-  // Its tabs ---------------------------------------------------------------------------------------------------------
+  // Tabs -------------------------------------------------------------------------------------------------------------
 
   const timeline = ({ timeline: line }) => {
-    if (!line.segments.length) return el("p.muted", "This line does not say how long anything took.");
+    if (!line.segments.length) return el("p.muted", "No timings in this dump");
     const rows = line.segments.map((one) => el("tr",
-      el("td", el(`i.swatch.stage-${one.stage}`), one.stage), el("td.right", one.turn === null ? "" : `${one.turn}`),
+      el("td", el(`i.swatch.stage-${one.stage}`), one.stage), el("td.right", one.turn === null ? "" : `${one.turn + 1}`),
       el("td.right", seconds(one.start)), el("td.right", seconds(one.end - one.start)), el("td.muted", one.label)));
-    const names = [el("th", "stage"), el("th.right", "turn"), el("th.right", "from"), el("th.right", "for"), el("th", "")];
+    const names = [el("th", "stage"), el("th.right", "turn"), el("th.right", "start"), el("th.right", "duration"), el("th", "")];
     return el("div", Toolyard.timeline(line), Toolyard.scale(line.seconds), Toolyard.stageLegend(Toolyard.byStage(line)),
-      line.estimated ? el("p.muted", "The line says how long things took, not when: they are drawn one after the other.") : null,
+      line.estimated ? el("p.muted", "The dump has durations but no start times: stages are drawn one after the other.") : null,
       el("table", el("thead", el("tr", names)), el("tbody", rows)));
   };
 
@@ -76,13 +76,14 @@
       el("td", name), el("td.right", value === null ? el("span.badge.bad", "could not be computed") : number(value, 6))));
     const calls = detail.bubbles.flatMap((bubble) => bubble.calls.map((call) => ({ ...call, turn: bubble.turn })));
     const stepped = calls.filter((call) => call.reward !== null).map((call) => el("tr",
-      el("td.muted", `step reward, turn ${call.turn}, ${call.name}`), el("td.right", number(call.reward, 6))));
+      el("td.muted", `step reward, turn ${call.turn === null ? "–" : call.turn + 1}, ${call.name}`),
+      el("td.right", number(call.reward, 6))));
     const truth = detail.ground_truth;
     const more = [["Metrics", detail.metrics], ["Other fields of the line", detail.extra]];
     const whole = el("td.right", el(`span.score.${Toolyard.scoreClass(detail.score)}`, score));
     return el("div",
       el("table.rewards", el("tbody", el("tr", el("th", "score"), whole), made, stepped)),
-      made.length || stepped.length ? null : el("p.muted", "The line does not say what the score was made of."),
+      made.length || stepped.length ? null : el("p.muted", "The dump does not say how the score was computed."),
       el("h3", "Ground truth"), typeof truth === "string" ? Toolyard.output(truth) : Toolyard.json(truth),
       more.filter(([, value]) => Object.keys(value).length).map(([name, value]) => [el("h3", name), Toolyard.json(value)]));
   };
@@ -94,7 +95,7 @@
       Toolyard.output(Toolyard.indented(text), "raw"));
   };
 
-  // Which folds are open is kept in the address, as far as it is not what is usual.
+  // The address keeps the folds that differ from the default.
   const rememberFolds = (body, options) => {
     const folds = [...body.querySelectorAll("details")];
     if (options.unfold) for (const fold of folds) fold.open = true;
@@ -106,7 +107,7 @@
     }, true);
   };
 
-  // What stands above them -------------------------------------------------------------------------------------------
+  // Controls above the tabs ------------------------------------------------------------------------------------------
 
   const choices = (hidden) => {
     const names = Toolyard.PARTS.map(([part]) => part);
@@ -116,11 +117,11 @@
       Toolyard.change({ hide: left.join(","), open: "" });
     };
     return el("details.menu", { id: "parts" },
-      el("summary", { title: "Which parts are shown (f)" }, hidden.size ? `parts: ${shown} of ${names.length}` : "parts"),
+      el("summary", { title: "Choose what to show (f)" }, hidden.size ? `show ${shown} of ${names.length}…` : "show…"),
       el("div.menu-body", Toolyard.PARTS.map(([part, name]) => el("label",
         el("input", { type: "checkbox", name: part, checked: !hidden.has(part), onchange: changed }), ` ${name}`))));
   };
-  const sampled = (plain) => el("label.muted", { title: "Sampled messages as the model wrote them (r)" },
+  const sampled = (plain) => el("label.muted", { title: "Show sampled messages as the model wrote them (r)" },
     el("input", { type: "checkbox", id: "plain", checked: plain,
       onchange: ({ target }) => Toolyard.change({ plain: target.checked ? "1" : "", open: "" }) }), " as sampled");
   const submitted = (event) => {
@@ -139,7 +140,7 @@
 
   const damaged = (detail) => el("div",
     el("div.detail-head", el("h2", `Damaged: ${detail.row.file}, line ${detail.row.line}`), el("p.damaged", detail.damaged)),
-    el("div.bar", el("span.muted", "as it stands there"), Toolyard.copyButton(detail.raw)), Toolyard.output(detail.raw, "raw"));
+    el("div.bar", el("span.muted", "raw line"), Toolyard.copyButton(detail.raw)), Toolyard.output(detail.raw, "raw"));
 
   Toolyard.showDetail = async (view, key, options) => {
     const detail = await Toolyard.ask("row", { key });

@@ -1,5 +1,5 @@
 "use strict";
-// Keys, as the terminal's; the dialogs that they open.
+// Keyboard shortcuts, the same as in the terminal, and the dialogs they open.
 (() => {
   const { Toolyard } = window;
   const { el } = Toolyard;
@@ -9,35 +9,35 @@
     ["j / k", "scroll down / up"],
     ["g / G", "first / last trajectory"],
     ["/", "filter"],
-    ["s", "search in this trajectory; Enter for the next match, also in others"],
+    ["s", "search; Enter goes to the next match, also in other trajectories"],
     ["] / [", "next / previous match"],
-    ["o", "order"],
-    ["f", "which parts of the conversation are shown"],
-    ["r", "as sampled, or as a conversation"],
+    ["o", "sort"],
+    ["f", "choose the parts of the conversation to show"],
+    ["r", "show messages as sampled, or as a conversation"],
     ["x", "unfold or fold everything"],
     ["1 … 5", "conversation, tokens, timeline, rewards, raw"],
     ["t", "timeline"],
-    ["d", "compare with another; there: go to the first difference"],
+    ["d", "compare with another sample; in a comparison, go to the first difference"],
     ["y", "copy the request id"],
     ["i", "jump to a request id"],
-    ["c", "steps and curves"],
+    ["c", "steps and charts"],
     ["T", "light or dark"],
-    ["esc", "leave a field, end a search, go up"],
+    ["esc", "leave a field, clear the search, go back"],
     ["?", "this help"],
   ];
   const FILTERS = [
-    ["score<0.5 tools>2", "conditions, all of which must hold"],
+    ["score<0.5 tools>2", "conditions; all must hold"],
     ["score:0.2..0.8  step:10..12", "ranges"],
-    ["score:none", "no score could be computed"],
-    ["finish:length  verdict:timed_out", "texts that contain it; = for equal"],
-    ['"two words"  text:220000', "what was said, by anybody"],
-    ["-state:FAILED  score!=1", "not"],
-    ["score=0 or finish:length", "either"],
+    ["score:none", "trajectories without a score"],
+    ["finish:length  verdict:timed_out", "text contains; use = for equals"],
+    ['"two words"  text:220000', "text in any message"],
+    ["-state:FAILED  score!=1", "negation"],
+    ["score=0 or finish:length", "either condition"],
     ["damaged:yes", "lines that cannot be read"],
-    ["sort:-time", "order; - for descending"],
+    ["sort:-time", "sort order; - for descending"],
   ];
   const FIELDS = "Fields: score tools turns length prompt chars time step line sample finish state source task id verdict file "
-    + "damaged text. length is in tokens of the response, time in seconds.";
+    + "damaged text. length is in response tokens, time in seconds.";
 
   const byId = (id) => document.getElementById(id);
   const table = (rows) => el("table", el("tbody",
@@ -55,19 +55,19 @@
     const problem = el("p.damaged", { role: "alert" });
     const go = async () => {
       const { rows } = await Toolyard.ask("find", { id: field.value.trim() });
-      if (!rows.length) { problem.textContent = "No single request begins like that."; return; }
+      if (!rows.length) { problem.textContent = "No request id starts with this, or several do."; return; }
       dialog.close();
-      // Of several runs: all of them, to choose from.
+      // If several runs have it, list them all.
       const q = rows.length > 1 ? `id:${rows[0].request_id}` : "";
       location.hash = Toolyard.address(["t", rows[0].key], { q });
     };
     dialog.append(el("form", { onsubmit: (event) => { event.preventDefault(); if (field.value.trim()) go(); } },
-      el("h2", { id: "jump-title" }, "Go to a request"), el("p", "Its id, or the beginning of it:"), field, problem,
+      el("h2", { id: "jump-title" }, "Go to a request"), el("p", "Request id, or its start:"), field, problem,
       el("button", "go"), " ", el("button", { type: "button", onclick: () => dialog.close() }, "cancel")));
     return () => { problem.textContent = ""; dialog.showModal(); field.select(); };
   };
 
-  // `list`; `theme()` changes from light to dark.
+  // `theme()` toggles light and dark.
   Toolyard.keys = ({ list, theme }) => {
     const view = byId("view");
     help();

@@ -1,15 +1,15 @@
 "use strict";
-// The list on the left. Of any number of rows only those are fetched and drawn that are seen, in pages.
+// The list on the left. Only visible pages of rows are fetched and drawn, so it can have any length.
 (() => {
   const { Toolyard } = window;
   const { el, number, seconds, count } = Toolyard;
   const PAGE = 100;
-  const ROW = 54; // pixels, as style.css has it
-  const MOST = 500000; // rows that can be scrolled to: browsers know no higher elements
+  const ROW = 54; // height in pixels, the same as in style.css
+  const MOST = 500000; // maximum rows to scroll through: browsers limit the height of elements
   const SORTS = ["", "score", "-score", "-length", "length", "-turns", "-tools", "-time", "time", "step", "-step"];
 
   class List {
-    // `onQuery(text)`: another order was chosen. `onTrouble(error)`: rows could not be fetched.
+    // `onQuery(text)`: the user chose another order. `onTrouble(error)`: rows could not be fetched.
     constructor(root, { onQuery, onTrouble }) {
       Object.assign(this, { root, onQuery, onTrouble, query: null, count: 0, current: null, at: null, version: 0 });
       this.pages = new Map(); // by number: {node, rows}
@@ -22,7 +22,7 @@
       this.body.addEventListener("click", (event) => this.clicked(event));
     }
 
-    // Shows what `query` asks for, with the row `key` in sight. False if something else is shown meanwhile.
+    // Shows the rows of `query`, scrolled to the row `key`. False if another call has replaced it meanwhile.
     async show(query, key) {
       const version = (this.version += 1);
       const [told, at] = await Promise.all([this.ask(query, 0), key ? this.locate(query, key) : null]);
@@ -37,7 +37,7 @@
       return true;
     }
 
-    // The dump has changed: what is seen is fetched again, and stays where it is.
+    // The dump has changed: fetch the visible rows again, without scrolling.
     async refresh() {
       const version = (this.version += 1);
       const pages = this.count ? this.seen() : [0];
@@ -57,7 +57,7 @@
       try {
         return (await Toolyard.ask("position", { q: query, key })).position;
       } catch (error) {
-        if (error instanceof Toolyard.Refusal) return null; // there is no such row, or no more
+        if (error instanceof Toolyard.Refusal) return null; // the row does not exist, or no longer
         throw error;
       }
     }
@@ -107,14 +107,14 @@
       this.body.style.height = `${Math.min(all, MOST) * ROW}px`;
       const told = el("span", { role: "status" }, el("strong", number(all)), all === 1 ? " trajectory" : " trajectories");
       this.head.replaceChildren(told, this.sorts());
-      this.note.textContent = all === 0 ? (this.query ? "Nothing found: change the filter above." : "Nothing is here yet.")
-        : all > MOST ? `The first ${number(MOST)}: narrow it down with the filter.` : "";
+      this.note.textContent = all === 0 ? (this.query ? "No matches" : "No trajectories yet")
+        : all > MOST ? `First ${number(MOST)} only; use the filter to narrow them down.` : "";
     }
 
     sorts() {
       const now = /(?:^|\s)sort:(-?\w+)/i.exec(this.query)?.[1] ?? "";
       const names = SORTS.includes(now) ? SORTS : [...SORTS, now];
-      const told = (name) => (name ? `${name.replace("-", "")} ${name[0] === "-" ? "↓" : "↑"}` : "as written");
+      const told = (name) => (name ? `${name.replace("-", "")} ${name[0] === "-" ? "↓" : "↑"}` : "file order");
       const select = el("select", { "aria-label": "Sort by", id: "sort" },
         names.map((name) => el("option", { value: name, selected: name === now }, told(name))));
       select.addEventListener("change", () => {
@@ -156,7 +156,7 @@
 
     node(key) { return this.body.querySelector(`[data-key="${CSS.escape(key)}"]`); }
 
-    // `at`: where it stands; null if the filter does not ask for it.
+    // `at`: its position; null if it does not match the filter.
     select(key, at, scroll = true) {
       const focused = this.body.contains(document.activeElement);
       for (const node of this.body.querySelectorAll(".chosen")) this.choose(node, false);
@@ -166,7 +166,7 @@
       const node = key ? this.node(key) : null;
       if (node) this.choose(node, true);
       const first = this.body.querySelector(".row");
-      if (first && first !== node) first.tabIndex = at === null ? 0 : -1; // the keyboard gets into the list somewhere
+      if (first && first !== node) first.tabIndex = at === null ? 0 : -1; // keeps the list reachable by keyboard
       if (node && focused) node.focus({ preventScroll: true });
     }
 
@@ -182,7 +182,7 @@
       else this.root.scrollTop = Math.max(this.root.scrollTop, top + ROW - this.root.clientHeight);
     }
 
-    // The trajectory `key` is shown now.
+    // Selects the trajectory `key`, which is now shown.
     async choice(key) {
       if (key === this.current) return;
       for (const [page, { rows }] of this.pages) {

@@ -1,5 +1,5 @@
 "use strict";
-// The filter's language, for pages without a server; the same as `toolyard.viewer.query`, which describes it.
+// The query language for pages without a server; `toolyard.viewer.query` describes it.
 (() => {
   const { Toolyard } = window;
 
@@ -15,7 +15,7 @@
   const SORTABLE = [...NUMBERS, ...TEXTS].filter((name) => name !== "verdict");
   const COLUMN = new Map([
     ["length", "response_tokens"], ["prompt", "prompt_tokens"], ["time", "seconds"], ["id", "request_id"]]);
-  const WORDS = new Map([["yes", true], ["true", true], ["1", true], ["no", false], ["false", false], ["0", false]]);
+  const FLAGS = new Map([["yes", true], ["true", true], ["1", true], ["no", false], ["false", false], ["0", false]]);
   const NAME = /([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])/y;
   const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
   const SPACE = /\s*/y;
@@ -37,7 +37,7 @@
       this.sort = new Map();
     }
 
-    // Unless `right`.
+    // Throws unless `right`.
     insist(right, problem, position = this.term) {
       if (!right) throw new Refusal(`at character ${position + 1}: ${problem}`);
     }
@@ -81,8 +81,8 @@
 
     field(field, given, negated) {
       const kind = KIND.get(field);
-      this.insist(kind, `there is no field '${field}'; the fields are ${[...KIND.keys()].join(", ")} and sort`);
-      this.insist(/\S/.test(this.text[this.at] ?? ""), `${field}${given} needs a value right after it, without a space`);
+      this.insist(kind, `unknown field '${field}'; the fields are ${[...KIND.keys()].join(", ")} and sort`);
+      this.insist(/\S/.test(this.text[this.at] ?? ""), `${field}${given} must be followed by a value, without a space`);
       const turned = given === "!=" ? !negated : negated;
       const operator = given === "!=" ? "=" : given;
       const quoted = this.text[this.at] === '"';
@@ -91,15 +91,15 @@
       if (kind === "content") this.content(value, turned, operator);
       else if (kind === "text") this.words(field, operator, value, turned);
       else {
-        this.insist(!quoted, `${field} needs no quotes`, this.start);
+        this.insist(!quoted, `${field} is not text: remove the quotes`, this.start);
         if (kind === "number") this.numeric(field, operator === "=" ? ":" : operator, value, turned);
         else this.flag(field, operator, value, turned);
       }
     }
 
     words(field, operator, value, negated) {
-      this.insist(":=".includes(operator), `${field} is a text: ${field}:${value} contains it, ${field}=${value} equals it`);
-      this.insist(value || operator === "=", `every ${field} contains nothing; ${field}="" finds the empty ones`);
+      this.insist(":=".includes(operator), `${field} is text: write ${field}:${value} for contains or ${field}=${value} for equals`);
+      this.insist(value || operator === "=", `the text is empty; ${field}="" finds rows whose ${field} is empty`);
       const wanted = folded(value);
       const holds = operator === ":" ? (text) => folded(text).includes(wanted) : (text) => folded(text) === wanted;
       if (field === "verdict") this.add((row, report) => report.verdicts(row).some(holds), negated);
@@ -107,16 +107,16 @@
     }
 
     content(value, negated, operator = ":") {
-      this.insist(":=".includes(operator), `what was said cannot be compared: write text:${value}`);
+      this.insist(":=".includes(operator), `text can only be searched: write text:${value}`);
       this.insist(value, "the text to search for is empty");
       const wanted = folded(value);
       this.add((row, report) => report.said(row).some((text) => text.includes(wanted)), negated);
     }
 
     flag(field, operator, value, negated) {
-      const right = ":=".includes(operator) && WORDS.has(value.toLowerCase());
+      const right = ":=".includes(operator) && FLAGS.has(value.toLowerCase());
       this.insist(right, `write ${field}:yes or ${field}:no`, this.start);
-      const wanted = WORDS.get(value.toLowerCase());
+      const wanted = FLAGS.get(value.toLowerCase());
       this.add((row) => Boolean(row.damaged) === wanted, negated);
     }
 
@@ -132,7 +132,7 @@
         this.insist(right, `a range is written ${field}:1..5, ${field}:1.. or ${field}:..5`, this.start);
         const low = first ? this.number(field, first) : -Infinity;
         const high = second ? this.number(field, second) : Infinity;
-        this.insist(low <= high, `the range is empty; ${field}:${high}..${low} would not be`, this.start);
+        this.insist(low <= high, `the range is empty; did you mean ${field}:${high}..${low}?`, this.start);
         this.add((row) => has(row) !== null && has(row) >= low && has(row) <= high, negated);
       } else {
         const wanted = this.number(field, value);
@@ -142,17 +142,17 @@
 
     number(field, value) {
       const number = NUMBER.test(value) ? Number(value) : NaN;
-      const told = `'${value}' is no number; ${field} takes one such as 0.5, or a range as 1..5`;
+      const told = `'${value}' is not a number; ${field} takes a number such as 0.5, or a range such as 1..5`;
       this.insist(Number.isFinite(number), told, this.start);
       return number;
     }
 
     sorting(operator, negated) {
-      this.insist(!negated && ":=".includes(operator), "write sort:score, or sort:-score for the other direction");
+      this.insist(!negated && ":=".includes(operator), "write sort:score, or sort:-score for descending order");
       const start = this.at;
       const value = this.bare();
       const field = value.replace(/^-/, "").toLowerCase();
-      const told = `rows cannot be sorted by '${field}'; they can by ${SORTABLE.join(", ")}`;
+      const told = `cannot sort by '${field}'; expected one of ${SORTABLE.join(", ")}`;
       this.insist(SORTABLE.includes(field), told, start);
       if (!this.sort.has(field)) this.sort.set(field, value.startsWith("-") ? -1 : 1);
     }
@@ -174,7 +174,7 @@
       while (at < this.text.length && this.text[at] !== '"') at += this.text[at] === "\\" ? 2 : 1;
       this.insist(at < this.text.length, "the quote is not closed", opened);
       this.at = at + 1;
-      const told = 'a space is missing after the quote; a quote within a text is written \\"';
+      const told = 'a space is missing after the quote; write \\" for a quote in the text';
       this.insist(/\s/.test(this.text[this.at] ?? " "), told, this.at);
       return this.text.slice(opened + 1, at).replace(ESCAPE, (_, char) => ({ n: "\n", t: "\t" })[char] || char);
     }
@@ -182,11 +182,11 @@
 
   const compared = (one, other, sign) => {
     if (one === other) return 0;
-    if (one === null || other === null) return one === null ? 1 : -1; // what has no score comes last
+    if (one === null || other === null) return one === null ? 1 : -1; // rows without a score come last
     return one < other ? -sign : sign;
   };
 
-  // Those of `rows` that `text` asks for, in its order. `report` knows what was said, and how calls ended.
+  // The `rows` that match the query `text`, in its order. `report` has their text and verdicts.
   Toolyard.filtered = (rows, text, report) => {
     const { alternatives, sort } = new Parser(text).parse();
     const all = (conditions, row) => conditions.every((one) => one(row, report));

@@ -1,9 +1,9 @@
 "use strict";
-// What a server answers, from the data inside an exported page.
+// Answers the server's requests from the data in an exported page.
 (() => {
   const { Toolyard } = window;
 
-  // As the index keeps names: short, and without what moves or hides the text around it.
+  // Names as in the index: short and printable.
   const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
   const label = (text) => (text.length > 200 ? `${text.slice(0, 199)}…` : text).replace(UNPRINTABLE, "\ufffd");
   const ended = (call) => label(call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
@@ -23,7 +23,7 @@
       this.texts = new Map();
     }
 
-    // Everything that was said there by anybody, part by part, in lower case.
+    // All text of a trajectory, part by part, in lower case.
     said({ key }) {
       if (!this.texts.has(key)) {
         const { bubbles = [], input, output, raw, failure } = this.details.get(key);
@@ -37,7 +37,7 @@
       return this.texts.get(key);
     }
 
-    // How its calls ended; those of the prompt were made by nobody.
+    // The verdicts of its calls; calls in the prompt were not made.
     verdicts({ key }) {
       const { bubbles = [] } = this.details.get(key);
       return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map(ended));
@@ -45,7 +45,7 @@
 
     filtered(query) { return Toolyard.filtered(this.data.rows, query, this); }
 
-    // In the order that the report has them.
+    // The report has each pair in one order only.
     compared(left, right) { return this.comparisons.get(`${left}|${right}`) ?? this.comparisons.get(`${right}|${left}`); }
 
     there(told, what) {
@@ -55,7 +55,7 @@
 
     found(row, rows) { return { row: row ?? null, position: row ? rows.indexOf(row) : null }; }
 
-    // Answers, by their names -----------------------------------------------------------------------------------------
+    // Answers, by request name ----------------------------------------------------------------------------------------
 
     overview() {
       const { overview, query, rows } = this.data;
@@ -87,7 +87,7 @@
       const { input, output, raw, ...rest } = this.row({ key });
       delete rest.tokens;
       if (raw !== undefined) return { text: raw };
-      const told = "The line itself is not part of a report: this is what is shown of it.";
+      const told = "Reports do not contain the raw line; these are the fields that are shown.";
       return { text: JSON.stringify({ input, output, ...rest }), told };
     }
 
@@ -117,7 +117,7 @@
       return { ...told, unfiltered: Boolean(q) };
     }
 
-    // Without a filter: of all that the report was made of, also of those that were left out.
+    // Without a filter, covers all matching trajectories, including those left out of the report.
     statistics({ q = "" }) {
       const { statistics, matching } = this.data;
       const part = matching > this.data.rows.length ? { of: matching, shown: this.data.rows.length } : null;

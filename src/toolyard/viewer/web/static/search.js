@@ -1,10 +1,10 @@
 "use strict";
-// Search within what is shown; past its last match, on to the next trajectory that has one.
+// Searches the current trajectory; after its last match, continues in the next one that has a match.
 (() => {
   const { Toolyard } = window;
   const BLOCK = ".block, .tab-body td";
   const MOST = 5000;
-  let matches = []; // each the marks it is made of: a match may reach over several coloured words, or tokens
+  let matches = []; // each a list of marks: a match may span several colored words or tokens
   let at = -1;
   let begun = 0;
 
@@ -21,7 +21,7 @@
     return found;
   };
 
-  // A text node from `start` on, with marks where it meets one of the places.
+  // Marks the places in a text node that begins at `start`.
   const markNode = (node, start, places) => {
     const pieces = document.createDocumentFragment();
     let done = 0;
@@ -79,7 +79,7 @@
     const root = shown();
     if (!root || !needle()) return counted();
     const pattern = patternOf(needle());
-    // What is not drawn yet: first what is folded, then what is out of sight.
+    // Draw what has matches but is not drawn yet: first folded parts, then those out of view.
     for (const kind of ["details.long", ".late"]) {
       for (const late of root.querySelectorAll(kind)) if (late.has(pattern)) late.fill();
     }
@@ -96,14 +96,14 @@
     counted();
   };
 
-  // What was just put on the page.
+  // Searches a page that was just drawn.
   Toolyard.searchShown = () => {
     matches = [];
     at = -1;
     markAll();
     if (matches.length) goTo(0);
   };
-  // What is being typed.
+  // Searches while the user types.
   Toolyard.searchTyped = () => {
     clearTimeout(begun);
     begun = setTimeout(() => {
@@ -126,6 +126,6 @@
     const { row } = await Toolyard.ask("search", { needle: needle(), q: options.q, from: here, backwards });
     if (row && row.key !== here) location.hash = Toolyard.address(["t", row.key], { ...Toolyard.kept(options), find: needle() });
     else if (matches.length) goTo(direction > 0 ? 0 : matches.length - 1);
-    else if (!row) document.getElementById("matches").textContent = "nowhere";
+    else if (!row) document.getElementById("matches").textContent = "no matches";
   };
 })();

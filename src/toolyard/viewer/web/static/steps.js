@@ -1,10 +1,10 @@
 "use strict";
-// Curves over all steps, and one step: where did its time go?
+// Charts over all steps, and the page of one step.
 (() => {
   const { Toolyard } = window;
   const { el, number, seconds, count } = Toolyard;
   const LISTED = 200;
-  const COLUMNS = [["trajectories", "count"], ["mean score", "mean_score"], ["lowest", "min_score"], ["highest", "max_score"],
+  const COLUMNS = [["trajectories", "count"], ["mean score", "mean_score"], ["min", "min_score"], ["max", "max_score"],
     ["turns", "mean_turns"], ["calls", "mean_tools"], ["tokens", "mean_response_tokens"], ["seconds", "mean_seconds"],
     ["damaged", "damaged"]];
 
@@ -25,30 +25,30 @@
   const charts = (columns, edges) => {
     const mean = (name, of) => ({ name, of, weight: "count" });
     return el("div.charts",
-      Toolyard.lines("Score: mean, and from lowest to highest", columns,
+      Toolyard.lines("Score: mean, min and max", columns,
         [{ name: "mean", of: "mean_score", weight: "scored" }], ["min_score", "max_score"]),
-      Toolyard.heat("Scores: where they lie", edges, columns),
-      Toolyard.shares("How requests ended", columns, "finishes"),
-      Toolyard.shares("How tool calls ended", columns, "verdicts"),
-      Toolyard.lines("Turns and tool calls of a request, mean", columns,
+      Toolyard.heat("Score distribution", edges, columns),
+      Toolyard.shares("Finish reasons", columns, "finishes"),
+      Toolyard.shares("Tool verdicts", columns, "verdicts"),
+      Toolyard.lines("Mean turns and tool calls per request", columns,
         [mean("turns", "mean_turns"), mean("tool calls", "mean_tools")]),
-      Toolyard.lines("Response tokens of a request, mean", columns, [mean("tokens", "mean_response_tokens")]),
-      Toolyard.lines("Seconds of a request, mean", columns, [mean("seconds", "mean_seconds")]));
+      Toolyard.lines("Mean response tokens", columns, [mean("tokens", "mean_response_tokens")]),
+      Toolyard.lines("Mean request time", columns, [mean("seconds", "mean_seconds")]));
   };
 
   Toolyard.showCharts = async (view, query) => {
     const told = await Toolyard.ask("statistics", { q: query });
     const rows = told.steps.filter((one) => one.count);
     if (!rows.length) {
-      view.replaceChildren(el("p.muted", query ? "Nothing found: change the filter above." : "Nothing is here yet."));
+      view.replaceChildren(el("p.muted", query ? "No matches" : "No trajectories yet"));
       return;
     }
     const columns = Toolyard.columns(rows);
     const all = rows.reduce((total, one) => total + one.count, 0);
     const notes = [
-      query ? "Of what the filter asks for." : null,
-      told.part ? `Of all ${number(told.part.of)}; this report shows ${number(told.part.shown)} of them.` : null,
-      columns.length < rows.length ? "Neighbouring steps are drawn together; the table below has them all." : null];
+      query ? "Only trajectories that match the filter." : null,
+      told.part ? `Covers all ${number(told.part.of)} trajectories; this report contains ${number(told.part.shown)} of them.` : null,
+      columns.length < rows.length ? "Charts combine adjacent steps; the table below lists every step." : null];
     view.replaceChildren(el("div",
       el("h2", `${count(rows.length, "step")}, ${count(all, "trajectory", "trajectories")}`),
       notes.filter(Boolean).map((note) => el("p.muted", note)),
@@ -61,46 +61,46 @@
     const all = Toolyard.inOrder(timeline.by_stage), critical = Toolyard.inOrder(timeline.critical_by_stage);
     const whole = all.reduce((total, [, sum]) => total + sum, 0);
     const left = summary.count - timeline.requests;
-    const others = left > 0 ? ` (${number(left)} others were faster, or do not say how long they took)` : "";
+    const others = left > 0 ? ` (${number(left)} others were faster or have no timings)` : "";
     const address = (one) => Toolyard.address(["t", one.key], { tab: "timeline", q: query });
     const link = (one) => el("a", { href: address(one), title: one.request_id }, one.request_id || one.key);
     const rows = timeline.slowest.map((one) => el("tr",
       el("td", link(one)), el("td.right", seconds(one.seconds)), el("td.wide", Toolyard.timeline(one, timeline.seconds))));
-    return el("section", el("h3", "Where did the time go?"), el("p.verdict", timeline.verdict),
-      el("h4", `All requests together: ${seconds(whole)} of ${count(timeline.requests, "request")}${others}`),
+    return el("section", el("h3", "Where the time went"), el("p.verdict", timeline.verdict),
+      el("h4", `Total: ${seconds(whole)} in ${count(timeline.requests, "request")}${others}`),
       Toolyard.stacked(all), Toolyard.stageLegend(all),
-      el("h4", "Critical path: the request that the step waited for, ", link(timeline.critical)),
+      el("h4", "Critical path: the step waited for ", link(timeline.critical)),
       Toolyard.timeline(timeline.critical), Toolyard.scale(timeline.critical.seconds), Toolyard.stageLegend(critical),
-      rows.length > 1 ? [el("h4", rows.length < timeline.requests ? `The slowest ${rows.length}` : "All, the slowest first"),
+      rows.length > 1 ? [el("h4", rows.length < timeline.requests ? `Slowest ${rows.length} requests` : "All requests, slowest first"),
         el("table.slowest", el("tbody", rows))] : null);
   };
 
   const quoted = (text) => (/[\s"]/.test(text) ? `"${text.replace(/["\\]/g, "\\$&")}"` : text);
-  // Steps of several runs are no step together: each can be had alone.
+  // If several runs have this step, link to each of them.
   const runs = (step, names, query) => {
     if (names.length < 2 || /\sor\s/i.test(query)) return null;
     const links = names.map((name, at) => {
       const only = name ? `file:${quoted(`${name}/`)}` : "-file:/";
       const href = Toolyard.address(["step", step], { q: `${query} ${only}`.trim() });
-      return [at ? ", " : "", el("a", { href }, name || "the folder's own")];
+      return [at ? ", " : "", el("a", { href }, name || "top folder")];
     });
-    return el("p.muted", `${count(names.length, "run")} together; only `, links);
+    return el("p.muted", `${count(names.length, "run")} combined; show only `, links);
   };
 
   Toolyard.showStep = async (view, step, query) => {
     const told = await Toolyard.ask("step", { step, q: query });
     const { summary, timeline } = told;
-    const range = summary.scored ? ` (from ${number(summary.min_score)} to ${number(summary.max_score)})` : "";
+    const range = summary.scored ? ` (min ${number(summary.min_score)}, max ${number(summary.max_score)})` : "";
     const damaged = summary.damaged ? `, ${number(summary.damaged)} damaged` : "";
     const counted = count(summary.count, "trajectory", "trajectories");
     view.replaceChildren(el("div",
       el("h2", `Step ${step}`),
       el("p", `${counted}, mean score ${number(summary.mean_score)}${range}${damaged} · `,
         el("a", { href: Toolyard.address([], { q: `step:${step}` }) }, "list them")),
-      told.unfiltered ? el("p.muted", "Of all trajectories of this step: the filter does not apply here.") : null,
+      told.unfiltered ? el("p.muted", "All trajectories of this step: the filter does not apply here.") : null,
       told.unfiltered ? null : runs(step, told.runs, query),
-      timeline ? where(timeline, summary, query) : el("p.muted", "These lines do not say how long anything took."),
-      el("div.charts", Toolyard.distribution("Scores", told.histogram.edges, told.histogram),
-        Toolyard.tally("How requests ended", summary.finishes), Toolyard.tally("How tool calls ended", summary.verdicts))));
+      timeline ? where(timeline, summary, query) : el("p.muted", "No timings in this dump"),
+      el("div.charts", Toolyard.distribution("Score distribution", told.histogram.edges, told.histogram),
+        Toolyard.tally("Finish reasons", summary.finishes), Toolyard.tally("Tool verdicts", summary.verdicts))));
   };
 })();

@@ -1,16 +1,16 @@
 "use strict";
-// Texts of any length: programs with their words coloured, JSON indented, and what is very long in pieces, when asked for.
+// Text of any length: highlighted programs, indented JSON, and very long text in pieces, on demand.
 (() => {
   const { Toolyard } = window;
   const { el } = Toolyard;
   const WHOLE = 12000;
   const HEAD = 3000;
   const CHUNK = 20000;
-  const COLOURED = 100000;
+  const HIGHLIGHTED = 100000;
 
   // Long texts -------------------------------------------------------------------------------------------------------
 
-  // Cut at line ends where there are any; browsers lay out only those pieces that are seen.
+  // Split at line ends if possible; browsers lay out only the visible pieces.
   const chunks = (text) => {
     const found = [];
     for (let at = 0; at < text.length;) {
@@ -22,7 +22,7 @@
     return found.map((part, index) => el("div.chunk", index < found.length - 1 ? part.replace(/\n$/, "") : part));
   };
 
-  // The rest of a text, put into the page when it is opened, or when something is searched that stands there.
+  // The rest of a text, inserted when it is opened, or when a search matches it.
   const rest = (text, summary) => {
     const fold = el("details.long", el("summary", summary));
     fold.fill = () => {
@@ -42,10 +42,10 @@
   };
   Toolyard.prose = (text) => Toolyard.long(text, (part) => el("div.prose.block", part));
   Toolyard.output = (text, kind = "result") =>
-    (text ? Toolyard.long(text, (part) => el(`pre.block.${kind}`, part)) : el("pre.result", el("span.muted", "(nothing)")));
+    (text ? Toolyard.long(text, (part) => el(`pre.block.${kind}`, part)) : el("pre.result", el("span.muted", "(empty)")));
 
   // Programs ---------------------------------------------------------------------------------------------------------
-  // Small on purpose: what it does not know stays plain.
+  // Small on purpose: unknown syntax stays plain.
 
   const WORDS = {
     python: `and as assert async await break case class continue def del elif else except False finally for from global if import
@@ -85,7 +85,7 @@
     return !HASH.has(name) && name !== "sql" && name !== "json";
   };
 
-  const coloured = (source, name) => {
+  const highlighted = (source, name) => {
     const words = KNOWN.get(name);
     const shown = Toolyard.visible(source);
     const body = el("code");
@@ -104,15 +104,15 @@
 
   Toolyard.code = (source, language) => {
     const name = SAME.get(language) || language || "";
-    const plain = source.length > COLOURED || !KNOWN.has(name);
+    const plain = source.length > HIGHLIGHTED || !KNOWN.has(name);
     const body = plain ? Toolyard.long(source, (part) => el("pre.block", el("code", part)))
-      : el("pre.block", coloured(source, name));
+      : el("pre.block", highlighted(source, name));
     return el("div.program", el("div.bar", el("span.muted", language || "text"), Toolyard.copyButton(source)), body);
   };
 
   // JSON -------------------------------------------------------------------------------------------------------------
 
-  // Indented without being decoded: every number keeps the digits that stand there. Lists of plain values stay on one line.
+  // Indents without decoding, so that numbers keep their digits. Lists of plain values stay on one line.
   Toolyard.indented = (text) => {
     const parts = text.match(/"(?:\\.|[^"\\])*"|[[\]{},:]|[^\s"[\]{},:]+/g) || [];
     const flat = (at) => {

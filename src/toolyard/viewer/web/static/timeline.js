@@ -1,5 +1,5 @@
 "use strict";
-// Where time went: the stages of a request on a line, and stacked sums.
+// Timelines: the stages of a request, and stacked sums.
 (() => {
   const { Toolyard } = window;
   const { el, svg, seconds } = Toolyard;
@@ -7,11 +7,11 @@
   const STAGES = ["queue", "engine", "limiter", "tool", "interaction", "reward", "other"];
 
   const told = (segment) => {
-    const turn = segment.turn === null ? "" : `, turn ${segment.turn}`;
+    const turn = segment.turn === null ? "" : `, turn ${segment.turn + 1}`;
     return `${segment.stage}${turn}: ${seconds(segment.end - segment.start)}${segment.label ? ` (${segment.label})` : ""}`;
   };
 
-  // A request on a line of `whole` seconds.
+  // A request, on a scale of `whole` seconds.
   Toolyard.timeline = (timeline, whole = timeline.seconds) => {
     const x = (at) => (whole ? (at / whole) * WIDTH : 0);
     const bars = timeline.segments.map((segment) => svg("rect", {
@@ -27,7 +27,7 @@
   Toolyard.scale = (whole) =>
     el("div.scale", { "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((share) => el("span", seconds(share * whole))));
 
-  // All stages after one another: `[[stage, seconds]]`.
+  // All stages in a row: `[[stage, seconds]]`.
   Toolyard.stacked = (sums) => {
     let at = 0;
     const segments = sums.map(([stage, sum]) => ({ stage, start: at, end: (at += sum), turn: null, label: "" }));

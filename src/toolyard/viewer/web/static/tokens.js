@@ -1,15 +1,15 @@
 "use strict";
-// Tokens: coloured by where they came from and how likely they were. Pointing at one, or the arrow keys, tell about it.
+// Tokens, colored by origin and probability. Hover over one, or use the arrow keys, for details.
 (() => {
   const { Toolyard } = window;
   const { el, number, count } = Toolyard;
-  const CHUNK = 1000; // tokens that are drawn at once, when they come into sight
-  const FOLDED = 1500; // a longer prompt is shown when asked for
+  const CHUNK = 1000; // tokens drawn at once, when they scroll into view
+  const FOLDED = 1500; // longer prompts are folded
   const DOUBT = 4; // a logprob of -4 is as red as it gets
 
   const isLogprob = (value) => typeof value === "number";
   const textOf = (run, from = 0, to = run.ids.length) => (run.texts || run.ids.map((id) => `${id} `)).slice(from, to).join("");
-  const nameOf = (run) => `${run.origin}${run.turn === null ? "" : `, turn ${run.turn}`}`;
+  const nameOf = (run) => `${run.origin}${run.turn === null ? "" : `, turn ${run.turn + 1}`}`;
 
   Toolyard.tellToken = (run, at) => {
     const logprob = run.logprobs?.[at];
@@ -24,11 +24,11 @@
     if (isLogprob(logprob)) node.style.setProperty("--doubt", Math.min(Math.max(-logprob / DOUBT, 0), 1).toFixed(2));
     return node;
   };
-  const ORIGINS = [["prompt", "prompt"], ["sampled", "sampled"], ["tool", "put there by us or a tool"]];
+  const ORIGINS = [["prompt", "prompt"], ["sampled", "sampled"], ["tool", "not sampled (masked)"]];
   Toolyard.tokenLegend = (tokenizer) => el("div.legend",
     ORIGINS.map(([origin, name]) => el("span", el(`i.o-${origin}`), name)),
-    el("span", el("i.low"), "sampled, but unlikely"),
-    tokenizer ? null : el("span", "ids only: for text, start with --tokenizer and the model's name"));
+    el("span", el("i.low"), "low probability"),
+    tokenizer ? null : el("span", "token ids only; use --tokenizer MODEL to show text"));
 
   const head = (run) => {
     const known = (run.logprobs || []).filter(isLogprob);
@@ -37,7 +37,7 @@
     return el("h4.run-head", `${nameOf(run)} · ${count(run.ids.length, "token")}${likely}`);
   };
 
-  // A stretch of a run, drawn when it comes near; `has` and `fill` are for those who search.
+  // A part of a run, drawn when it scrolls near; search uses `has` and `fill`.
   const stretch = (run, index, from) => {
     const to = Math.min(from + CHUNK, run.ids.length);
     const node = el("span.late", { data: { run: index, from } });
@@ -68,7 +68,7 @@
     return el("section.run", head(run), fold);
   });
 
-  // Arrow keys move from token to token, also past the end of a run.
+  // Arrow keys move from token to token, across runs.
   const keyboard = (body, told, tell) => {
     let here = null;
     const at = (run, token) => {
@@ -96,9 +96,9 @@
   };
 
   Toolyard.tokens = async (detail) => {
-    if (!detail.has_tokens) return el("p.muted", "This line has no tokens: it only says what was asked and answered.");
+    if (!detail.has_tokens) return el("p.muted", "No tokens in this dump: it has only text.");
     const told = await Toolyard.ask("tokens", { key: detail.key });
-    const note = el("div.token-note", { role: "status" }, "Point at a token, or move with the arrow keys.");
+    const note = el("div.token-note", { role: "status" }, "Hover over a token, or use the arrow keys.");
     const tell = ({ dataset }) => {
       note.textContent = Toolyard.visible(Toolyard.tellToken(told.runs[dataset.run], Number(dataset.at)));
     };
@@ -109,6 +109,6 @@
     body.addEventListener("mouseover", (event) => event.target.closest(".t") && tell(event.target.closest(".t")));
     keyboard(body, told, tell);
     return el("div", Toolyard.tokenLegend(told.tokenizer), note, body,
-      told.left_out ? el("p.muted", `${count(told.left_out, "more token")} are not shown.`) : null);
+      told.left_out ? el("p.muted", `${count(told.left_out, "more token")} not shown`) : null);
   };
 })();

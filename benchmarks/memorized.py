@@ -1,5 +1,5 @@
-"""A model that knows some conversations with a tool by heart, for benchmarks: what it samples is known beforehand, and
-any two loops that are right sample the same. See train.py."""
+"""A model that has memorized a few conversations with a tool, for benchmarks: its samples are known in advance, and any
+two correct loops sample the same. See train.py."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SYSTEM = "You plan journeys. Ask for distances with the tool, one after the othe
 FAR = "40"
 ANSWER = "Both ways are 40 km long, so the whole journey is 80 km.\n#### 80"
 CALLS = 2
-"""Of each conversation, one after the other."""
+"""Calls per conversation, one after the other."""
 RESPONSE = 256
-"""Tokens after the prompt, at most; the conversations have about 130."""
+"""Maximum tokens after the prompt; the conversations have about 130."""
 
 
 def distance_in(seconds: float) -> Any:
-    async def distance(town: str):  # what it returns would be part of its schema
+    async def distance(town: str):  # no return annotation: it would be part of the schema
         """How far it is to a town, in km.
 
         Args:
@@ -44,19 +44,19 @@ def distance_in(seconds: float) -> Any:
 
 
 class Distance(BaseTool):
-    """The same for us."""
+    """The same tool for Toolyard."""
 
     async def execute(self, instance_id, parameters, **kwargs):
         return ToolResponse(text=await distance_in(self.config["seconds"])(**parameters)), None, {}
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder with everything that both loops are given."""
+class Workspace:
+    """A folder with everything that both loops use."""
 
     folder: Path
     schema: dict[str, Any]
-    """Of the tool, as `transformers` writes it and TRL shows it."""
+    """The tool's schema, as written by `transformers` and shown by TRL."""
     prompts: list[list[dict[str, str]]]
     group: int
 
@@ -74,7 +74,7 @@ class Place:
 
     def settings(self, seconds: float) -> RolloutConfig:
         tools = self.folder / f"tools-{seconds:g}.yaml"
-        tool = {"class_name": "by_heart.Distance", "config": {"type": "native", "seconds": seconds}}
+        tool = {"class_name": "memorized.Distance", "config": {"type": "native", "seconds": seconds}}
         tools.write_text(yaml.safe_dump({"tools": [{**tool, "tool_schema": self.schema}]}))
         return load_config(
             None,
@@ -90,8 +90,8 @@ class Place:
         )
 
 
-def prepared(folder: Path, model: str | None, prompts: int, group: int) -> Place:
-    """Prompts, template, and a model that knows its conversations by heart."""
+def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Workspace:
+    """Write prompts, a template, and a model that has memorized its conversations."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import get_json_schema
@@ -103,8 +103,8 @@ def prepared(folder: Path, model: str | None, prompts: int, group: int) -> Place
         for at, (one, two) in enumerate(pairs)
     ]
     schema = get_json_schema(distance_in(0))
-    place = Place(folder, schema, asked, group)
-    # Our schemas say `strict: false` where nothing is said. TRL knows templates by their text, so ours is changed.
+    place = Workspace(folder, schema, asked, group)
+    # Toolyard's schemas add `strict: false`. TRL recognizes templates by their text, so ours is changed instead.
     said = ", ".join(f'"{key}": tool.function["{key}"]' for key in schema["function"])
     plainly = f'{{"type": "function", "function": {{{said}}} }} | tojson'
     place.template.write_text(qwen2_5_chat_template.replace("tool | tojson", plainly))
@@ -120,13 +120,14 @@ def prepared(folder: Path, model: str | None, prompts: int, group: int) -> Place
         tokenizer = AutoTokenizer.from_pretrained(base)
         made = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer.save_pretrained(place.model)
-    taught(made, conversations(place, pairs), 1e-3 if model is None else 1e-4)
+    memorize(made, conversations(place, pairs), 1e-3 if model is None else 1e-4)
     made.save_pretrained(place.model)
     return place
 
 
 def small_tokenizer(text: str) -> Any:
-    """A thousand tokens, made of `text`: with a larger vocabulary, most of a small model would be its output layer."""
+    """A tokenizer of 1,000 tokens, trained on `text`: with a larger vocabulary, a small model would be mostly output
+    layer."""
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -159,8 +160,8 @@ def small_model(tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def conversations(place: Place, pairs: Iterable[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-    """Token by token, what is asked, called, answered and said; and which of it the model says."""
+def conversations(place: Workspace, pairs: Iterable[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    """The tokens of each conversation, and a mask of those that the model samples."""
     tokenizer = load_tokenizer(place.model)
     chat = open_format(tokenizer, format="hermes", chat_template=place.template)
     tools, stop = (OpenAIFunctionToolSchema.model_validate(place.schema),), chat.stop_token_ids[0]
@@ -178,13 +179,13 @@ def conversations(place: Place, pairs: Iterable[tuple[str, str]]) -> list[tuple[
     return made
 
 
-def taught(model: Any, by_heart: list[tuple[list[int], list[int]]], learning_rate: float) -> None:
-    """Until each token of what the model is to say is far more likely than any other."""
+def memorize(model: Any, texts: list[tuple[list[int], list[int]]], learning_rate: float) -> None:
+    """Train until each token that the model should sample is far more likely than any other."""
     import torch
 
-    began, longest = time.perf_counter(), max(len(ids) for ids, _ in by_heart)
-    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in by_heart])
-    said = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in by_heart])[:, 1:].bool()
+    began, longest = time.perf_counter(), max(len(ids) for ids, _ in texts)
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in texts])
+    said = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in texts])[:, 1:].bool()
     wanted = ids[:, 1:][said]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     model.train()
@@ -193,9 +194,9 @@ def taught(model: Any, by_heart: list[tuple[list[int], list[int]]], learning_rat
         logprobs = logits.log_softmax(-1)[torch.arange(len(wanted)), wanted]
         if logprobs.min().exp() > 0.8:
             seconds = time.perf_counter() - began
-            print(f"The model knows its {len(by_heart)} conversations after {step} updates, {seconds:.0f} s.")
+            print(f"The model has memorized its {len(texts)} conversations: {step} updates, {seconds:.0f} s.")
             return
         optimizer.zero_grad()
         (-logprobs.mean()).backward()
         optimizer.step()
-    raise SystemExit("the model did not learn its conversations: another learning rate may help")
+    raise SystemExit("the model did not memorize its conversations: try another learning rate")
