@@ -504,7 +504,7 @@ class TestTheClass:
         assert told.endswith("this line imports verl, which is not installed; its equivalents are in toolyard.tools")
 
     def test_the_lines_that_are_told_can_be_imported(self) -> None:
-        for name, home in verl_names._HOMES.items():
+        for name, home in verl_names._MODULES.items():
             assert hasattr(importlib.import_module(home), name)
         assert all(map(get_tool_class, verl_names.TOOLS))
 

@@ -42,7 +42,7 @@ def test_a_state_lives_from_begin_to_end() -> None:
 def test_two_trajectories_cannot_have_one_id() -> None:
     states = Trajectories(make)
     states.begin("r1", {})
-    with pytest.raises(ValueError, match="instance 'r1' exists already"):
+    with pytest.raises(ValueError, match="instance 'r1' already exists"):
         states.begin("r1", {})
     states.end("r1")
     states.begin("r1", {})

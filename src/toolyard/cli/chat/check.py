@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from toolyard.chat.conformance import Outcome, Report
+from toolyard.chat.conformance import ConformanceReport, Outcome
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizers.opening import load_tokenizer
@@ -34,7 +34,7 @@ def open_chat(model: str, format: str, chat_template: Path | None, tool_role: st
     return tokenizer, open_format(tokenizer, format=format, chat_template=chat_template, tool_role=tool_role)
 
 
-def print_report(report: Report, console: Console | None) -> None:
+def print_report(report: ConformanceReport, console: Console | None) -> None:
     """Print a table to `console`, or JSON to stdout if it is None."""
     if console is None:
         checks = [
