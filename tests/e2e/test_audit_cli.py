@@ -86,10 +86,10 @@ def test_what_is_no_dump_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def test_what_there_is_nothing_to_audit_in_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"there is no <step>\.jsonl in it"):
+    with pytest.raises(RecordError, match=r"is not a dump: it has no <step>\.jsonl"):
         audit_dump(tmp_path, None, 10, Console())
     (tmp_path / "0.jsonl").write_text("")
-    with pytest.raises(RecordError, match="has no trajectory"):
+    with pytest.raises(RecordError, match="has no trajectories"):
         audit_dump(tmp_path, None, 10, Console())
     with pytest.raises(ConfigError, match="no-model"):
         audit_dump(tmp_path, str(tmp_path / "no-model"), 10, Console())

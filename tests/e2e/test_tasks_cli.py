@@ -40,7 +40,7 @@ def mixed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--help"], "See, check and prepare the tasks"),
+        (["--help"], "Show, check and prepare the tasks"),
         (["prepare", "gsm8k", "--help"], "toolyard tasks prepare gsm8k test.jsonl test.parquet"),
     ],
 )
