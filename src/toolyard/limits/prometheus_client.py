@@ -1,4 +1,4 @@
-"""Limiters for Prometheus: `REGISTRY.register(LimiterCollector(limiter))`. Read when scraped, not kept twice."""
+"""Limiters for Prometheus: `REGISTRY.register(LimiterCollector(limiter))`. Statistics are read on each scrape."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ except ImportError as error:
     raise MissingDependencyError("prometheus_client", "server", "metrics of a limiter") from error
 
 MOST_TENANTS = 100
-"""With lines of their own, the busiest first. A tenant may be a trajectory: every one would drown Prometheus."""
+"""Tenants with their own series, the busiest first. A tenant may be a trajectory: all would swamp Prometheus."""
 
 _STATES = ("connected", "stalled", "lost")
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "up": ("Whether the limiter answered this scrape.", ()),
     "limit": ("Permits that may be in flight.", ()),
-    "effective_limit": ("The same, lowered to what the service was found to carry.", ()),
+    "effective_limit": ("The limit, lowered to what the service can handle.", ()),
     "in_flight": ("Permits in use.", ()),
     "waiting": ("Executions waiting for a permit.", ()),
-    "paused_seconds": ("How much longer nothing starts, because the service asked for it.", ()),
+    "paused_seconds": ("How much longer nothing starts, because the service asked for a pause.", ()),
     "wait_seconds": ("Wait for a permit, over the limiter's life.", ("quantile",)),
     "tenant_in_flight": ("Permits in use by tenant.", ("tenant",)),
     "tenant_waiting": ("Executions waiting for a permit by tenant.", ("tenant",)),
-    "leases": ("Processes that borrow from a cluster's limit, by state.", ("state",)),
+    "leases": ("Processes borrowing from a cluster's limit, by state.", ("state",)),
     "process_permits": ("Permits lent to a process, in use or not.", ("process",)),
-    "longest_held_seconds": ("Age of the permit that is held longest.", ("tenant", "process")),
+    "longest_held_seconds": ("Age of the permit held longest.", ("tenant", "process")),
 }
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "granted": ("Permits given.", ()),
-    "refused": ("Executions the service sent away.", ()),
+    "granted": ("Permits granted.", ()),
+    "refused": ("Executions the service refused.", ()),
     "expired": ("Permits held too long and taken back.", ()),
-    "reclaimed": ("Permits that came back because their process died.", ()),
-    "tenant_granted": ("Permits given by tenant; (others): to tenants while they had no line.", ("tenant",)),
+    "reclaimed": ("Permits reclaimed because their process died.", ()),
+    "tenant_granted": ("Permits granted by tenant; (others): tenants without a series of their own.", ("tenant",)),
 }
 _log = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
-    """A limiter that can be asked from any thread: `LocalLimiter`, `RayLimiter`."""
+    """A limiter that can be read from any thread: `LocalLimiter`, `RayLimiter`."""
 
     @property
     def name(self) -> str: ...
@@ -57,10 +57,10 @@ class Readable(Protocol):
 
 
 class LimiterCollector(Collector):
-    """Metrics `toolyard_limiter_*` of one limiter or several. All of a registry belong into one collector.
+    """Metrics `toolyard_limiter_*` of one or more limiters. Use one collector for all limiters of a registry.
 
-    A scrape waits for at most `timeout` seconds, for all of them together. A limiter that has not answered by then, or
-    that fails, is `toolyard_limiter_up` 0 and has no other line: what else is in the registry is scraped all the same.
+    A scrape waits at most `timeout` seconds in total. A limiter that has not answered by then, or that fails, has
+    `toolyard_limiter_up` 0 and no other series; the rest of the registry is scraped as usual.
     """
 
     def __init__(self, *limiters: Readable, timeout: float = 3.0) -> None:
@@ -70,10 +70,10 @@ class LimiterCollector(Collector):
         self._others = {limiter.name: _Others() for limiter in limiters}
         if len(self._others) < len(limiters):
             names = sorted(name for name, count in Counter(one.name for one in limiters).items() if count > 1)
-            raise ConfigError(f"several limiters are called {', '.join(names)}: their metrics need names of their own")
+            raise ConfigError(f"several limiters are named {', '.join(names)}: metrics need distinct names")
 
     def describe(self) -> Iterable[Metric]:
-        """Lets a registry know the names without asking any limiter."""
+        """Tells a registry the metric names without asking any limiter."""
         return _Page().families.values()
 
     def collect(self) -> Iterable[Metric]:
@@ -83,7 +83,7 @@ class LimiterCollector(Collector):
         for name, answer in asked:
             try:
                 now = answer.result(max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # whatever it is, the rest of the registry must not suffer
+            except Exception as error:  # whatever it is, the rest of the registry must be scraped
                 _log.warning("limiter %r cannot be scraped: %s", name, error or type(error).__name__)
                 page.add("up", name, 0)
                 continue
@@ -96,7 +96,7 @@ class LimiterCollector(Collector):
 
 
 def _ask(limiter: Readable) -> Future[LimiterStatistics]:
-    """On a thread of its own: the limiter may take longer than a scrape can wait."""
+    """Read on a separate thread: the limiter may take longer than a scrape can wait."""
     answer: Future[LimiterStatistics] = Future()
 
     def read() -> None:
@@ -110,7 +110,7 @@ def _ask(limiter: Readable) -> Future[LimiterStatistics]:
 
 
 class _Page:
-    """What one scrape is told, each metric with all its limiters."""
+    """The result of one scrape: each metric with all its limiters."""
 
     def __init__(self) -> None:
         self.families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
@@ -158,13 +158,13 @@ def _busyness(tenant: TenantStatistics) -> tuple[int, int]:
 
 
 def _tell_processes(page: _Page, name: str, now: LimiterStatistics) -> None:
-    if now.epoch:  # a cluster's: one process alone has no leases
+    if now.epoch:  # a cluster limiter; a local one has no leases
         states = Counter(lease.state for lease in now.leases)
         for state in (*_STATES, *sorted(states.keys() - set(_STATES))):
             page.add("leases", name, states[state], state)
     permits: Counter[str] = Counter()
     for lease in now.leases:
-        permits[lease.process] += lease.permits  # one that came back has two leases for a while
+        permits[lease.process] += lease.permits  # a process that reconnected has two leases for a while
     for process, count in permits.items():
         page.add("process_permits", name, count, process)
     for holder in now.holders[:1]:
@@ -172,10 +172,10 @@ def _tell_processes(page: _Page, name: str, now: LimiterStatistics) -> None:
 
 
 class _Others:
-    """Counts what is given to tenants that have no line of their own.
+    """Counts permits granted to tenants that have no series of their own.
 
-    Which those are changes from scrape to scrape. A plain sum would shrink when a busy one gets its line, and a counter
-    that shrinks is taken for one that began anew: so only what is new since the last scrape is added.
+    Which tenants those are changes from scrape to scrape. A plain sum would shrink when a busy tenant gets its series,
+    and Prometheus takes a shrinking counter for a reset: so only the increase since the last scrape is added.
     """
 
     def __init__(self) -> None:

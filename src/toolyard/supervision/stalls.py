@@ -1,6 +1,6 @@
-"""A thread beside the event loop: it notices when the loop stands still, and names the code that blocks it.
+"""A thread beside the event loop that notices when the loop is blocked, and names the blocking code.
 
-Code in the loop cannot do this: it stands still as well.
+Code in the loop cannot do this: it is blocked as well.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from toolyard.supervision.places import frames_below, line_of, stack_of
 
 _BEAT_SECONDS = 0.1
 STALL_SECONDS = 1.0
-"""Longer than anything that is merely busy."""
+"""Longer than a loop that is merely busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The event loop has stood still for `seconds`."""
+    """The event loop has been blocked for `seconds`."""
 
     seconds: float
     what: str
-    """The call that blocks it, such as `tool 'search': execute of request 5f…`; empty if it is none of ours."""
+    """The blocking call, such as `tool 'search': execute of request 5f…`; empty if it is not one of ours."""
     line: str
-    """The line that runs."""
+    """The line being executed."""
     stack: str
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Stall:
 
 
 class LoopWatch:
-    """Watches the running loop between `start` and `stop`, and stops the loop's clock while it stands still.
+    """Watches the running loop between `start` and `stop`, and stops the loop's clock while it is blocked.
 
     `told` is called in the watching thread: after one second, then each time the stall has lasted twice as long.
     """
@@ -68,7 +68,7 @@ class LoopWatch:
 
     @property
     def standing_still(self) -> bool:
-        """From any thread, or a signal handler."""
+        """Can be read from any thread, or a signal handler."""
         return not self._over.is_set() and time.monotonic() - self._last_beat > STALL_SECONDS
 
     def _beat(self) -> None:

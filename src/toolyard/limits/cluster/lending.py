@@ -1,24 +1,24 @@
-"""The lender: one limit, lent out in blocks to the processes that use it. Pure: no clock, no sockets, no Ray.
+"""The lender: one limit, lent in blocks to the processes that use it. Pure: no clock, no sockets, no Ray.
 
-**Safety.** A process owns `granted - returned` permits, both counted since its registration. What the lender has not
-yet heard of can only be a return, and what a process has not yet heard of can only be a grant, so the lender never
-believes that a process owns less than it does, and it grants only below the limit.
+**Safety.** A process owns `granted - returned` permits, both counted since its registration. Messages in flight to the
+lender can only be returns, and messages in flight to a process can only be grants. So the lender never believes that a
+process owns less than it does, and it grants only below the limit.
 
-**Death.** Permits of a process come back when it is known to be dead, or when its connection is lost and it has not
-been heard of for a *term*. By then it has stopped starting executions: it may do so only until a little less than a
-term after it *sent* the last message that was answered. A process that is merely silent, with its connection up, is
-stalled: what it runs still runs, so it keeps its permits, and is named in the statistics. (Where `max_hold` is set,
-that also bounds a stall.)
+**Death.** Permits of a process come back when it is known to be dead, or when its connection is lost and it has been
+silent for a *term*. By then it has stopped starting executions: it may do so only until a little less than a term after
+it *sent* the last message that was answered. A process that is merely silent, with its connection up, is stalled: its
+executions still run, so it keeps its permits, and the statistics name it. (If `max_hold` is set, that also bounds a
+stall.)
 
 **Restart.** A restarted lender does not know what is lent. It grants nothing until every process that may have permits
-has registered and said what it has, or is dead; which processes these are, it reads in the `roster` that the lender
-before it left. It waits a term at most, and just that if there is no roster: by then the missing have stopped starting
-executions. What still turns up with executions running is counted, even past the limit: they run. Nothing is granted
-until they are done.
+has registered and reported what it has, or is dead; it reads which processes these are in the `roster` that the
+previous lender left. It waits at most a term, and exactly that if there is no roster: by then the missing processes
+have stopped starting executions. A process that turns up later with running executions is counted, even beyond the
+limit, and nothing is granted until they are done.
 
-**Fairness.** When more is wanted than there is, `fair_shares` says what each process should have. Shares are fractions,
-permits are not: the whole parts are held on to, and the rest goes round in turns of a *quantum*, always to those who
-are furthest behind their share.
+**Fairness.** If demand exceeds the limit, `fair_shares` determines what each process should have. Shares are fractions,
+permits are not: processes keep the whole parts, and the rest rotates in turns of a *quantum*, always to those furthest
+behind their share.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from toolyard.limits.protocol import Holder, Lease, LimiterStatistics, TenantSta
 from toolyard.limits.waits import WaitHistogram
 
 QUANTUM = 0.05
-"""Seconds a process keeps a permit that others also have a claim to, or until the execution under it ends."""
+"""Seconds a process keeps a permit that others also have a claim to; longer if its execution takes longer."""
 DRIFT = 1.02
-"""Clocks of two machines run at the same speed to within two percent."""
+"""Clocks of two machines run at the same speed within two percent."""
 _MOST_CREDIT = 1.0
 _GRAVES = 64
 _TENANTS = 1000
-"""Named in the statistics; the others are added up."""
+"""Named in the statistics; the others are summed up."""
 _STALLED = 0.75
-"""Of a term: silent for so long, though processes report four times a term."""
+"""Fraction of a term: a process silent for this long is stalled, since processes report four times a term."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class Borrower:
-    """A process, as the lender sees it."""
+    """A process, as seen by the lender."""
 
     id: str
     process: str
     granted: int
-    """Permits ever given to this registration, including what it had when it registered."""
+    """Permits granted to this registration so far, including what it had when it registered."""
     heard: float
     returned: int = 0
     in_use: int = 0
@@ -64,21 +64,21 @@ class Borrower:
     """In use, waiting and weight, by tenant."""
     seq: int = 0
     connection: int = 0
-    """Of its connections, the number of the one it registered by."""
+    """The number of the connection it registered on."""
     connected: bool = True
     refusals: int = 0
     report: Message = field(default_factory=dict[str, Any])
-    """What it last told about itself for the statistics."""
+    """Its last report for the statistics."""
     share: dict[str, float] = field(default_factory=dict[str, float])
     fair: float = 0.0
     """The sum of `share`: what it should have, as a fraction."""
     credit: float = 0.0
-    """Permit-seconds that it is behind its share."""
+    """Permit-seconds by which it is behind its share."""
     target: int = 0
     turn_ends: float = math.inf
     on_turn: bool = False
     told: tuple[Any, ...] = ()
-    """What it was last told, so that nothing is said twice."""
+    """What was last sent to it, so that nothing is sent twice."""
 
     @property
     def held(self) -> int:
@@ -86,12 +86,12 @@ class Borrower:
 
     @property
     def demand(self) -> int:
-        """What it could use now: one that cannot be reached gets nothing."""
+        """What it could use now. A disconnected process gets nothing new."""
         return self.in_use + self.waiting if self.connected else self.held
 
 
 def _whole(value: Any) -> int:
-    """A count, from outside."""
+    """Validate a count received from outside."""
     if not isinstance(value, int) or not 0 <= value < 1 << 40:
         raise ValueError(f"{value!r} is not a count")
     return value
@@ -104,7 +104,7 @@ def _demand(in_use: Any, waiting: Any, weight: Any) -> tuple[int, int, float]:
 
 
 class _Counts:
-    """Reports of processes, added up."""
+    """Totals over the reports of processes."""
 
     def __init__(self) -> None:
         self.waits = WaitHistogram()
@@ -148,7 +148,7 @@ class Lender:
         self.configured = limit
         self.limit = limit
         self.version = 0
-        """How often the limit was changed. Survivors of a restart bring the newest one with them."""
+        """How often the limit was changed. After a restart, surviving processes report the newest one."""
         self.epoch = epoch
         self.term = term
         self.max_hold = max_hold
@@ -160,11 +160,11 @@ class Lender:
         self._adaptive = AdaptiveLimit(limit) if adaptive else None
         self._recovering_until = now + term * DRIFT if recovering else -math.inf
         self.missing: set[str] | None = None
-        """Processes that may have permits of the lender before this one and have not registered. None: not known."""
+        """Processes that may have permits of the previous lender and have not registered. None: unknown."""
         self._scheduled = now
         self._refusals = 0
         self._graves: dict[str, Message] = {}
-        """Last reports of processes that are gone, or thought to be: they may come back, and go on counting."""
+        """Last reports of processes that are, or seem to be, gone: if they come back, their counts continue."""
         self._past = _Counts()
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -176,30 +176,30 @@ class Lender:
         return now < self._recovering_until
 
     def expect(self, now: float, members: Iterable[str]) -> None:
-        """Nobody but these can have permits of the lender before this one."""
+        """Only these processes can have permits of the previous lender."""
         self.missing = set(members)
         self.account_for(now, *self.borrowers)
 
     def account_for(self, now: float, *members: str) -> None:
-        """They have registered, or are known to be dead. When nobody is missing any more, granting begins."""
+        """They have registered, or are known to be dead. When no one is missing anymore, granting begins."""
         if self.missing is not None:
             self.missing.difference_update(members)
             if not self.missing:
                 self._recovering_until = min(self._recovering_until, now)
 
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
-        """A process connects, perhaps again: it says what it has in use and what it has to spare."""
+        """A process connects, perhaps again, and reports how many permits it has in use and to spare."""
         old = self.borrowers.get(client)
         grave = self._graves.get(client)
         if message["version"] > self.version:
             self._set_limit(_whole(message["limit"]), _whole(message["version"]))
         in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
         if not self.recovering(now):
-            # What it had when it was last known here it may be starting now: its lease has not lapsed.
+            # It may be using the permits it had when last known here: its lease has not lapsed.
             had = old.held if old is not None else 0
             spare = min(spare, max(had - in_use, self.capacity - (self.outstanding - had) - in_use, 0))
         borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=_whole(message["refusals"]))
-        if old is not None:  # its counts go on where they were
+        if old is not None:  # its counts continue
             borrower.report, borrower.refusals = old.report, old.refusals
         elif grave is not None:
             borrower.report = grave
@@ -209,7 +209,7 @@ class Lender:
         return borrower
 
     def sync(self, now: float, borrower: Borrower, message: Message) -> None:
-        # All of it is read before any of it counts: nonsense from one process must not reach the books of all.
+        # Parse everything before applying anything: invalid data from one process must not corrupt the shared state.
         seq, returned, in_use, waiting, refusals = (
             _whole(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
         )
@@ -222,7 +222,7 @@ class Lender:
         borrower.returned = max(borrower.returned, min(returned, borrower.granted))
         borrower.tenants = tenants
         borrower.in_use, borrower.waiting = in_use, waiting
-        # More runs than we lent: started while a late registration was under way. It runs, so it counts.
+        # More runs than we lent: started while a late registration was in progress. It runs, so it counts.
         borrower.granted += max(0, in_use - borrower.held)
         new = max(0, refusals - borrower.refusals)
         borrower.refusals = refusals
@@ -238,11 +238,11 @@ class Lender:
                 )
 
     def lost(self, borrower: Borrower) -> None:
-        """Its connection is gone. If it does not come back, its permits do, after a term."""
+        """Its connection broke. If it does not reconnect, its permits come back after a term."""
         borrower.connected = False
 
     def dead(self, borrower: Borrower) -> None:
-        """Its process is known not to exist any more, or it said goodbye with nothing left in use."""
+        """Its process is known to be dead, or it said goodbye with nothing left in use."""
         if self.borrowers.get(borrower.id) is borrower:
             del self.borrowers[borrower.id]
             self.reclaimed += borrower.in_use
@@ -269,7 +269,7 @@ class Lender:
         return sum(borrower.held for borrower in self.borrowers.values())
 
     def schedule(self, now: float) -> float:
-        """Let time pass: bury the dead, work out targets, grant what is free. Returns when to do it again at latest."""
+        """Remove the dead, compute targets, grant free permits. Return when to call it again at the latest."""
         if self._adaptive is not None:
             self._adaptive.advance(now)
         for borrower in [borrower for borrower in self.borrowers.values() if self._gone(borrower, now)]:
@@ -291,7 +291,7 @@ class Lender:
                 borrower.on_turn, borrower.turn_ends, borrower.share = False, math.inf, {}
         grown = self._grant()
         short = any(borrower.target > borrower.held for borrower in self.borrowers.values())
-        self.contended = scarce or short or self.outstanding > self.capacity  # the last: the limit was lowered
+        self.contended = scarce or short or self.outstanding > self.capacity  # the latter if the limit was lowered
         if not self.contended:
             self._lend_spare(grown)
         self._begin_turns(now)
@@ -330,7 +330,7 @@ class Lender:
             borrower.target += 1
 
     def _grant(self) -> list[Borrower]:
-        """To those who have least of what they should have, first. Returns who got any."""
+        """Grant first to those furthest below their share. Return who got any."""
         free = self.capacity - self.outstanding
         grown: list[Borrower] = []
         wanting = [
@@ -346,7 +346,7 @@ class Lender:
         return grown
 
     def _lend_spare(self, grown: list[Borrower]) -> None:
-        """Some more than asked for, to processes that want more than they did: their next execution asks nobody."""
+        """Lend extra permits to processes whose demand grew, so that their next execution need not ask."""
         free = self.capacity - self.outstanding
         for borrower in grown:
             given = min(borrower.demand, free // (2 * len(grown)))
@@ -354,7 +354,7 @@ class Lender:
             borrower.target += given
 
     def _begin_turns(self, now: float) -> None:
-        """A turn begins when its permit is there, perhaps long after it was due: executions are not interrupted."""
+        """A turn begins when its permit arrives, perhaps long after it was due: executions are not interrupted."""
         for borrower in self.borrowers.values():
             if borrower.on_turn and borrower.turn_ends == math.inf and borrower.held >= borrower.target:
                 borrower.turn_ends = now + QUANTUM
@@ -370,7 +370,7 @@ class Lender:
 
     # ------------------------------------------------------------------------------------------------------ answers
     def answers(self, now: float) -> list[tuple[Borrower, dict[str, Any]]]:
-        """What each process must hear now: a grant, a recall, a new limit, or that its message arrived."""
+        """The messages due to each process: a grant, a recall, a new limit, or an acknowledgment."""
         pause = max(0.0, self._adaptive.paused_until - now) if self._adaptive is not None else 0.0
         everything = sum(borrower.fair + 1 for borrower in self.borrowers.values())
         found: list[tuple[Borrower, dict[str, Any]]] = []

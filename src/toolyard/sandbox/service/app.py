@@ -1,7 +1,7 @@
-"""The service's routes: what each request means to the sandbox, and what its outcome means to the client.
+"""The service's routes: translates each request for the sandbox, and each outcome for the client.
 
-Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` wait at once. What
-cannot start gets 504 with Retry-After, which is the one status that verl's client tries again instead of scoring.
+Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` programs wait at once.
+A program that cannot start gets 504 with Retry-After, the only status that verl's client retries instead of scoring.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Ask = TypeVar("Ask")
 
 
 class ServedSandbox(Protocol):
-    """What a sandbox needs to be served: the `Sandbox` protocol, a bound on waiting, and a look at its state."""
+    """A sandbox that can be served: the `Sandbox` protocol, plus `start_within` and `statistics`."""
 
     async def run(
         self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
@@ -74,7 +74,7 @@ class ServedSandbox(Protocol):
 
 
 class Judge(Protocol):
-    """Answers `POST /submit`. `toolyard.rewards.code.submissions` has one; the sandbox knows nothing of test cases."""
+    """Answers `POST /submit`. Implemented in `toolyard.rewards.code.submissions`; the sandbox does not judge tests."""
 
     async def judge(
         self,
@@ -88,14 +88,14 @@ class Judge(Protocol):
     ) -> wire_submit.EvalResult:
         """
         Raises:
-            ConfigError: the request's data cannot be judged.
+            ConfigError: the request's data is not a judgeable test suite.
             SandboxError: our failure.
         """
         ...
 
 
 class SandboxService:
-    """The ASGI application. The sandbox and the session host are open, and outlive it. Without a judge, no /submit."""
+    """The ASGI application. The sandbox and session host must be open and outlive it. Without a judge, no /submit."""
 
     def __init__(
         self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost, judge: Judge | None = None
@@ -122,7 +122,7 @@ class SandboxService:
             with self._door.counted(scope, client):
                 scope["toolyard"] = _Visit(client, holding)
                 if scope["path"] == "/run_code" and scope["method"] == "POST":
-                    # Every program comes this way; routing and its middleware would add a sixth to the time spent here.
+                    # Every program takes this path; routing and middleware would add a sixth to the time spent here.
                     await self._run_code_endpoint(scope, receive, send)
                 else:
                     await self._app(scope, receive, send)
@@ -188,7 +188,7 @@ class SandboxService:
             return self._busy(busy)
         except Exception as error:
             return model_answer(wire.write_failure(self._ours(error), extended=extended))
-        # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
+        # Only languages that ran become labels, so clients cannot fill the metrics with made-up names.
         self._metrics.executed(program.language, execution)
         return model_answer(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
 
@@ -246,7 +246,7 @@ class SandboxService:
                 async with asyncio.timeout(self._config.max_wait_seconds):
                     session = await stack.enter_async_context(self._sandbox.session(limits))
             except TimeoutError:
-                raise SandboxBusyError(f"no session within {self._config.max_wait_seconds:g} s") from None
+                raise SandboxBusyError(f"no session opened within {self._config.max_wait_seconds:g} s") from None
             started = clock()
             if files:
                 await session.write_files(files)
@@ -357,8 +357,8 @@ class SandboxService:
         )
 
     def _check_program(self, request: wire.RunCodeRequest) -> None:
-        """Raises Refusal: it asks for more than this server allows."""
-        # A client that sends `toolyard` is ours: what it gets is what an embedded sandbox would have raised.
+        """Raises Refusal: the program asks for more than this server allows."""
+        # A client that sends `toolyard` is ours: it gets the error that an embedded sandbox would have raised.
         if request.toolyard is None and (why := languages.refuse_unknown(request.language)):
             raise Refusal(invalid([(("language",), why)], "literal_error"))
         self._check_files(request.files, request.fetch_files)
@@ -383,13 +383,13 @@ class SandboxService:
         config = self._config
         size = sum(len(content or "") for content in files.values()) * 3 // 4
         if max(len(files), len(names)) > config.max_files or size > config.max_file_bytes:
-            told = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
+            sent = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
             most = f"at most {config.max_files} files of {config.max_file_bytes} bytes together"
-            raise Refusal(detail(413, f"the request has {told}; this server takes {most}"))
+            raise Refusal(detail(413, f"the request has {sent}; this server accepts {most}"))
 
     async def _admitted(self, receive: Receive, act: Callable[[Ask], Awaitable[Answer]], ask: Ask) -> Answer:
         if self._in_flight >= self._max_in_flight:
-            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are waiting already"))
+            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are already waiting"))
         self._in_flight += 1
         try:
             return await self.attendance.attend(receive, act(ask))
@@ -397,7 +397,7 @@ class SandboxService:
             self._in_flight -= 1
 
     async def _attended(self, receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Session requests: no queue, and failures are HTTP errors, for no SandboxFusion client ever sees them."""
+        """Run a session request: no queue, and failures are HTTP errors, since SandboxFusion clients never see them."""
 
         async def work() -> Answer:
             try:
@@ -421,7 +421,7 @@ class SandboxService:
         self._metrics.failed(error)
         if isinstance(error, ToolyardError):
             return error
-        _log.error("a request broke", exc_info=error)
+        _log.error("a request failed unexpectedly", exc_info=error)
         return SandboxError(f"internal error: {error!r}")
 
     async def _refused(self, request: Request, error: Exception) -> Response:
@@ -437,7 +437,7 @@ _Act = Callable[[Scope, Receive], Awaitable[Answer]]
 
 
 class _Endpoint:
-    """One route as an ASGI application: counts and sends what `act` answers."""
+    """One route as an ASGI application: counts and sends the response of `act`."""
 
     def __init__(self, route: str, act: _Act, metrics: ServiceMetrics) -> None:
         self._route = route
@@ -458,7 +458,7 @@ class _Endpoint:
 
 @dataclass(slots=True)
 class _Visit:
-    """What is known of a request that came in."""
+    """What is known about an admitted request."""
 
     client: str
     holding: Holding

@@ -1,7 +1,7 @@
-"""`POST /run_cases`: one program on many inputs, a line of the answer for each as soon as it is known.
+"""`POST /run_cases`: runs one program on many inputs and sends one line per result as soon as it is known.
 
-Ours; SandboxFusion has no such route. Whatever can be refused is refused with a status before the first line. What goes
-wrong later is a line, the last one: the status is on its way by then.
+Our own route; SandboxFusion has none like it. Errors known before the first line get an HTTP status. Later errors are
+sent as the last line, because the status has already been sent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from toolyard.sandbox.wire import cases as wire_cases
 
 _LINES = (b"content-type", b"application/x-ndjson")
 _IN_LINES = Answer(200, b"")
-"""Stands for the lines, which are on their way by then."""
+"""Marks a response whose lines have already been sent."""
 _MOST_HELD = 8 * MIB
-"""Of lines that a slow client has not taken yet. Then its cases have to wait."""
+"""Bytes of lines that a slow client has not read yet. Beyond it, its cases wait."""
 
 
 class RunsProgram(Protocol):
@@ -34,7 +34,7 @@ class RunsProgram(Protocol):
 
 @runtime_checkable
 class RunsEachInTime(Protocol):
-    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+    """A sandbox that runs one program on many inputs more cheaply than one by one, with a bounded wait."""
 
     def run_each(
         self,
@@ -48,11 +48,11 @@ class RunsEachInTime(Protocol):
 
 
 class Lines:
-    """An answer on its way: a line is sent as soon as it is put, together with others that were put by then."""
+    """A streamed response: each line is sent as soon as possible, together with others that are ready by then."""
 
     def __init__(self, send: Send) -> None:
         self.begun = False
-        """Too late for any other answer."""
+        """Lines have been sent: too late for any other response."""
         self._send = send
         self._held: list[bytes] = []
         self._size = 0
@@ -69,12 +69,12 @@ class Lines:
             await self._taken.wait()
 
     def close(self) -> None:
-        """No more will be put."""
+        """No more lines will follow."""
         self._over = True
         self._changed.set()
 
     async def send_on(self) -> None:
-        """Until it is closed and all is sent."""
+        """Send lines until `close` is called and all are sent."""
         while self._held or not self._over:
             await self._changed.wait()
             self._changed.clear()
@@ -95,7 +95,7 @@ class Lines:
 
 
 Admit = Callable[[Receive, Callable[[], Awaitable[Answer]]], Awaitable[Answer]]
-"""Does the work if there is room for it, and as long as its client waits for it."""
+"""Does the work if there is capacity, as long as the client stays connected."""
 
 
 class CasesEndpoint:
@@ -145,7 +145,7 @@ class CasesEndpoint:
         count = len(request.stdins)
         if count > self._max_cases:
             return detail(
-                413, f"stdins: {count} cases; this server takes at most {self._max_cases} at once (max_cases)"
+                413, f"stdins: {count} cases; this server accepts at most {self._max_cases} at once (max_cases)"
             )
         busy: SandboxBusyError | None = None
         async with asyncio.TaskGroup() as group:
