@@ -45,17 +45,17 @@ def blame(error: BaseException) -> Blame:
     chain = list(_causes(error))
     known = [one for one in chain if isinstance(one, ToolyardError)]
     sources = [one.source for one in known if one.source]
-    return Blame(known[-1].whose if known else OURS, sources[-1] if sources else "", in_short(chain[-1]))
+    return Blame(known[-1].whose if known else OURS, sources[-1] if sources else "", summarize(chain[-1]))
 
 
-def bare(error: BaseException) -> BaseException:
+def unwrap(error: BaseException) -> BaseException:
     """Unwrap the exception groups that task groups put around a single error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         error = error.exceptions[0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return error  # pyright: ignore[reportUnknownVariableType]
 
 
-def in_short(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """The error's type and message; works even if `str(error)` raises."""
     kind = type(error).__name__
     try:
@@ -69,7 +69,7 @@ def in_short(error: BaseException) -> str:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # causes may form a cycle
-        error = bare(error)
+        error = unwrap(error)
         seen.add(id(error))
         yield error
         error = error.__cause__

@@ -116,7 +116,7 @@ class Desk:
             self.settle()
         return taken
 
-    def line_up(self, permit: DeskPermit) -> bool:
+    def enqueue(self, permit: DeskPermit) -> bool:
         """Queue the permit. Return True if it was granted right away."""
         permit.asked = now = time.monotonic()
         woken: list[DeskPermit] = []
@@ -406,7 +406,7 @@ class DeskPermit:
     async def _wait(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future()
-        if self._desk.line_up(self):
+        if self._desk.enqueue(self):
             return
         try:
             if self.timeout is None:
@@ -423,7 +423,7 @@ class DeskPermit:
 
     def _block(self) -> None:
         self._event = threading.Event()
-        if self._desk.line_up(self):
+        if self._desk.enqueue(self):
             return
         try:
             in_time = self._event.wait(self.timeout)

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("prometheus_client", "server", "metrics of a limiter") from error
 
-MOST_TENANTS = 100
+MAX_TENANTS = 100
 """Tenants with their own series, the busiest first. A tenant may be a trajectory: all would swamp Prometheus."""
 
 _STATES = ("connected", "stalled", "lost")
@@ -74,10 +74,10 @@ class LimiterCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Tells a registry the metric names without asking any limiter."""
-        return _Page().families.values()
+        return _Scrape().families.values()
 
     def collect(self) -> Iterable[Metric]:
-        page = _Page()
+        scrape = _Scrape()
         deadline = time.monotonic() + self._timeout
         asked = [(limiter.name, _ask(limiter)) for limiter in self._limiters]
         for name, answer in asked:
@@ -85,14 +85,14 @@ class LimiterCollector(Collector):
                 now = answer.result(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # whatever it is, the rest of the registry must be scraped
                 _log.warning("limiter %r cannot be scraped: %s", name, error or type(error).__name__)
-                page.add("up", name, 0)
+                scrape.add("up", name, 0)
                 continue
-            page.add("up", name, 1)
-            _tell_totals(page, name, now)
+            scrape.add("up", name, 1)
+            _add_totals(scrape, name, now)
             with self._lock:
-                _tell_tenants(page, name, now.tenants, self._others[name])
-            _tell_processes(page, name, now)
-        return [family for family in page.families.values() if family.samples]
+                _add_tenants(scrape, name, now.tenants, self._others[name])
+            _add_processes(scrape, name, now)
+        return [family for family in scrape.families.values() if family.samples]
 
 
 def _ask(limiter: Readable) -> Future[LimiterStatistics]:
@@ -109,7 +109,7 @@ def _ask(limiter: Readable) -> Future[LimiterStatistics]:
     return answer
 
 
-class _Page:
+class _Scrape:
     """The result of one scrape: each metric with all its limiters."""
 
     def __init__(self) -> None:
@@ -123,52 +123,52 @@ class _Page:
         self.families[key].add_metric([limiter, *labels], value)
 
 
-def _tell_totals(page: _Page, name: str, now: LimiterStatistics) -> None:
-    page.add("limit", name, now.limit)
-    page.add("effective_limit", name, now.effective_limit)
-    page.add("in_flight", name, now.in_flight)
-    page.add("waiting", name, now.waiting)
-    page.add("paused_seconds", name, now.paused_seconds)
+def _add_totals(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
+    scrape.add("limit", name, now.limit)
+    scrape.add("effective_limit", name, now.effective_limit)
+    scrape.add("in_flight", name, now.in_flight)
+    scrape.add("waiting", name, now.waiting)
+    scrape.add("paused_seconds", name, now.paused_seconds)
     wait = now.wait
     for quantile, seconds in (("0.5", wait.p50), ("0.9", wait.p90), ("0.99", wait.p99), ("1", wait.max)):
-        page.add("wait_seconds", name, seconds, quantile)
-    page.add("granted", name, sum(tenant.granted for tenant in now.tenants.values()))
-    page.add("refused", name, now.refused)
-    page.add("expired", name, now.expired)
-    page.add("reclaimed", name, now.reclaimed)
+        scrape.add("wait_seconds", name, seconds, quantile)
+    scrape.add("granted", name, sum(tenant.granted for tenant in now.tenants.values()))
+    scrape.add("refused", name, now.refused)
+    scrape.add("expired", name, now.expired)
+    scrape.add("reclaimed", name, now.reclaimed)
 
 
-def _tell_tenants(page: _Page, name: str, tenants: Mapping[str, TenantStatistics], others: _Others) -> None:
+def _add_tenants(scrape: _Scrape, name: str, tenants: Mapping[str, TenantStatistics], others: _Others) -> None:
     ranked = sorted(tenants, key=lambda name: _busyness(tenants[name]), reverse=True)
-    named = [tenant for tenant in ranked if tenant != OTHERS][:MOST_TENANTS]
+    named = [tenant for tenant in ranked if tenant != OTHERS][:MAX_TENANTS]
     for tenant in named:
-        page.add("tenant_in_flight", name, tenants[tenant].in_flight, tenant)
-        page.add("tenant_waiting", name, tenants[tenant].waiting, tenant)
-        page.add("tenant_granted", name, tenants[tenant].granted, tenant)
+        scrape.add("tenant_in_flight", name, tenants[tenant].in_flight, tenant)
+        scrape.add("tenant_waiting", name, tenants[tenant].waiting, tenant)
+        scrape.add("tenant_granted", name, tenants[tenant].granted, tenant)
     granted = others.count(named, tenants)
     rest = [tenants[tenant] for tenant in tenants.keys() - set(named)]
     if rest or granted:
-        page.add("tenant_in_flight", name, sum(tenant.in_flight for tenant in rest), OTHERS)
-        page.add("tenant_waiting", name, sum(tenant.waiting for tenant in rest), OTHERS)
-        page.add("tenant_granted", name, granted, OTHERS)
+        scrape.add("tenant_in_flight", name, sum(tenant.in_flight for tenant in rest), OTHERS)
+        scrape.add("tenant_waiting", name, sum(tenant.waiting for tenant in rest), OTHERS)
+        scrape.add("tenant_granted", name, granted, OTHERS)
 
 
 def _busyness(tenant: TenantStatistics) -> tuple[int, int]:
     return tenant.in_flight + tenant.waiting, tenant.granted
 
 
-def _tell_processes(page: _Page, name: str, now: LimiterStatistics) -> None:
+def _add_processes(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
     if now.epoch:  # a cluster limiter; a local one has no leases
         states = Counter(lease.state for lease in now.leases)
         for state in (*_STATES, *sorted(states.keys() - set(_STATES))):
-            page.add("leases", name, states[state], state)
+            scrape.add("leases", name, states[state], state)
     permits: Counter[str] = Counter()
     for lease in now.leases:
         permits[lease.process] += lease.permits  # a process that reconnected has two leases for a while
     for process, count in permits.items():
-        page.add("process_permits", name, count, process)
+        scrape.add("process_permits", name, count, process)
     for holder in now.holders[:1]:
-        page.add("longest_held_seconds", name, holder.seconds, holder.tenant, holder.process)
+        scrape.add("longest_held_seconds", name, holder.seconds, holder.tenant, holder.process)
 
 
 class _Others:

@@ -27,17 +27,17 @@ from toolyard.errors import (
     ToolchainMissingError,
 )
 from toolyard.sandbox import languages
-from toolyard.sandbox.host.cases import Processors, in_turn, replies
+from toolyard.sandbox.host.cases import Processors, interleave, replies
 from toolyard.sandbox.host.jail import gpu_devices, zygote_config
-from toolyard.sandbox.host.plans import Plan, compile_order, python_plan, run_order
+from toolyard.sandbox.host.plans import ExecutionPlan, compile_order, python_plan, run_order
 from toolyard.sandbox.host.pool import Pool, Slots
 from toolyard.sandbox.host.requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
 from toolyard.sandbox.host.routing import LIGHT, choose_profile
 from toolyard.sandbox.host.session import LocalSession
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.host.zygote import Zygote
 from toolyard.sandbox.isolation import Level, choose_level, probe
-from toolyard.sandbox.languages.builds import Build, Builds, build_key, made_of
+from toolyard.sandbox.languages.builds import Build, Builds, build_key, make_build
 from toolyard.sandbox.languages.compilers import Compilers
 from toolyard.sandbox.languages.toolchains import Language, Toolchain
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
@@ -189,7 +189,7 @@ class LocalSandbox:
         Raises:
             SandboxBusyError: no worker became free in that time; the program did not start.
         """
-        self._refuse(program, [program.stdin])
+        self._check_request(program, [program.stdin])
         limits = limits or _DEFAULT_LIMITS
         with self._counting_errors():
             plan = await self._plan(program, limits, start_within)
@@ -213,15 +213,15 @@ class LocalSandbox:
         limits: Limits | None = None,
         *,
         start_within: float | None = None,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]:
         """Run `program` once on each of `stdins` and yield what `run` would have returned, in the same order.
 
         Cheaper than calling `run`: the program is compiled once and waits for one worker, and a Python program is
         forked from one prepared process. Other languages also use idle workers. No run sees another. Each run has its
         own `limits`; `queue_seconds` is counted for the first only. Leaving early stops the current runs and skips the
-        rest; call `aclose()` to wait for that. `in_bunches`: results may arrive up to 50 ms late; cheaper if you need
-        all of them.
+        rest; call `aclose()` to wait for that. `batch_results`: results may arrive up to 50 ms late; cheaper if you
+        need all of them.
 
         Raises:
             ProgramError: also if `program` has a stdin of its own.
@@ -229,17 +229,22 @@ class LocalSandbox:
         """
         if program.stdin is not None:
             raise ProgramError("run_each: the program has a stdin of its own; pass it in stdins instead")
-        self._refuse(program, stdins)
+        self._check_request(program, stdins)
         with self._counting_errors():
             plan = await self._plan(program, limits or _DEFAULT_LIMITS, start_within)
-            found = self._each(plan, stdins, limits or _DEFAULT_LIMITS, start_within, in_bunches)
+            found = self._each(plan, stdins, limits or _DEFAULT_LIMITS, start_within, batch_results)
             async with aclosing(found) as executions:
                 async for execution in executions:
                     self._executions[execution.verdict.value] += 1
                     yield execution
 
     async def _each(
-        self, plan: Plan, stdins: Sequence[Input], limits: Limits, start_within: float | None, in_bunches: bool
+        self,
+        plan: ExecutionPlan,
+        stdins: Sequence[Input],
+        limits: Limits,
+        start_within: float | None,
+        batch_results: bool,
     ) -> AsyncGenerator[Execution]:
         if not plan.compiles:
             for _ in stdins:
@@ -253,8 +258,8 @@ class LocalSandbox:
             while not plan.warm and slots < len(stdins) and self._slots.take_idle():
                 slots += 1
             inputs = list(map(input_bytes, stdins))
-            shares = [self._replies(plan, inputs[first::slots], limits, in_bunches) for first in range(slots)]
-            async with aclosing(in_turn(shares)) as found:
+            shares = [self._replies(plan, inputs[first::slots], limits, batch_results) for first in range(slots)]
+            async with aclosing(interleave(shares)) as found:
                 later = plan.again()
                 async for reply in found:
                     yield plan.execution(reply, self.level, waited)
@@ -264,17 +269,17 @@ class LocalSandbox:
                 self._slots.give()
 
     async def _replies(
-        self, plan: Plan, inputs: Sequence[bytes], limits: Limits, in_bunches: bool
-    ) -> AsyncGenerator[Reply]:
+        self, plan: ExecutionPlan, inputs: Sequence[bytes], limits: Limits, batch_results: bool
+    ) -> AsyncGenerator[WorkerReply]:
         """One worker's reply to each of `inputs`."""
         with self._processors.lend() as processor:
             profile = self._profile(plan)
-            found = replies(self._pool, profile, plan.order, inputs, limits, processor, in_bunches=in_bunches)
+            found = replies(self._pool, profile, plan.order, inputs, limits, processor, batch_results=batch_results)
             async with aclosing(found):
                 async for reply in found:
                     yield reply
 
-    def _refuse(self, program: Program, stdins: Sequence[Input]) -> None:
+    def _check_request(self, program: Program, stdins: Sequence[Input]) -> None:
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         refuse_oversize(program, stdins)
@@ -289,24 +294,24 @@ class LocalSandbox:
                 raise SandboxClosedError("the sandbox was closed while the program ran") from error
             raise
 
-    async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> Plan:
+    async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> ExecutionPlan:
         """Compile the program if its language needs it."""
         language = languages.find_language(program.language)
         if language.in_python:
             if language.name != "python":
-                self._insist(language)
+                self._require_toolchain(language)
             return replace(python_plan(language.in_python(program)), gpu=language.gpu, warm=language.name == "python")
         jailed = self.level in (Level.FULL, Level.NAMESPACES)
-        toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
+        toolchain = self._compilers.toolchain(language, program, limits, precompiled=jailed)
         gpu = language.gpu and self.config.gpu
         if gpu:
-            self._insist_on_proc(language)
+            self._require_proc(language)
         if not toolchain.compile_argv:
-            return Plan(run_order(toolchain, program, {}), gpu=gpu)
+            return ExecutionPlan(run_order(toolchain, program, {}), gpu=gpu)
         build, cached, queued = await self._build(toolchain, program, limits, start_within)
-        return Plan(run_order(toolchain, program, build.artifacts), build, cached, queued, gpu)
+        return ExecutionPlan(run_order(toolchain, program, build.artifacts), build, cached, queued, gpu)
 
-    def _insist(self, language: Language) -> None:
+    def _require_toolchain(self, language: Language) -> None:
         """
         Raises:
             ToolchainMissingError: something the language needs besides the interpreter is missing.
@@ -318,15 +323,15 @@ class LocalSandbox:
                 "`toolyard sandbox serve --gpu`"
             )
         if language.gpu:
-            self._insist_on_proc(language)
+            self._require_proc(language)
 
-    def _insist_on_proc(self, language: Language) -> None:
+    def _require_proc(self, language: Language) -> None:
         if self.level is Level.CONFINED:
             raise ToolchainMissingError(
                 f"{language.title}: programs cannot use a GPU at isolation level 'confined': CUDA needs /proc"
             )
 
-    def _profile(self, plan: Plan) -> str:
+    def _profile(self, plan: ExecutionPlan) -> str:
         if plan.gpu:
             return GPU
         profile = choose_profile(plan.order.code, self._profiles)
@@ -352,7 +357,7 @@ class LocalSandbox:
             stage = stage_result(reply)
             # A compiler that timed out may be faster next time; any other result would be the same again.
             keep = stage.verdict in (Verdict.OK, Verdict.FAILED)
-            return made_of(toolchain, stage, unpack_files(reply.extra)), keep
+            return make_build(toolchain, stage, unpack_files(reply.extra)), keep
 
         build, cached = await self._builds.get(build_key(toolchain, program), compile_it)
         return build, cached, queued

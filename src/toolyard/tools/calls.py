@@ -24,9 +24,9 @@ from toolyard.errors import (
     SandboxBusyError,
     SandboxError,
     ToolyardError,
-    bare,
     blame,
-    in_short,
+    summarize,
+    unwrap,
 )
 from toolyard.limits.local import LocalLimiter
 from toolyard.messages import JSON
@@ -151,7 +151,7 @@ class ToolHandle:
                 return self._overdue(call.error, tries)
             if call.error is None:
                 return self._answered(call.value, measure, tries)
-            error = bare(call.error)
+            error = unwrap(call.error)
             if not (isinstance(error, ToolyardError) and error.retryable and tries.count <= policy.retries):
                 return self._raised(call.error, tries)
             tries.failure = call.error
@@ -178,14 +178,14 @@ class ToolHandle:
         return self._told(ToolOutcome.TIMED_OUT, said, trace(problem or TimeoutError(said)), tries)
 
     def _raised(self, raised: BaseException, tries: _Tries) -> ToolResult:
-        error = bare(raised)
+        error = unwrap(raised)
         if isinstance(error, ArgumentError):  # a tool may check more than its schema says
             return self._told(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), tries)
         if _is_ours(error):
             said, found = f"Error: {self.tool.name} is not available at the moment", blame(error)
             result = self._told(ToolOutcome.FAILED, said, trace(raised), tries)
             return replace(result, source=found.source, cause=found.cause)
-        said = f"Error: {self.tool.name} failed: {in_short(error)}"
+        said = f"Error: {self.tool.name} failed: {summarize(error)}"
         return self._told(ToolOutcome.RAISED, said, trace(raised), tries)
 
     def _told(self, outcome: ToolOutcome, said: str, error: str, tries: _Tries) -> ToolResult:

@@ -486,7 +486,7 @@ class Process:
         permit._event = execution
         self.waiting.add(execution)
         try:
-            if self.desk.take(permit) or self.desk.line_up(permit):
+            if self.desk.take(permit) or self.desk.enqueue(permit):
                 self.begin(execution)
         except LimiterClosedError:
             self.waiting.discard(execution)

@@ -63,7 +63,7 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
             task.cancel()
 
     def interrupted(*_: object) -> None:
-        if board.standing_still:  # the loop cannot act on anything: what blocks it is interrupted itself
+        if board.is_blocked:  # the loop cannot act on anything: what blocks it is interrupted itself
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(interrupt)
 
@@ -110,8 +110,8 @@ class _Board(Observer):
         return False
 
     @property
-    def standing_still(self) -> bool:
-        return self._run is not None and self._run.standing_still
+    def is_blocked(self) -> bool:
+        return self._run is not None and self._run.is_blocked
 
     def note(self, text: str) -> None:
         self._doing = text

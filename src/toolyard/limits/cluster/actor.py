@@ -71,10 +71,10 @@ class LenderActor:
     It has no async methods, because Ray would run its own event loops beside that thread.
     """
 
-    made_of: ClassVar[tuple[str, str, int, LenderOptions]]
+    spec: ClassVar[tuple[str, str, int, LenderOptions]]
 
     def __init__(self) -> None:
-        name, namespace, limit, options = self.made_of
+        name, namespace, limit, options = self.spec
         restarted = _was_restarted()
         lender = Lender(
             name,
@@ -113,12 +113,12 @@ def lender_class(name: str, namespace: str, limit: int, options: LenderOptions) 
 
     That would be half the time of a restart.
     """
-    return type("Lender", (LenderActor,), {"made_of": (name, namespace, limit, options)})
+    return type("Lender", (LenderActor,), {"spec": (name, namespace, limit, options)})
 
 
 async def _serve(server: LenderServer, roster: Roster | None, records: Records) -> tuple[str, int, str]:
     if roster is not None and not roster.complete:
-        await roster.recall(within=server.lender.term / 2)
+        await roster.load(within=server.lender.term / 2)
     host = ray.util.get_node_ip_address()
     address = host, await server.start(host), server.secret
     if Records.kept:

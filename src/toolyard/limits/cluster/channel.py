@@ -17,7 +17,7 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 PROTOCOL = 2
 """Version of the messages: raised when they change, so that mixed Toolyard versions in a cluster get an error."""
-MOST = 4 << 20
+MAX_BYTES = 4 << 20
 """Maximum bytes of a message. A process with thousands of tenants stays far below."""
 
 
@@ -29,7 +29,7 @@ async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
     """
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if size > MOST:
+        if size > MAX_BYTES:
             raise ConnectionError(f"a message of {size} bytes")
         message: Any = json.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError, RecursionError, ValueError) as error:

@@ -27,8 +27,8 @@ from toolyard.limits.local import conflict
 _CONNECT_SECONDS = 5.0
 _ASK_SECONDS = 10.0
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
-_LEAVING = 0.02
-_APART = 0.001
+_LEAVE_POLL_SECONDS = 0.02
+_REPORT_GAP_SECONDS = 0.001
 """Minimum seconds between two reports: what happens meanwhile goes into one."""
 
 
@@ -202,7 +202,7 @@ class Client:
                 next_full = now + interval
             send(writer, desk.report(now, full=full))
             await writer.drain()
-            await asyncio.sleep(_APART)
+            await asyncio.sleep(_REPORT_GAP_SECONDS)
             next_sweep = min(next_sweep, time.monotonic() + desk.linger)
             wait = min(next_full, next_sweep) - time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -231,7 +231,7 @@ class Client:
     async def _leave(self) -> None:
         while self.desk.give_up():
             self._poke()
-            await asyncio.sleep(_LEAVING)
+            await asyncio.sleep(_LEAVE_POLL_SECONDS)
         self._closing = True
         if self._writer is not None:
             send(self._writer, self.desk.report(time.monotonic(), full=True))

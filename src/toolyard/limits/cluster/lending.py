@@ -38,8 +38,8 @@ QUANTUM = 0.05
 """Seconds a process keeps a permit that others also have a claim to; longer if its execution takes longer."""
 DRIFT = 1.02
 """Clocks of two machines run at the same speed within two percent."""
-_MOST_CREDIT = 1.0
-_GRAVES = 64
+_MAX_CREDIT = 1.0
+_MAX_DEPARTED = 64
 _TENANTS = 1000
 """Named in the statistics; the others are summed up."""
 _STALLED = 0.75
@@ -77,7 +77,7 @@ class Borrower:
     target: int = 0
     turn_ends: float = math.inf
     on_turn: bool = False
-    told: tuple[Any, ...] = ()
+    last_sent: tuple[Any, ...] = ()
     """What was last sent to it, so that nothing is sent twice."""
 
     @property
@@ -90,7 +90,7 @@ class Borrower:
         return self.in_use + self.waiting if self.connected else self.held
 
 
-def _whole(value: Any) -> int:
+def _checked_count(value: Any) -> int:
     """Validate a count received from outside."""
     if not isinstance(value, int) or not 0 <= value < 1 << 40:
         raise ValueError(f"{value!r} is not a count")
@@ -100,7 +100,7 @@ def _whole(value: Any) -> int:
 def _demand(in_use: Any, waiting: Any, weight: Any) -> tuple[int, int, float]:
     if not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e12:
         raise ValueError(f"{weight!r} is not a weight")
-    return _whole(in_use), _whole(waiting), float(weight)
+    return _checked_count(in_use), _checked_count(waiting), float(weight)
 
 
 class _Counts:
@@ -163,7 +163,7 @@ class Lender:
         """Processes that may have permits of the previous lender and have not registered. None: unknown."""
         self._scheduled = now
         self._refusals = 0
-        self._graves: dict[str, Message] = {}
+        self._departed: dict[str, Message] = {}
         """Last reports of processes that are, or seem to be, gone: if they come back, their counts continue."""
         self._past = _Counts()
 
@@ -190,20 +190,22 @@ class Lender:
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
         """A process connects, perhaps again, and reports how many permits it has in use and to spare."""
         old = self.borrowers.get(client)
-        grave = self._graves.get(client)
+        departed = self._departed.get(client)
         if message["version"] > self.version:
-            self._set_limit(_whole(message["limit"]), _whole(message["version"]))
-        in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
+            self._set_limit(_checked_count(message["limit"]), _checked_count(message["version"]))
+        in_use, spare = _checked_count(message["in_use"]), _checked_count(message["spare"])
         if not self.recovering(now):
             # It may be using the permits it had when last known here: its lease has not lapsed.
             had = old.held if old is not None else 0
             spare = min(spare, max(had - in_use, self.capacity - (self.outstanding - had) - in_use, 0))
-        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=_whole(message["refusals"]))
+        borrower = Borrower(
+            client, process, in_use + spare, now, in_use=in_use, refusals=_checked_count(message["refusals"])
+        )
         if old is not None:  # its counts continue
             borrower.report, borrower.refusals = old.report, old.refusals
-        elif grave is not None:
-            borrower.report = grave
-        self._graves.pop(client, None)
+        elif departed is not None:
+            borrower.report = departed
+        self._departed.pop(client, None)
         self.borrowers[client] = borrower
         self.account_for(now, client)
         return borrower
@@ -211,7 +213,7 @@ class Lender:
     def sync(self, now: float, borrower: Borrower, message: Message) -> None:
         # Parse everything before applying anything: invalid data from one process must not corrupt the shared state.
         seq, returned, in_use, waiting, refusals = (
-            _whole(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
+            _checked_count(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
         )
         tenants = {str(tenant): _demand(*entry) for tenant, entry in dict(message["tenants"]).items()}
         if "report" in message:
@@ -232,7 +234,7 @@ class Lender:
             for here in message["refused_at"][:new]:
                 self._adaptive.refused(
                     now,
-                    elsewhere + _whole(here),
+                    elsewhere + _checked_count(here),
                     retry_after=message["retry_after"],
                     unavailable=message["unavailable"],
                 )
@@ -247,9 +249,9 @@ class Lender:
             del self.borrowers[borrower.id]
             self.reclaimed += borrower.in_use
             if borrower.report:
-                self._graves[borrower.id] = borrower.report
-            while len(self._graves) > _GRAVES:
-                self._past.add(self._graves.pop(next(iter(self._graves))))
+                self._departed[borrower.id] = borrower.report
+            while len(self._departed) > _MAX_DEPARTED:
+                self._past.add(self._departed.pop(next(iter(self._departed))))
 
     def resize(self, limit: int) -> None:
         self._set_limit(limit, self.version + 1)
@@ -277,7 +279,7 @@ class Lender:
         passed, self._scheduled = now - self._scheduled, now
         for borrower in self.borrowers.values():
             behind = borrower.credit + (borrower.fair - borrower.held) * passed
-            borrower.credit = max(-_MOST_CREDIT, min(_MOST_CREDIT, behind)) if borrower.demand else 0.0
+            borrower.credit = max(-_MAX_CREDIT, min(_MAX_CREDIT, behind)) if borrower.demand else 0.0
         if self.recovering(now):
             for borrower in self.borrowers.values():
                 borrower.target = borrower.held
@@ -380,9 +382,9 @@ class Lender:
                 part = (borrower.fair + 1) / everything
                 rate, burst = self.rate * part, max(1.0, (self.burst or max(1.0, self.rate)) * part)
             target = borrower.target if self.contended else -1
-            told = (borrower.seq, borrower.granted, target, self.version, round(pause, 1), rate)
-            if borrower.connected and told != borrower.told:
-                borrower.told = told
+            message = (borrower.seq, borrower.granted, target, self.version, round(pause, 1), rate)
+            if borrower.connected and message != borrower.last_sent:
+                borrower.last_sent = message
                 shares = borrower.share if self.contended and len(borrower.share) > 1 else {}
                 found.append((borrower, {
                     "epoch": self.epoch, "ack": borrower.seq, "granted": borrower.granted, "target": target,
@@ -394,7 +396,7 @@ class Lender:
     def statistics(self, now: float) -> LimiterStatistics:
         counts = _Counts()
         counts.merge(self._past)
-        for report in self._graves.values():
+        for report in self._departed.values():
             counts.add(report)
         tenants: dict[str, list[float]] = {}
         holders: list[Holder] = []

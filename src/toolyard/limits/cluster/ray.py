@@ -88,7 +88,7 @@ class RayLimiter:
         if not ray.is_initialized():
             raise ConfigError(f"limiter {name!r}: this process is not connected to Ray; call ray.init() first")
         options = LenderOptions(lease_seconds, adaptive, starts_per_second, burst, max_hold_seconds, idle_seconds)
-        self._made_of = (name, limit, namespace, options)
+        self._spec = (name, limit, namespace, options)
         self._client = _attach(name, limit, namespace, options)
         self.name = name
         self._closed = False
@@ -130,7 +130,7 @@ class RayLimiter:
             await asyncio.wrap_future(leaving)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, self._made_of
+        return _rebuild, self._spec
 
 
 def _rebuild(name: str, limit: int | None, namespace: str, options: LenderOptions) -> RayLimiter:
@@ -162,19 +162,19 @@ def _attach(name: str, limit: int | None, namespace: str, options: LenderOptions
             return client
         if limit is None and not _exists(name, namespace):
             raise ConfigError(f"there is no limiter {name!r} in namespace {namespace!r} yet: pass a limit to create it")
-        search = _Search(name, limit, namespace, options)
+        finder = _LenderFinder(name, limit, namespace, options)
 
         async def resolve() -> Address:
-            return await asyncio.get_running_loop().run_in_executor(None, search.find)
+            return await asyncio.get_running_loop().run_in_executor(None, finder.find)
 
         client = Client(name, limit, resolve=resolve)
         client.connect(_ATTACH_SECONDS)
-        search.made = True
+        finder.made = True
         _clients[key] = client
         return client
 
 
-class _Search:
+class _LenderFinder:
     """Finds the lender, also after a restart. Creates it only the first time."""
 
     def __init__(self, name: str, limit: int | None, namespace: str, options: LenderOptions) -> None:
@@ -249,7 +249,7 @@ class _Search:
                 get_if_exists=True,
                 max_restarts=-1,
                 num_cpus=0,
-                scheduling_strategy=_near_the_head(),
+                scheduling_strategy=_prefer_head_node(),
             )
             .remote()
         )
@@ -274,7 +274,7 @@ def _exists(name: str, namespace: str) -> bool:
     return True
 
 
-def _near_the_head() -> Any:
+def _prefer_head_node() -> Any:
     """Place it on the head node, whose loss ends the cluster anyway, so that losing another node does not matter."""
     for node in ray.nodes():
         if node["Alive"] and "node:__internal_head__" in node["Resources"]:

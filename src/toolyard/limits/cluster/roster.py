@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 _log = logging.getLogger(__name__)
-_AGAIN_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 
 
 Record = Mapping[str, Any]
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 class Roster:
     """`read` and `write` access the store. They block, and may raise anything.
 
-    `inherits`: there was a lender before this one, so who may have permits is unknown until `recall`, or for a term.
+    `inherits`: there was a lender before this one, so who may have permits is unknown until `load`, or for a term.
     """
 
     def __init__(self, read: Callable[[], Record | None], write: Callable[[Record], None], *, inherits: bool) -> None:
@@ -35,7 +35,7 @@ class Roster:
         self._joining: dict[str, Any] = {}
         self._lock = asyncio.Lock()
 
-    async def recall(self, within: float) -> None:
+    async def load(self, within: float) -> None:
         """Load what the previous lender left. Call it before adding anyone.
 
         The store may be starting up too: retries for `within` seconds.
@@ -51,7 +51,7 @@ class Roster:
                         return
                     except Exception as error:
                         failure = error
-                    await asyncio.sleep(_AGAIN_SECONDS)
+                    await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError:
             _log.warning("a limiter's roster cannot be read: nothing is granted for a whole lease", exc_info=failure)
 
@@ -69,7 +69,7 @@ class Roster:
                 joining, self._joining = self._joining, {}
                 await self._replace({**self.members, **joining, member: identity})
 
-    async def strike_out_all_but(self, members: Container[str]) -> None:
+    async def keep_only(self, members: Container[str]) -> None:
         """Remove all others. Not before all members of the previous lender are accounted for."""
         async with self._lock:
             left = {member: identity for member, identity in self.members.items() if member in members}

@@ -24,7 +24,7 @@ _DYING_SECONDS = 2.0
 """How long to watch a process whose connection broke for signs of death: its sockets close a moment before it dies."""
 _MISSING_SECONDS = 0.05
 """Seconds between checks whether the processes that a restarted lender waits for have died."""
-_STRIKE_OUT_SECONDS = 1.0
+_CLEAN_UP_SECONDS = 1.0
 
 
 class LenderServer:
@@ -101,8 +101,8 @@ class LenderServer:
             await asyncio.sleep(_MISSING_SECONDS)
         while True:
             with contextlib.suppress(ConnectionError):  # it is logged and retried
-                await roster.strike_out_all_but(lender.borrowers)
-            await asyncio.sleep(_STRIKE_OUT_SECONDS)
+                await roster.keep_only(lender.borrowers)
+            await asyncio.sleep(_CLEAN_UP_SECONDS)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -170,9 +170,9 @@ class LenderServer:
             self.idle_since = time.monotonic()
             lender.lost(borrower)
             self._due.set()
-            await self._bury(borrower, identity_there)
+            await self._check_death(borrower, identity_there)
 
-    async def _bury(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
+    async def _check_death(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
         """Its connection broke. If it ran on this machine, the kernel knows immediately whether it is dead."""
         until = time.monotonic() + _DYING_SECONDS
         while not self._stopping and self.lender.borrowers.get(borrower.id) is borrower and time.monotonic() < until:

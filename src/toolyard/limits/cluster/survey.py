@@ -184,14 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cluster = _connect()
         if wanted.stop is None:
-            told = Survey(cluster=cluster, limiters=tuple(survey()))
+            result = Survey(cluster=cluster, limiters=tuple(survey()))
         else:
-            told = Survey(cluster=cluster, stopped=stop(wanted.stop, wanted.namespace, force=wanted.force))
+            result = Survey(cluster=cluster, stopped=stop(wanted.stop, wanted.namespace, force=wanted.force))
     except ConnectionError as error:
-        status, told = NO_CLUSTER, Survey(error=_one_line(error))
+        status, result = NO_CLUSTER, Survey(error=_one_line(error))
     except (ToolyardError, RuntimeError, ValueError) as error:  # Ray's: a cluster of another version, a bad address
-        status, told = 1, Survey(error=_one_line(error))
-    sys.stdout.write(told.model_dump_json() + "\n")
+        status, result = 1, Survey(error=_one_line(error))
+    sys.stdout.write(result.model_dump_json() + "\n")
     return status
 
 

@@ -45,7 +45,7 @@ class Call(Generic[T]):
 
     async def _wait(self) -> T:
         try:
-            await _end_of(self._future)
+            await _wait_for(self._future)
         except BaseException:
             self.cancel()
             raise
@@ -153,7 +153,7 @@ class ExecutionPool:
 
     async def aclose(self) -> None:
         if (thread := self._begin_to_close()) is not None:
-            await _end_of(self._stopped)
+            await _wait_for(self._stopped)
             thread.join()
 
     def _begin_to_close(self) -> threading.Thread | None:
@@ -262,7 +262,7 @@ def _settle(future: Future[Any], value: Any, error: BaseException | None) -> Non
             future.set_exception(error)
 
 
-async def _end_of(future: Future[Any]) -> None:
+async def _wait_for(future: Future[Any]) -> None:
     """Wait in the current event loop. Cancelling the wait does not cancel the future."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

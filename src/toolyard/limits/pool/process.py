@@ -41,15 +41,15 @@ class Processes:
     def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         return dumps((fn, args, kwargs))
 
-    def worker(self) -> _Turn:
-        return _Turn(self._idle)
+    def worker(self) -> _ChildForOneCall:
+        return _ChildForOneCall(self._idle)
 
     async def close(self) -> None:
         while self._idle:
             await self._idle.pop().end()
 
 
-class _Turn:
+class _ChildForOneCall:
     """A child for one function. It becomes idle again afterwards, unless it died."""
 
     def __init__(self, idle: list[_Child]) -> None:
@@ -75,7 +75,7 @@ class _Turn:
             child = self._child
             try:
                 kind, payload = await child.run(work)
-            except _NeverBegunError:
+            except _NotStartedError:
                 await child.end()
                 if again:  # it died while idle, which is not this caller's failure
                     self._child = await _Child.start()
@@ -90,7 +90,7 @@ class _Turn:
         return None, ExecutionWorkerDiedError(f"the process that ran the function died: {self._child.ending}")
 
 
-class _NeverBegunError(Exception):
+class _NotStartedError(Exception):
     """The child died before it received the whole request."""
 
 
@@ -120,7 +120,7 @@ class _Child:
             undo.pop_all()
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._handle, self._bury)
+        self._loop.add_reader(self._handle, self._reap)
         self._gone = asyncio.Event()
 
     @classmethod
@@ -154,7 +154,7 @@ class _Child:
             await self._loop.sock_sendall(self._socket, request)
             await self._receive(len(HERE))
         except ConnectionError as error:
-            raise _NeverBegunError from error
+            raise _NotStartedError from error
         kind, length = REPLY.unpack(await self._receive(REPLY.size))
         return kind, await self._receive(length)
 
@@ -186,7 +186,7 @@ class _Child:
         if cancelled is not None:
             raise cancelled
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """It is dead but still in the process table, so its pid is not reused yet."""
         self._loop.remove_reader(self._handle)
         os.close(self._handle)

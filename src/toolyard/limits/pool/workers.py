@@ -36,7 +36,7 @@ class ExecutionWorker:
         tenant: str = "",
         cluster: bool | None = None,
     ) -> None:
-        self._limiter = limiter_called(name, rate_limit, cluster) if enable_global_rate_limit else None
+        self._limiter = named_limiter(name, rate_limit, cluster) if enable_global_rate_limit else None
         self._tenant = tenant
         self._processes = (
             ExecutionPool(num_workers, self._limiter, mode=mode, tenant=tenant)
@@ -81,7 +81,7 @@ class PermitBucket:
     """
 
     def __init__(self, rate_limit: int | None, name: str = DEFAULT_NAME, cluster: bool | None = None) -> None:
-        self._limiter = limiter_called(name, rate_limit, cluster)
+        self._limiter = named_limiter(name, rate_limit, cluster)
         self._held: deque[Permit] = deque()
 
     def acquire(self) -> None:
@@ -107,7 +107,7 @@ class PermitBucket:
         return background().run(self._limiter.statistics()).result().in_flight
 
 
-def limiter_called(name: str, limit: int | None, cluster: bool | None) -> Limiter:
+def named_limiter(name: str, limit: int | None, cluster: bool | None) -> Limiter:
     if on_cluster(cluster):
         return cluster_limiter(name, limit)
     if limit is None:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.pool import Pool
 from toolyard.sandbox.host.requests import Order, accepted, header_of, inputs_part
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.protocol import Limits
 
 _EACH = {frames.RUN_PYTHON: frames.EACH_PYTHON, frames.RUN_COMMAND: frames.EACH_COMMAND}
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 class Processors:
@@ -36,7 +36,7 @@ class Processors:
     def lend(self) -> Generator[int]:
         least = min(self._lent.values())
         # At random, since batches of other processes choose as well.
-        processor = _chance.choice([number for number, lent in self._lent.items() if lent == least])
+        processor = _random.choice([number for number, lent in self._lent.items() if lent == least])
         self._lent[processor] += 1
         try:
             yield processor
@@ -52,13 +52,13 @@ async def replies(
     limits: Limits,
     processor: int,
     *,
-    in_bunches: bool,
-) -> AsyncGenerator[Reply]:
+    batch_results: bool,
+) -> AsyncGenerator[WorkerReply]:
     """Yield one reply per input, in order. If a worker retires, another continues."""
     order = replace(order, operation=_EACH[order.operation])
     done = 0
     while done < len(stdins):
-        parts = order.parts(inputs_part(stdins[done:], processor, in_bunches=in_bunches))
+        parts = order.parts(inputs_part(stdins[done:], processor, batch_results=batch_results))
         header = header_of(order.operation, limits, limits.run_seconds, parts)
         async with pool.worker(profile) as worker:
             answers = worker.request_each(header, parts, limits.run_seconds, len(stdins) - done)
@@ -72,7 +72,7 @@ _AHEAD = 4
 """How many replies a share may be ahead of the share whose turn it is."""
 
 
-async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Reply]:
+async def interleave(shares: Sequence[AsyncGenerator[WorkerReply]]) -> AsyncGenerator[WorkerReply]:
     """Yield the first reply of each share, then the second of each, and so on, while all shares run concurrently.
 
     An error of a share is raised when it is that share's turn, and stops the others.
@@ -82,7 +82,7 @@ async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Rep
             async for reply in only:
                 yield reply
         return
-    queues = [asyncio.Queue[Reply | Exception | None](_AHEAD) for _ in shares]
+    queues = [asyncio.Queue[WorkerReply | Exception | None](_AHEAD) for _ in shares]
     # Not a TaskGroup: a generator that is closed early would make it raise an error of its own.
     tasks = [asyncio.create_task(_put(share, queue)) for share, queue in zip(shares, queues, strict=True)]
     try:
@@ -99,7 +99,7 @@ async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Rep
         await asyncio.wait(tasks)
 
 
-async def _put(share: AsyncGenerator[Reply], queue: asyncio.Queue[Reply | Exception | None]) -> None:
+async def _put(share: AsyncGenerator[WorkerReply], queue: asyncio.Queue[WorkerReply | Exception | None]) -> None:
     try:
         async with aclosing(share):
             async for reply in share:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.requests import Order, as_bytes, manifest, stage_result, unpack_files
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.languages.builds import Build
 from toolyard.sandbox.languages.toolchains import Toolchain
 from toolyard.sandbox.protocol import Execution, Program, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutionPlan:
     order: Order
     build: Build | None = None
     """The compiler's result; None for Python and other languages that are not compiled."""
@@ -30,11 +30,11 @@ class Plan:
     def compiles(self) -> bool:
         return self.build is None or self.build.stage.verdict is Verdict.OK
 
-    def again(self) -> Plan:
+    def again(self) -> ExecutionPlan:
         """The plan for the next input."""
         return replace(self, cached=self.build is not None, queued=0.0)
 
-    def execution(self, reply: Reply | None, level: str, queued: float = 0.0) -> Execution:
+    def execution(self, reply: WorkerReply | None, level: str, queued: float = 0.0) -> Execution:
         """Convert the worker's reply. None: compilation failed."""
         compiled = self.build.stage if self.build else None
         stage = stage_result(reply) if reply else None
@@ -49,9 +49,9 @@ class Plan:
         )
 
 
-def python_plan(program: Program) -> Plan:
+def python_plan(program: Program) -> ExecutionPlan:
     meta = (tuple(program.args), dict(program.env), manifest(program.files, 0o644))
-    return Plan(Order(frames.RUN_PYTHON, meta, program.code, program.files, program.fetch_files))
+    return ExecutionPlan(Order(frames.RUN_PYTHON, meta, program.code, program.files, program.fetch_files))
 
 
 def sources(toolchain: Toolchain, program: Program) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolyard.errors import ProgramError, SandboxError
 from toolyard.sandbox.guest import frames
-from toolyard.sandbox.host.worker import Reply, Worker
+from toolyard.sandbox.host.worker import Worker, WorkerReply
 from toolyard.sandbox.protocol import MIB, Limits, Program, StageResult, Verdict
 
 _REASONS = {
@@ -62,10 +62,10 @@ def input_bytes(stdin: Input) -> bytes:
     return as_bytes(stdin) if isinstance(stdin, str) else stdin or b""
 
 
-def inputs_part(stdins: Sequence[bytes], processor: int, *, in_bunches: bool) -> bytes:
+def inputs_part(stdins: Sequence[bytes], processor: int, *, batch_results: bool) -> bytes:
     """The stdin part of an EACH request."""
     table = struct.pack(f"<{len(stdins)}Q", *map(len, stdins))
-    return b"".join((frames.CASES.pack(len(stdins), processor, in_bunches), table, *stdins))
+    return b"".join((frames.CASES.pack(len(stdins), processor, batch_results), table, *stdins))
 
 
 def manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:
@@ -93,7 +93,7 @@ def header_of(operation: int, limits: Limits, seconds: float, parts: Sequence[by
     )
 
 
-async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdin: Input) -> Reply:
+async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdin: Input) -> WorkerReply:
     """
     Raises:
         ProgramError: it cannot be run as requested.
@@ -103,7 +103,7 @@ async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdi
     return accepted(await worker.request(header_of(order.operation, limits, seconds, parts), parts, seconds))
 
 
-def accepted(reply: Reply) -> Reply:
+def accepted(reply: WorkerReply) -> WorkerReply:
     if reply.reason == frames.REFUSED:
         raise ProgramError(reply.extra.decode("utf-8", "replace"))
     if reply.reason == frames.STARVED:
@@ -116,7 +116,7 @@ def accepted(reply: Reply) -> Reply:
     return reply
 
 
-def verdict_of(reply: Reply) -> tuple[Verdict, int | None]:
+def verdict_of(reply: WorkerReply) -> tuple[Verdict, int | None]:
     """The verdict and the exit code: None if we stopped it, negative if a signal killed it."""
     if reply.reason != frames.ENDED:
         return _REASONS[reply.reason], None
@@ -126,7 +126,7 @@ def verdict_of(reply: Reply) -> tuple[Verdict, int | None]:
     return (Verdict.SIGNALED if code < 0 else Verdict.FAILED), code
 
 
-def stage_result(reply: Reply) -> StageResult:
+def stage_result(reply: WorkerReply) -> StageResult:
     verdict, code = verdict_of(reply)
     return StageResult(
         verdict=verdict,

@@ -13,7 +13,7 @@ from toolyard.errors import ProgramError, SessionLostError
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.pool import Slots
 from toolyard.sandbox.host.requests import as_bytes, header_of, unpack_files, verdict_of
-from toolyard.sandbox.host.worker import Reply, Worker, WorkerDiedError
+from toolyard.sandbox.host.worker import Worker, WorkerDiedError, WorkerReply
 from toolyard.sandbox.protocol import CellError, CellResult, Limits, Verdict
 
 _FILES_SECONDS = 30.0
@@ -90,7 +90,7 @@ class LocalSession:
             raise ProgramError(_INTERFERED)
         return unpack_files(reply.extra)
 
-    async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:
+    async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> WorkerReply:
         worker = self._worker
         if worker is None or not worker.alive:
             raise SessionLostError(self._why_lost)
@@ -132,7 +132,7 @@ class LocalSession:
         self._on_close(self)
 
 
-def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
+def _cell_result(reply: WorkerReply, *, lost: bool) -> CellResult:
     display, error = _read_report(reply.extra)
     verdict, code = verdict_of(reply)
     if verdict is Verdict.OK and error is not None:

@@ -18,7 +18,7 @@ _AHEAD = 8 << 20
 """Bytes of replies buffered for a slow consumer; beyond it, the worker has to wait."""
 
 
-class Reply(NamedTuple):
+class WorkerReply(NamedTuple):
     """A worker's reply: numbers from the header, and the bytes."""
 
     reason: int
@@ -63,15 +63,15 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._buffer = bytearray()
-        self._answer: asyncio.Future[Reply] | None = None
-        self._early: deque[Reply] | None = None
+        self._answer: asyncio.Future[WorkerReply] | None = None
+        self._buffered: deque[WorkerReply] | None = None
         """Replies that arrived before they were asked for; None if the request has only one reply."""
-        self._early_bytes = 0
+        self._buffered_bytes = 0
         self._retired = False
         """It exited after a reply, either as announced or killed by the kernel's OOM killer."""
         self._loop.add_reader(channel.fileno(), self._readable)
 
-    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> Reply:
+    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> WorkerReply:
         """Send one request and wait for its reply. Cancelling stops the program and leaves the worker usable.
 
         Raises:
@@ -94,7 +94,7 @@ class Worker:
 
     async def request_each(
         self, header: bytes, parts: Sequence[bytes], seconds: float, count: int
-    ) -> AsyncGenerator[Reply]:
+    ) -> AsyncGenerator[WorkerReply]:
         """Send one request and yield its `count` replies, or fewer if the worker retires.
 
         Closing the generator early stops the program and leaves the worker usable.
@@ -105,7 +105,7 @@ class Worker:
         if not self.alive:
             raise WorkerDiedError("the sandbox worker died before the program started")
         self.runs += 1
-        self._early = deque()
+        self._buffered = deque()
         try:
             await self._send([header, *parts])
             while count:
@@ -113,21 +113,21 @@ class Worker:
                 reply = await self._next(2 * (seconds + frames.patience(seconds)) + _OVERTIME)
                 count -= 1
                 yield reply
-                if self._retired and not self._early:
+                if self._retired and not self._buffered:
                     return
         finally:
             if count and self.alive:
                 await self._abandon(count)
-            self._early = None
-            self._early_bytes = 0
+            self._buffered = None
+            self._buffered_bytes = 0
 
-    async def _next(self, seconds: float) -> Reply:
-        assert self._early is not None
-        if self._early:
-            reply = self._early.popleft()
-            if self._early_bytes > _AHEAD >= self._early_bytes - reply.size and self.alive:
+    async def _next(self, seconds: float) -> WorkerReply:
+        assert self._buffered is not None
+        if self._buffered:
+            reply = self._buffered.popleft()
+            if self._buffered_bytes > _AHEAD >= self._buffered_bytes - reply.size and self.alive:
                 self._loop.add_reader(self._channel.fileno(), self._readable)
-            self._early_bytes -= reply.size
+            self._buffered_bytes -= reply.size
             return reply
         if not self.alive:
             raise WorkerDiedError("the sandbox worker died mid-run; the run can be repeated")
@@ -138,8 +138,8 @@ class Worker:
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 # It arrived at the same moment: abandoning the batch still has to count it.
-                self._early.appendleft(answer.result())
-                self._early_bytes += answer.result().size
+                self._buffered.appendleft(answer.result())
+                self._buffered_bytes += answer.result().size
             raise
         finally:
             overdue.cancel()
@@ -177,7 +177,7 @@ class Worker:
                 self.kill()  # half a request was sent: the worker's state is unknown
                 raise
 
-    async def _cancel(self, answer: asyncio.Future[Reply]) -> None:
+    async def _cancel(self, answer: asyncio.Future[WorkerReply]) -> None:
         """Stop the program and wait for the worker to be clean again. A second cancellation kills the worker."""
         if not self.alive or not answer.cancelled():
             return
@@ -217,7 +217,7 @@ class Worker:
             if len(content) < end:
                 break
             parts = (bytes(content[at_out:at_err]), bytes(content[at_err:at_extra]), bytes(content[at_extra:end]))
-            self._arrived(Reply(reason, flags, status, wall, cpu, starved, peak, *parts))
+            self._arrived(WorkerReply(reason, flags, status, wall, cpu, starved, peak, *parts))
             at = end
             if flags & frames.RETIRING:
                 self._retired = True
@@ -225,21 +225,21 @@ class Worker:
                 break
         return at
 
-    def _arrived(self, reply: Reply) -> None:
+    def _arrived(self, reply: WorkerReply) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(reply)
-        elif self._early is not None:
-            self._early.append(reply)
-            self._early_bytes += reply.size
-            if self._early_bytes > _AHEAD:
+        elif self._buffered is not None:
+            self._buffered.append(reply)
+            self._buffered_bytes += reply.size
+            if self._buffered_bytes > _AHEAD:
                 self._loop.remove_reader(self._channel.fileno())
 
     def _dead(self) -> None:
         if not self.alive:
             return
-        if (self._answer is not None or self._early is not None) and self._kills() > self._kills_before:
+        if (self._answer is not None or self._buffered is not None) and self._kills() > self._kills_before:
             # The OOM killer hit the worker along with its program: that is a verdict, not our failure.
-            self._arrived(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
+            self._arrived(WorkerReply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
             self._retired = True
         self.close()
 

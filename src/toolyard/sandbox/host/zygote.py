@@ -16,8 +16,8 @@ from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 from toolyard.sandbox.guest import cgroups, frames
-from toolyard.sandbox.host.worker import Reply as Reply
 from toolyard.sandbox.host.worker import Worker, hang_up
+from toolyard.sandbox.host.worker import WorkerReply as WorkerReply
 from toolyard.sandbox.isolation import GUEST_MAIN
 
 _START_SECONDS = 60.0
@@ -26,7 +26,7 @@ _SPAWN_SECONDS = 30.0
 """For one worker, including those requested before it."""
 
 
-_BINDING = {"LD_BIND_NOW": "1"}
+_EAGER_BINDING = {"LD_BIND_NOW": "1"}
 """Otherwise every child resolves the same library functions again and copies the pages that record them."""
 
 
@@ -56,7 +56,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [self._python, GUEST_MAIN, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._complaints,
-                env={**self._config["environment"], **_BINDING}, pass_fds=(theirs.fileno(),), cwd="/",
+                env={**self._config["environment"], **_EAGER_BINDING}, pass_fds=(theirs.fileno(),), cwd="/",
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:

@@ -29,7 +29,7 @@ class Build:
         return sum(map(len, self.artifacts.values())) + len(self.stage.stdout_bytes) + len(self.stage.stderr_bytes)
 
 
-def made_of(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]) -> Build:
+def make_build(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]) -> Build:
     """A compile whose artifacts are missing or too large to transfer has failed, whatever the compiler says."""
     if stage.verdict is not Verdict.OK:
         return Build(stage, {})

@@ -96,7 +96,7 @@ def leading_includes(code: str) -> list[str]:
         position = match.end()
 
 
-class _Shelf:
+class _BuildCache:
     """A directory of finished builds, filled by one builder at a time across all processes of the machine."""
 
     def __init__(self, kind: str, toolchain: Toolchain, cache: Path | None) -> None:
@@ -111,7 +111,7 @@ class _Shelf:
             _log.warning("%s cannot be created, so programs compile more slowly: %s", self.directory, error)
 
     @asynccontextmanager
-    async def _workplace(self) -> AsyncGenerator[Path]:
+    async def _work_directory(self) -> AsyncGenerator[Path]:
         """An empty directory beside the finished builds, for one builder at a time."""
         with (self.directory / ".lock").open("w") as lock:
             while True:
@@ -126,7 +126,7 @@ class _Shelf:
                 yield Path(work)
 
 
-class PrecompiledHeaders(_Shelf):
+class PrecompiledHeaders(_BuildCache):
     """Precompiled sets of C++ headers. Each program gets the largest set that it includes itself.
 
     GCC can load one precompiled header, and only before the first token. So `flags` names a file to include ahead of
@@ -188,7 +188,7 @@ class PrecompiledHeaders(_Shelf):
         finished = self.directory / f"{label}.h.gch"
         if names in self._sizes or sum(self._sizes.values()) > HEADERS_BUDGET:
             return
-        async with self._workplace() as work:
+        async with self._work_directory() as work:
             if not finished.exists():
                 assert self.toolchain.compile_argv
                 compiler = (self.toolchain.compile_argv[0], *CPP_FLAGS)
@@ -206,7 +206,7 @@ class PrecompiledHeaders(_Shelf):
         self._sizes[names] = finished.stat().st_size
 
 
-class GoPackages(_Shelf):
+class GoPackages(_BuildCache):
     """Common packages, precompiled: 50 MB of the standard library, which would take 10 s of each program's time, and
     testify."""
 
@@ -233,7 +233,7 @@ class GoPackages(_Shelf):
         if not self.needed or self._finished.is_dir():
             return
         try:
-            async with self._workplace() as work:
+            async with self._work_directory() as work:
                 if not self._finished.is_dir():
                     await self._build(work / "packages")
         except (OSError, _BuildFailedError) as error:

@@ -30,7 +30,7 @@ _STALE_SECONDS = 1.0
 _AT_ONCE_BYTES = 512 * 1024
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class Retries:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     status: int
     body: bytes
     retry_after: float | None
-    lines: Lines | None = None
+    lines: ResponseLines | None = None
     """Replaces the body if lines were requested and the status is 200."""
 
 
-class GoneError(SandboxError):
+class ServerGoneError(SandboxError):
     """The server was unreachable, broke the connection or fell silent. Whether it processed the request is unknown."""
 
 
-class _NotSentError(GoneError):
+class _NotSentError(ServerGoneError):
     """The request cannot have reached the server's application: retrying is safe."""
 
 
@@ -66,14 +66,14 @@ def failure(message: str, *, retryable: bool) -> SandboxError:
     return error
 
 
-def plain(error: GoneError) -> SandboxError:
+def public_error(error: ServerGoneError) -> SandboxError:
     """Convert it to the public error type."""
     known = failure(str(error), retryable=True)
     known.source = error.source
     return known
 
 
-def trusting(ca_file: str | Path | None) -> ssl.SSLContext | bool:
+def ssl_context(ca_file: str | Path | None) -> ssl.SSLContext | bool:
     """An SSL context that verifies certificates against `ca_file`; None: against the system's.
 
     Raises:
@@ -137,7 +137,7 @@ class Connections:
 
     async def call(
         self, method: str, path: str, body: bytes | None = None, *, seconds: float, repeatable: bool = True
-    ) -> Reply:
+    ) -> HttpReply:
         """Return the server's reply, after as many attempts as needed and `Retries` allows.
 
         `repeatable`: processing the request twice does no harm. Then busy replies, which a proxy might give after the
@@ -148,9 +148,9 @@ class Connections:
             SandboxError: it was unreachable, broke the connection, or did not answer an attempt within `seconds`.
         """
 
-        async def once() -> Reply:
+        async def once() -> HttpReply:
             where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
-            with self._explained(where, seconds, connection, repeatable=repeatable):
+            with self._translated_errors(where, seconds, connection, repeatable=repeatable):
                 async with (
                     self._slots,
                     self._waiting(seconds),
@@ -158,12 +158,12 @@ class Connections:
                         method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
                     ) as response,
                 ):
-                    return Reply(response.status, await response.read(), _retry_after(response))
+                    return HttpReply(response.status, await response.read(), _retry_after(response))
 
-        return await self._persist(once, path, repeatable=repeatable)
+        return await self._with_retries(once, path, repeatable=repeatable)
 
     @asynccontextmanager
-    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[Reply]:
+    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[HttpReply]:
         """Reply to a repeatable POST: line by line if its status is 200, otherwise in one piece.
 
         It starts within `seconds` of an attempt. Leaving before the last line closes the connection, which the server
@@ -171,9 +171,9 @@ class Connections:
         """
         async with AsyncExitStack() as open_until_left:
 
-            async def once() -> Reply:
+            async def once() -> HttpReply:
                 where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
-                with self._explained(where, seconds, connection, repeatable=True):
+                with self._translated_errors(where, seconds, connection, repeatable=True):
                     async with AsyncExitStack() as opened:
                         await opened.enter_async_context(self._slots)
                         async with self._waiting(seconds):
@@ -183,13 +183,15 @@ class Connections:
                                 )
                             )
                             if response.status != 200:
-                                return Reply(response.status, await response.read(), _retry_after(response))
+                                return HttpReply(response.status, await response.read(), _retry_after(response))
                         open_until_left.push_async_exit(opened.pop_all())
-                        return Reply(200, b"", None, Lines(response, where, self._waiting))
+                        return HttpReply(200, b"", None, ResponseLines(response, where, self._waiting))
 
-            yield await self._persist(once, path, repeatable=True)
+            yield await self._with_retries(once, path, repeatable=True)
 
-    async def _persist(self, once: Callable[[], Awaitable[Reply]], path: str, *, repeatable: bool) -> Reply:
+    async def _with_retries(
+        self, once: Callable[[], Awaitable[HttpReply]], path: str, *, repeatable: bool
+    ) -> HttpReply:
         clock = asyncio.get_running_loop().time
         begun = clock()
         attempt = 0
@@ -213,7 +215,7 @@ class Connections:
             delay = delay_before(attempt, least)
             if attempt >= self._retries.attempts or clock() - begun + delay > self._retries.seconds:
                 problem.args = (f"{problem} ({attempt} tries)" if attempt > 1 else str(problem),)
-                raise problem if isinstance(problem, SandboxBusyError) else GoneError(*problem.args)
+                raise problem if isinstance(problem, SandboxBusyError) else ServerGoneError(*problem.args)
             await asyncio.sleep(delay)
 
     @asynccontextmanager
@@ -221,7 +223,7 @@ class Connections:
         """
         Raises:
             TimeoutError: the server has not answered within `seconds`.
-            GoneError: it missed two pings, or one if it was already lost.
+            ServerGoneError: it missed two pings, or one if it was already lost.
         """
         health = self._health
         if health is None:
@@ -236,7 +238,7 @@ class Connections:
                     yield
         except TimeoutError:
             if health.lost:
-                raise GoneError(f"{self._base} stopped answering and missed two pings") from None
+                raise ServerGoneError(f"{self._base} stopped answering and missed two pings") from None
             raise
 
     async def _ping(self) -> bool:
@@ -258,7 +260,7 @@ class Connections:
         return self._session
 
     @contextmanager
-    def _explained(
+    def _translated_errors(
         self, where: str, seconds: float, connection: SimpleNamespace, *, repeatable: bool
     ) -> Generator[None]:
         """Convert whatever goes wrong in one attempt to our errors."""
@@ -278,16 +280,16 @@ class Connections:
             stale = connection.reused_at is not None and clock() - connection.reused_at < _STALE_SECONDS
             if stale and repeatable:
                 raise _NotSentError(f"{where}: an idle connection was closed by the server") from error
-            raise GoneError(f"{where}: the server broke the connection: {error}") from error
+            raise ServerGoneError(f"{where}: the server broke the connection: {error}") from error
         except aiohttp.ClientError as error:
-            raise GoneError(f"{where}: {error!r}") from error
+            raise ServerGoneError(f"{where}: {error!r}") from error
         except RuntimeError as error:
             if session.closed:
                 raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
             raise
 
 
-class Lines:
+class ResponseLines:
     """The lines of a streamed response."""
 
     def __init__(
@@ -322,13 +324,13 @@ class Lines:
         except TimeoutError:
             raise failure(f"{self._where}: no answer within {seconds:g} s", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise GoneError(f"{self._where}: the server broke the connection: {error!r}") from error
+            raise ServerGoneError(f"{self._where}: the server broke the connection: {error!r}") from error
         line = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
         return line
 
 
-def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
+def explain(reply: HttpReply, where: str) -> SandboxError | ProgramError:
     """The error for a reply that is neither a success nor busy, if nothing more specific is known."""
     text = reply.body[:500].decode("utf-8", "replace")
     if reply.status in (400, 413, 422):
@@ -353,7 +355,7 @@ def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
 
 def delay_before(attempt: int, least: float | None) -> float:
     """Exponential with full jitter, so that clients refused together do not all come back at once."""
-    return (least or 0.0) + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
+    return (least or 0.0) + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:

@@ -20,8 +20,17 @@ from pydantic import BaseModel, ValidationError
 from toolyard import settings
 from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLostError, ToolyardError
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
-from toolyard.sandbox.remote.http import Connections, GoneError, Reply, Retries, explain, failure, plain, trusting
-from toolyard.sandbox.remote.servers import Server, Servers, Tries
+from toolyard.sandbox.remote.http import (
+    Connections,
+    HttpReply,
+    Retries,
+    ServerGoneError,
+    explain,
+    failure,
+    public_error,
+    ssl_context,
+)
+from toolyard.sandbox.remote.servers import Attempts, Server, Servers
 from toolyard.sandbox.wire import cases as wire_cases
 from toolyard.sandbox.wire import programs as wire
 from toolyard.sandbox.wire import session as wire_session
@@ -65,7 +74,7 @@ class RemoteSandbox:
         if not bases:
             raise ConfigError("sandbox URL: expected at least one, got an empty list")
         token = token if token is not None else settings.sandbox_token()
-        trust = trusting(ca_file or settings.sandbox_ca_file())
+        trust = ssl_context(ca_file or settings.sandbox_ca_file())
         self._margin = margin_seconds
 
         def connect(base: str, retries: Retries) -> Connections:
@@ -100,9 +109,9 @@ class RemoteSandbox:
         """
         limits = limits or Limits()
         body = wire.write_request(program, limits)
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while True:
-            async with tries as server:
+            async with attempts as server:
                 return await self._run_at(server, program, body, limits)
 
     async def _run_at(self, server: Server, program: Program, body: bytes, limits: Limits) -> Execution:
@@ -114,7 +123,7 @@ class RemoteSandbox:
         if response.toolyard is None and (ignored := wire.needs_extras(program)):
             raise ProgramError(f"{server.base} is not a Toolyard service and ignored the program's {ignored}")
         if response.toolyard is None:
-            server.note_unheld(limits)
+            server.warn_unenforced(limits)
         server.max_cases = response.toolyard.max_cases if response.toolyard else 0
         return wire.read_response(response)
 
@@ -124,12 +133,12 @@ class RemoteSandbox:
         stdins: Sequence[str | bytes | None],
         limits: Limits | None = None,
         *,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]:
         """Run `program` once on each of `stdins`, in order, and yield what `run` would have returned.
 
         Our own service gets one request for all, as cheap as `LocalSandbox.run_each`, once its first response has shown
-        that it is ours; a third-party one gets a request per input. `in_bunches`: see `LocalSandbox.run_each`.
+        that it is ours; a third-party one gets a request per input. `batch_results`: see `LocalSandbox.run_each`.
         Leaving early stops the running programs; call `aclose()`.
 
         Raises:
@@ -140,16 +149,16 @@ class RemoteSandbox:
             raise ProgramError("run_each: the program has a stdin of its own; pass it in stdins instead")
         limits = limits or Limits()
         done = tried = 0
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while done < len(stdins):
             if done > tried:  # the next case starts with all its attempts
-                tried, tries = done, Tries(self._servers)
+                tried, attempts = done, Attempts(self._servers)
             execution = None
-            async with tries as server:
+            async with attempts as server:
                 if server.max_cases > 1 and done + 1 < len(stdins):
                     some = wire_cases.portion(stdins[done:], server.max_cases)
                     try:
-                        body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
+                        body = wire_cases.write_request(program, some, limits, batch_results=batch_results)
                         found = run_cases(server.http, server.base, body, len(some), limits, self._margin)
                         async with aclosing(found) as executions:
                             async for case in executions:
@@ -172,9 +181,9 @@ class RemoteSandbox:
             SandboxError: the server has no sessions (it is not ours), or could not open one.
         """
         limits = limits or Limits()
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while True:
-            async with tries as server:
+            async with attempts as server:
                 session = await self._open_session(server, limits)
                 break
         try:
@@ -246,7 +255,7 @@ class RemoteSession:
         *,
         seconds: float = _FILE_SECONDS,
         repeatable: bool = True,
-    ) -> Reply:
+    ) -> HttpReply:
         if self._closed:
             raise SessionLostError("the session is closed")
         body = None if order is None else wire.to_json(order)
@@ -254,14 +263,14 @@ class RemoteSession:
             reply = await self._server.http.call(
                 method, self._path + path, body, seconds=seconds, repeatable=repeatable
             )
-        except GoneError as error:
-            self._server.sign(error)
+        except ServerGoneError as error:
+            self._server.name_source(error)
             self._server.failed(error)
-            raise plain(error) from error.__cause__
+            raise public_error(error) from error.__cause__
         if reply.status >= 300:
             error = _session_error(reply, self._where)
             if isinstance(error, SandboxError):
-                self._server.sign(error)
+                self._server.name_source(error)
             raise error
         return reply
 
@@ -286,7 +295,7 @@ def _queries(names: Sequence[str]) -> Iterator[str]:
         yield query
 
 
-def _parse(model: type[Model], reply: Reply, where: str) -> Model:
+def _parse(model: type[Model], reply: HttpReply, where: str) -> Model:
     try:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
@@ -294,7 +303,7 @@ def _parse(model: type[Model], reply: Reply, where: str) -> Model:
         raise failure(f"{where} is not a SandboxFusion server: it responded {text!r}", retryable=False) from error
 
 
-def _session_error(reply: Reply, where: str) -> ToolyardError:
+def _session_error(reply: HttpReply, where: str) -> ToolyardError:
     try:
         report = wire_session.ErrorReport.model_validate_json(reply.body)
     except ValidationError:

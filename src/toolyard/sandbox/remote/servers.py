@@ -17,11 +17,11 @@ from types import TracebackType
 from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError, ToolyardError
 from toolyard.failover import Router
 from toolyard.sandbox.protocol import Limits
-from toolyard.sandbox.remote.http import Connections, GoneError, Retries, delay_before, plain
+from toolyard.sandbox.remote.http import Connections, Retries, ServerGoneError, delay_before, public_error
 
 _log = logging.getLogger("toolyard.sandbox.remote")
 
-_OURS_ALONE = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
+_NOT_IN_SANDBOX_FUSION = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
 """Limits that SandboxFusion's request cannot express. How much output it keeps is fixed."""
 
 
@@ -38,12 +38,12 @@ class Server:
         self._is_down = False
         self._warned = False
 
-    def note_unheld(self, limits: Limits) -> None:
+    def warn_unenforced(self, limits: Limits) -> None:
         """Warn once about limits that the caller set but a third-party server does not support."""
-        unheld = sorted(limits.model_fields_set & _OURS_ALONE)
-        if unheld and not self._warned:
+        unenforced = sorted(limits.model_fields_set & _NOT_IN_SANDBOX_FUSION)
+        if unenforced and not self._warned:
             self._warned = True
-            _log.warning("%s is not a Toolyard service and does not enforce %s", self.base, ", ".join(unheld))
+            _log.warning("%s is not a Toolyard service and does not enforce %s", self.base, ", ".join(unenforced))
 
     def answered(self) -> None:
         self._router.answered(self.base)
@@ -61,7 +61,7 @@ class Server:
             self._is_down = True
             _log.warning("%s; requests go to other servers; this one is tried again later", error)
 
-    def sign(self, error: SandboxError) -> None:
+    def name_source(self, error: SandboxError) -> None:
         """Add the server's name to the error."""
         error.source = self.base
         if not self._alone and self.base not in str(error):
@@ -115,7 +115,7 @@ class Servers:
         self._slots.release()
 
 
-class Tries:
+class Attempts:
     """The attempts of one request. Enter it for each: `while True: async with tries as server: return …`.
 
     A `SandboxError` ends an attempt, and is suppressed as long as another may follow.
@@ -144,17 +144,17 @@ class Tries:
         if isinstance(error, SandboxClosedError) and not self._servers.is_open:
             return False  # raised here, not reported by a server
         if isinstance(error, SandboxError):
-            server.sign(error)
+            server.name_source(error)
             server.failed(error)
             self._last[server.base] = error
-            if self._may_go_on(error):
+            if self._may_retry(error):
                 return True
             self._give_up(error)
         elif error is None or isinstance(error, ToolyardError):
             server.answered()
         return False
 
-    def _may_go_on(self, error: SandboxError) -> bool:
+    def _may_retry(self, error: SandboxError) -> bool:
         """Whether to try again. Also sets the pause before that: none while some servers have not been tried."""
         now = _now()
         self._failing_since = self._failing_since or now
@@ -165,7 +165,7 @@ class Tries:
         if len(self._last) < several:
             return True
         # A server that answered with an error would do so again. Unreachable or busy ones may be back.
-        hopeless = not any(isinstance(last, (GoneError, SandboxBusyError)) for last in self._last.values())
+        hopeless = not any(isinstance(last, (ServerGoneError, SandboxBusyError)) for last in self._last.values())
         late = now + self._pause - self._failing_since > self._servers.retries.seconds
         return not (hopeless or late or round_ >= self._servers.rounds)
 
@@ -178,8 +178,8 @@ class Tries:
         if others:
             error.args = (f"{error} ({self._made} attempts; also tried {others})",)
             error.retryable = any(last.retryable for last in self._last.values())
-        if isinstance(error, GoneError):
-            raise plain(error) from error.__cause__
+        if isinstance(error, ServerGoneError):
+            raise public_error(error) from error.__cause__
 
 
 def _now() -> float:

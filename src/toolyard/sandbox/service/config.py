@@ -120,7 +120,7 @@ class ServiceConfig(BaseModel):
         Raises:
             ConfigError: the settings contradict each other.
         """
-        for _, message in excesses(dict(self.limits), self.max_limits):
+        for _, message in exceeded_limits(dict(self.limits), self.max_limits):
             raise ConfigError(f"the default exceeds the maximum: {message}")
         self.tls_context()
 
@@ -152,7 +152,7 @@ def _no_password() -> str:
 WIRE_NAMES = {"run_seconds": "run_timeout", "compile_seconds": "compile_timeout", "memory_bytes": "memory_limit_MB"}
 
 
-def excesses(asked: Mapping[str, Any], most: Limits) -> Iterator[tuple[str, str]]:
+def exceeded_limits(asked: Mapping[str, Any], most: Limits) -> Iterator[tuple[str, str]]:
     """Yield each of `asked` (keyed by `Limits` field) that is above `most`: its name, and a message."""
     for name, value in asked.items():
         allowed = getattr(most, name)

@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     status: int
     body: bytes
     headers: Sequence[tuple[bytes, bytes]] = (_JSON,)
@@ -44,30 +44,30 @@ class Answer:
 class Refusal(Exception):  # noqa: N818 - a response, not an error
     """Ends a request with this response."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: HttpResponse) -> None:
         super().__init__(answer.status)
-        self.answer = answer
+        self.response = answer
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error: no one is left to report it to
     """The client disconnected. There is no one to respond to."""
 
 
-def json_answer(status: int, value: Any, *headers: tuple[bytes, bytes]) -> Answer:
-    return Answer(status, json.dumps(value, separators=(",", ":")).encode(), (_JSON, *headers))
+def json_response(status: int, value: Any, *headers: tuple[bytes, bytes]) -> HttpResponse:
+    return HttpResponse(status, json.dumps(value, separators=(",", ":")).encode(), (_JSON, *headers))
 
 
-def model_answer(model: BaseModel) -> Answer:
-    return Answer(200, model.__pydantic_serializer__.to_json(model))
+def model_response(model: BaseModel) -> HttpResponse:
+    return HttpResponse(200, model.__pydantic_serializer__.to_json(model))
 
 
-def detail(status: int, text: str, *headers: tuple[bytes, bytes]) -> Answer:
-    return json_answer(status, {"detail": text}, *headers)
+def detail(status: int, text: str, *headers: tuple[bytes, bytes]) -> HttpResponse:
+    return json_response(status, {"detail": text}, *headers)
 
 
-def try_later(status: int, text: str, *, retry_after: float = 1.0) -> Answer:
+def try_later(status: int, text: str, *, retry_after: float = 1.0) -> HttpResponse:
     seconds = str(max(1, math.ceil(retry_after))).encode()
-    return json_answer(status, {"detail": text, "error": "SandboxBusyError"}, (b"retry-after", seconds))
+    return json_response(status, {"detail": text, "error": "SandboxBusyError"}, (b"retry-after", seconds))
 
 
 def parse(model: type[Model], body: bytes) -> Model:
@@ -79,14 +79,14 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise Refusal(_unprocessable((item["type"], item["loc"], item["msg"]) for item in problems)) from None
 
 
-def invalid(problems: Iterable[tuple[tuple[str, ...], str]], kind: str = "less_than_equal") -> Answer:
+def invalid(problems: Iterable[tuple[tuple[str, ...], str]], kind: str = "less_than_equal") -> HttpResponse:
     """422 in the same format, for values above a maximum or for another `kind` of problem: where, and a message."""
     return _unprocessable((kind, place, text) for place, text in problems)
 
 
-def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> Answer:
+def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> HttpResponse:
     listed = [{"type": kind, "loc": ["body", *place], "msg": text} for kind, place, text in problems]
-    return json_answer(422, {"detail": listed})
+    return json_response(422, {"detail": listed})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -113,7 +113,7 @@ class BodyBudget:
         self._left += size
 
 
-class Holding:
+class BodyReservation:
     """One request's share of the body budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
@@ -142,15 +142,17 @@ def require_json(scope: Scope) -> None:
         raise Refusal(unread(scope, detail(415, "the body must be JSON, with Content-Type: application/json")))
 
 
-def unread(scope: Scope, answer: Answer) -> Answer:
+def unread(scope: Scope, answer: HttpResponse) -> HttpResponse:
     """Return `answer` adapted for a request whose body was not read."""
     if header(scope, b"expect") is None:
         return answer
     # A client that waits for "100 Continue" does not send its body after a refusal; its next bytes are a new request.
-    return Answer(answer.status, answer.body, (*answer.headers, CLOSE))
+    return HttpResponse(answer.status, answer.body, (*answer.headers, CLOSE))
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float, holding: Holding) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, seconds: float, reservation: BodyReservation
+) -> bytes:
     """Read the whole body.
 
     Raises:
@@ -159,7 +161,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
         ClientGone: the client disconnected first.
     """
 
-    def too_large() -> Answer:
+    def too_large() -> HttpResponse:
         return detail(413, f"the request body is larger than {limit} bytes")
 
     declared = header(scope, b"content-length")
@@ -178,7 +180,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
                 size += len(part)
                 if size > limit:
                     raise Refusal(too_large())
-                holding.grow(len(part))
+                reservation.grow(len(part))
                 parts.append(part)
     except TimeoutError:
         raise Refusal(detail(408, f"the request body did not arrive within {seconds:g} s", CLOSE)) from None
@@ -186,7 +188,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class Attendance:
+class RunningRequests:
     """Runs each request's work while its client is connected and the service is running."""
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ class Attendance:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
 
-    async def attend(self, receive: Receive, work: Awaitable[Answer]) -> Answer:
+    async def run(self, receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
         """Do `work`, which turns every expected failure into a response, unless the client disconnects first.
 
         Raises:

@@ -15,7 +15,7 @@ from toolyard.sandbox.protocol import CellResult, Execution
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Statistics(Protocol):
+class ServedStatistics(Protocol):
     """The state of a sandbox that can be served, as `LocalSandbox.statistics()` reports it."""
 
     @property
@@ -35,7 +35,7 @@ class Statistics(Protocol):
 class ServiceMetrics:
     """One per service, with its own registry, so that two services in one process do not add up."""
 
-    def __init__(self, statistics: Callable[[], Statistics], in_flight: Callable[[], int]) -> None:
+    def __init__(self, statistics: Callable[[], ServedStatistics], in_flight: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._executions = Counter(
             "toolyard_executions", "Programs run to a verdict.", ["language", "verdict"], registry=self._registry
@@ -84,7 +84,7 @@ class ServiceMetrics:
 
 
 class _Pool(Collector):
-    def __init__(self, statistics: Callable[[], Statistics], in_flight: Callable[[], int]) -> None:
+    def __init__(self, statistics: Callable[[], ServedStatistics], in_flight: Callable[[], int]) -> None:
         self._statistics = statistics
         self._in_flight = in_flight
 

@@ -46,7 +46,7 @@ __all__ = [
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that the client closes them and no request hits a closing one."""
 _OPEN_FILES = 65536
-_LAST_WORDS_SECONDS = 5
+_RESPONSE_SECONDS = 5
 """After the grace period: time for the responses to cancelled programs to reach their clients."""
 
 
@@ -115,7 +115,7 @@ class RunningService:
 
     def cancel_all(self) -> None:
         """Cancel running programs; their clients get a 503. Use it to cut the grace period short."""
-        self._service.attendance.stop()
+        self._service.running.stop()
 
 
 @asynccontextmanager
@@ -173,7 +173,7 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,  # or anyone on this machine could impersonate another client
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(config.grace_seconds) + _LAST_WORDS_SECONDS,
+                timeout_graceful_shutdown=int(config.grace_seconds) + _RESPONSE_SECONDS,
             )
         )
         self.config.load()
@@ -191,7 +191,7 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        patience = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.attendance.stop)
+        patience = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.running.stop)
         try:
             await super().shutdown(sockets)
         finally:

@@ -47,7 +47,7 @@ class HostedSession:
     def touch(self) -> None:
         self._used_at = asyncio.get_running_loop().time()
 
-    async def until_over(self) -> None:
+    async def wait_for_end(self) -> None:
         """Return when it is ended, or was idle for `idle_seconds`."""
         while not self.ending.is_set():
             idle = 0.0 if self.turn.locked() else asyncio.get_running_loop().time() - self._used_at
@@ -149,7 +149,7 @@ class SessionHost:
                 hosted.session = session
                 hosted.touch()
                 hosted.settled.set()
-                await hosted.until_over()
+                await hosted.wait_for_end()
         except ToolyardError as error:
             hosted.failure = error
         except Exception as error:

@@ -32,7 +32,7 @@ class RawStdin(BaseModel):
 
 class RunCasesRequest(wire.RunCodeRequest):
     stdins: list[str | RawStdin | None]
-    in_bunches: bool = False
+    batch_results: bool = False
     """Results may arrive up to 50 ms late, in batches."""
 
 
@@ -47,14 +47,14 @@ def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
     return stdins[:most]
 
 
-def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, in_bunches: bool) -> bytes:
+def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, batch_results: bool) -> bytes:
     """
     Raises:
         ProgramError: it contains text that JSON cannot carry (lone surrogates).
     """
     fields = wire.request_fields(program, limits)
     written = list(map(_write_stdin, stdins))
-    return wire.to_json(RunCasesRequest(**fields, stdins=written, in_bunches=in_bunches))
+    return wire.to_json(RunCasesRequest(**fields, stdins=written, batch_results=batch_results))
 
 
 def _write_stdin(stdin: Input) -> str | RawStdin | None:

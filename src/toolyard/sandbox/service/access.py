@@ -22,7 +22,7 @@ _OPEN_PATHS = frozenset({"/v1/ping", "/healthz"})
 _UNCOUNTED_PATHS = _OPEN_PATHS | {"/metrics"}
 
 
-class Door:
+class AccessControl:
     def __init__(self, config: ServiceConfig) -> None:
         self._names = OwnNames(config.host, config.allow_hosts)
         self._clients = [(_digest(f"Bearer {token.secret}".encode()), token.name) for token in config.all_tokens]
