@@ -87,6 +87,11 @@ class Workplaces(Generic[T]):
         self._owner = owner
         self._openings: dict[asyncio.AbstractEventLoop, _Opening[T]] = {}
 
+    @property
+    def limiter(self) -> Limiter | None:
+        """None: there is none, or nobody has asked for a place yet."""
+        return self._given or self._made
+
     async def here(self) -> T:
         """Return this event loop's place. The first caller opens it; others wait.
 
@@ -117,9 +122,9 @@ class Workplaces(Generic[T]):
             await limiter.close()
 
     async def _limiter(self) -> Limiter | None:
-        if self._given is not None or self._rate_limit is None:
-            return self._given
-        return self._made or await asyncio.to_thread(self._make_limiter, self._rate_limit)
+        if self.limiter is not None or self._rate_limit is None:
+            return self.limiter
+        return await asyncio.to_thread(self._make_limiter, self._rate_limit)
 
     def _make_limiter(self, rate_limit: int) -> Limiter:
         """Runs in a thread, which continues if its waiter is cancelled: the limiter it creates must not be lost."""
