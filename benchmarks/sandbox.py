@@ -91,7 +91,7 @@ FLOOR = """
 import gc, os, sys, time
 sys.path.insert(0, {guest!r})
 from guest import immortal, zygote
-gc.collect(); immortal.immortalise(); gc.freeze()
+gc.collect(); immortal.immortalize(); gc.freeze()
 waits = []
 for _ in range({count}):
     start = time.perf_counter()

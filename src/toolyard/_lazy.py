@@ -1,4 +1,4 @@
-"""Packages that import what they export on first use, so that importing them stays cheap and needs no extra."""
+"""Lazy exports: a package imports what it exports on first use, so importing it stays cheap and needs no extras."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package's `__init__`. `homes`: by module, the names that
-    the package exports from it, separated by spaces."""
+    """Return `__getattr__` and `__dir__` for a package's `__init__`. `homes` maps each module to the names that the
+    package exports from it, separated by spaces."""
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:

@@ -5,10 +5,10 @@ Three parties can fail, and training must tell them apart:
 * the *model*: its program crashed, looped or asked for too much. That is data, never an exception: it comes back as
   an `Execution` with a `Verdict`.
 * the *task* or its author: a bad request, a bad file, a bad configuration. `ConfigError`, `ProgramError`.
-* *us*: a worker died, the service is away, the kernel refused. `SandboxError`, `LimiterError`, `EngineError` and their
-  children. A failure of ours must never be turned into a score of 0; `retryable` says whether trying again can help.
+* *us*: a worker died, the service is unreachable, the kernel refused. `SandboxError`, `LimiterError`, `EngineError` and
+  their subclasses. Never turn our own failure into a score of 0; `retryable` says whether trying again can help.
 
-Errors are wrapped on their way up (`raise RewardError(…) from error`), and the blame travels with them: see `blame`.
+Errors are wrapped on their way up (`raise RewardError(…) from error`); `blame` finds out whose failure it was.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ _CAUSE_CHARS = 500
 
 
 class ToolyardError(Exception):
-    """Root of the tree: `except ToolyardError` catches what Toolyard raises on purpose and nothing else."""
+    """Base class: `except ToolyardError` catches what Toolyard raises on purpose and nothing else."""
 
     retryable: bool = False
-    """Whether the same call may succeed if it is simply made again."""
+    """Whether the same call may succeed if you simply make it again."""
     whose: str = OURS
-    """Whose failure it is, unless it was caused by another error of this tree: then that one says."""
+    """Whose failure it is, unless another Toolyard error caused this one: then that one decides."""
     source: str = ""
-    """What failed: the URL of a server, a tool."""
+    """What failed: the URL of a server, or a tool."""
 
 
 class Blame(NamedTuple):
     whose: str
     source: str
-    """The innermost that is known: the server rather than the tool that asked it."""
+    """The innermost one known: the server rather than the tool that called it."""
     cause: str
-    """The last cause, in a line."""
+    """The root cause, in one line."""
 
 
 def blame(error: BaseException) -> Blame:
-    """Who and what is to blame for an error, by what it was caused by. What is not of our tree is a defect: ours."""
+    """Find who and what is to blame by following the causes. An error that is not a `ToolyardError` is our own bug."""
     chain = list(_causes(error))
     known = [one for one in chain if isinstance(one, ToolyardError)]
     sources = [one.source for one in known if one.source]
-    return Blame(known[-1].whose if known else OURS, sources[-1] if sources else "", in_short(chain[-1]))
+    return Blame(known[-1].whose if known else OURS, sources[-1] if sources else "", summarize(chain[-1]))
 
 
-def bare(error: BaseException) -> BaseException:
-    """Out of the groups that task groups put around a single error."""
+def unwrap(error: BaseException) -> BaseException:
+    """Unwrap the exception groups that task groups put around a single error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         error = error.exceptions[0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return error  # pyright: ignore[reportUnknownVariableType]
 
 
-def in_short(error: BaseException) -> str:
-    """Its kind and its words, also of an error that cannot be printed."""
+def summarize(error: BaseException) -> str:
+    """The error's type and message; works even if `str(error)` raises."""
     kind = type(error).__name__
     try:
         said = str(error).strip()
@@ -68,21 +68,21 @@ def in_short(error: BaseException) -> str:
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # somebody may have tied a knot
-        error = bare(error)
+    while error is not None and id(error) not in seen:  # causes may form a cycle
+        error = unwrap(error)
         seen.add(id(error))
         yield error
         error = error.__cause__
 
 
 class ConfigError(ToolyardError):
-    """A setting, argument or file of the caller is wrong. The message names it, its value and the way out."""
+    """A setting, argument or file is wrong. The message names it, its value and how to fix it."""
 
     whose = TASK
 
 
 class MissingDependencyError(ConfigError):
-    """An optional dependency is not installed. The message holds the pip command that installs it.
+    """An optional dependency is not installed. The message contains the pip command that installs it.
 
     `otherwise`: what to do instead of installing it, as in "use a server: --engine openai".
     """
@@ -103,7 +103,7 @@ class ToolchainMissingError(ProgramError):
 
 
 class SandboxError(ToolyardError):
-    """The sandbox failed, not the program. Never score this."""
+    """The sandbox failed, not the program. Never score this as a wrong answer."""
 
     retryable = True
 
@@ -114,7 +114,7 @@ class SandboxBusyError(SandboxError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds after which trying again has a fair chance; None if the service did not say."""
+        """Seconds to wait before trying again; None if the service did not say."""
 
 
 class SandboxClosedError(SandboxError):
@@ -124,7 +124,7 @@ class SandboxClosedError(SandboxError):
 
 
 class IsolationError(SandboxError):
-    """The machine does not grant the isolation that was asked for. `toolyard doctor` tells what is missing."""
+    """The machine does not provide the requested isolation. `toolyard doctor` shows what is missing."""
 
     retryable = False
 
@@ -136,13 +136,13 @@ class SessionLostError(SandboxError):
 
 
 class LimiterError(ToolyardError):
-    """The limiter failed or refused. Nothing was started on its account."""
+    """The limiter failed or refused. Nothing was started."""
 
     retryable = True
 
 
 class LimiterTimeoutError(LimiterError, TimeoutError):
-    """The permit's turn did not come in time."""
+    """No permit became available in time."""
 
 
 class LimiterClosedError(LimiterError):
@@ -152,46 +152,46 @@ class LimiterClosedError(LimiterError):
 
 
 class LimitConflictError(LimiterError, ConfigError):
-    """A limiter of that name exists, with another limit."""
+    """A limiter with this name exists and has a different limit."""
 
     retryable = False
     whose = OURS
 
 
 class PermitExpiredError(LimiterError):
-    """The permit was held longer than `max_hold_seconds`; it was taken back, and the execution under it cancelled."""
+    """The permit was held longer than `max_hold_seconds`; it was taken back and its execution cancelled."""
 
     retryable = False
 
 
 class ExecutionWorkerDiedError(LimiterError):
-    """The process that ran the function was killed or crashed; what it did until then is unknown."""
+    """The process that ran the function crashed or was killed; how far the function got is unknown."""
 
 
 class ToolError(ToolyardError):
-    """A tool's instance could not be created for a trajectory, which therefore cannot begin."""
+    """A tool instance could not be created, so the trajectory cannot start."""
 
 
 class EngineError(ToolyardError):
-    """The engine did not sample: it is away, overloaded or broken. Nothing was added to the conversation."""
+    """The engine did not sample: it is unreachable, overloaded or broken. The conversation is unchanged."""
 
     retryable = True
 
 
 class EngineRequestError(EngineError):
-    """The engine refused the request (too long, a parameter it does not know): the same one is refused again."""
+    """The engine rejected the request (too long, unknown parameter); the same request would be rejected again."""
 
     retryable = False
 
 
 class ChatError(ToolyardError):
-    """A conversation cannot be put into tokens, or not so that it extends the tokens that were sampled."""
+    """A conversation cannot be tokenized, or its tokens would not extend the tokens that were sampled."""
 
     whose = TASK
 
 
 class TaskError(ToolyardError):
-    """A row of a task file is not what it should be. The message names the file and the line."""
+    """A row of a task file is invalid. The message names the file and the line."""
 
     whose = TASK
 
@@ -201,7 +201,7 @@ class RecordError(ToolyardError):
 
 
 class DivergenceError(ToolyardError):
-    """A replay did something else than its tape. The message shows the first difference."""
+    """A replay diverged from its tape. The message shows the first difference."""
 
 
 class InteractionError(ToolyardError):
@@ -211,13 +211,13 @@ class InteractionError(ToolyardError):
 
 
 class RewardError(ToolyardError):
-    """A reward could not be computed. There is none then: never 0."""
+    """A reward could not be computed. The reward is then absent, never 0."""
 
     def __init__(self, message: str, *, whose: str = TASK) -> None:
-        """`whose`: OURS if it was not the reward function's or the task's doing."""
+        """`whose`: pass OURS if neither the reward function nor the task is at fault."""
         super().__init__(message)
         self.whose = whose
 
 
 class TrainError(ToolyardError):
-    """A training run cannot go on: there is nothing to train on, or a checkpoint is not usable."""
+    """Training cannot continue: there is nothing to train on, or a checkpoint is unusable."""

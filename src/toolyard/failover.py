@@ -1,4 +1,4 @@
-"""Which of several servers a request goes to. Decided here without any I/O; the clock is the caller's."""
+"""Chooses which of several servers gets a request. No I/O happens here; the caller passes the time in."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ _REMEMBERED = 65_536
 class _Server:
     in_flight: int = 0
     at_home: int = 0
-    """Requests that were last sent here and are still remembered."""
+    """Remembered requests that were last sent here."""
     failures: int = 0
-    """Since it last answered."""
+    """Failures since its last answer."""
     rests_until: float = 0.0
     is_tried: bool = False
-    """A request is out to see whether it works again."""
+    """A request is under way to see whether the server works again."""
     holds: int = 0
-    """How often it was left for its silence since it last answered."""
+    """How often it was held since its last answer."""
     is_held: bool = False
-    """It accepts requests and answers none: it is not tried again before `release`."""
+    """It accepts requests but answers none: no request tries it before `release`."""
 
 
 class Router:
-    """Keeps each request at one server, where its prompt is still cached, as long as that server answers.
+    """Keeps each request on one server, where its prompt is still cached, as long as that server answers.
 
-    A request that is new goes to the server with the least to do. A server that failed rests, each time twice as long
-    as before, from 1 s to 30 s; its requests move, for good. When the rest is over, one request tries it again; the
-    others wait for what becomes of that one. If all rest, the next to come back is used: better tried than given up.
+    A new request goes to the least loaded server. A server that failed rests, each time twice as long as before, from
+    1 s to 30 s; its requests move to other servers for good. After the rest, one request tries the server again, and
+    the others wait for the result. If all servers rest, the one whose rest ends first is used: better than giving up.
 
-    A server that swallows requests is held instead: trying it costs more than it tells. It rests from 30 s to 10 min,
-    and longer until somebody who has asked for its health releases it.
+    A server that accepts requests but never answers is held instead, because each try costs a full timeout. It rests
+    for 30 s to 10 min, and after that until a health check succeeds and the caller releases it.
 
-    The latest 65,536 requests are remembered; one that was forgotten is treated as new, and loses its cached prompt.
+    The latest 65,536 requests are remembered; a forgotten request is treated as new and loses its cached prompt.
     """
 
     def __init__(self, servers: Sequence[str], *, remembered: int = _REMEMBERED, probe_seconds: float = 5.0) -> None:
-        """`probe_seconds`: how long others wait for the request that tries a server again."""
+        """`probe_seconds`: how long other requests wait for the one that tries a resting server."""
         self._servers = {server: _Server() for server in servers}
         self._homes: OrderedDict[str, str] = OrderedDict()
         self._remembered = remembered
         self._probe_seconds = probe_seconds
 
     def pick(self, request_id: str, now: float) -> str:
-        """The server for one try of `request_id`, which `done` must follow."""
+        """Choose the server for one attempt of `request_id`. Call `done` afterwards."""
         home = self._homes.get(request_id)
         if home is None or not self._is_up(home, now):
             up = [server for server in self._servers if self._is_up(server, now)]
-            # Ties are broken by the name, or all processes of a cluster would start with the same server.
+            # Break ties by name, or all processes of a cluster would start with the same server.
             home = (
                 min(up, key=lambda server: (*self._load(server), zlib.crc32(f"{server} {request_id}".encode())))
                 if up
@@ -74,13 +74,13 @@ class Router:
         self._servers[server].in_flight -= 1
 
     def answered(self, server: str) -> None:
-        """It works: whatever it answered, it was an answer."""
+        """The server works: any answer counts."""
         found = self._servers[server]
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
         found.holds, found.is_held = 0, False
 
     def hold(self, server: str, now: float) -> None:
-        """It answers nothing. New requests go elsewhere; moving the others is the caller's."""
+        """The server answers nothing. New requests go elsewhere; moving the others is up to the caller."""
         found = self._servers[server]
         if not found.is_held:
             found.holds += 1
@@ -88,21 +88,21 @@ class Router:
             found.rests_until = now + min(_LONGEST_HOLD, _FIRST_HOLD * 2 ** min(found.holds - 1, 10))
 
     def is_held(self, server: str, now: float) -> bool:
-        """It is held, and its rest is over: whoever finds it healthy may release it."""
+        """Whether the server is held and its rest is over, so that a successful health check may release it."""
         found = self._servers[server]
         return found.is_held and found.rests_until <= now
 
     def release(self, server: str, now: float) -> None:
-        """It seems well: one request may try it, once its rest is over."""
+        """A health check succeeded: after its rest, one request may try the server."""
         if self.is_held(server, now):
             self._servers[server].is_held = False
 
     def failed(self, server: str, now: float, *, gone: bool) -> None:
-        """`gone`: it could not be reached, or broke off. Otherwise the fault may be the request's, and only when it
-        happens twice in a row does the server rest."""
+        """`gone`: the server could not be reached, or the connection broke. Otherwise the request may be at fault, and
+        the server rests only after two failures in a row."""
         found = self._servers[server]
         if found.is_held or (found.rests_until > now and not found.is_tried):
-            return  # of a hundred requests that break together, the first has said it all
+            return  # of a hundred requests that fail together, only the first counts
         found.failures += 1
         found.is_tried = False
         if gone or found.failures > 1:

@@ -1,7 +1,7 @@
-"""Which names a local server answers to: the guard against DNS rebinding, for the viewer and the sandbox service.
+"""The host names a local server answers to: protects the viewer and the sandbox service against DNS rebinding.
 
-A web page can point a name of its own at any address, that of this machine included, and its visitors' browsers then
-send requests here. Such a request names the page's host, in `Host` or in `Origin`, and that is what gives it away.
+A web page can point a host name at any address, including this machine's, and its visitors' browsers then send requests
+here. Such a request carries the page's host name in `Host` or `Origin`, so it can be recognized.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ORIGIN = re.compile(r"https?://(.+)")
 class OwnNames:
     """The names of a server that listens on `host`.
 
-    Always: loopback by any name, `host` itself, and `allowed`, where `*.example.com` means any name below that domain,
-    and `*` any name at all. If `host` is not loopback, so that others are meant to connect: any literal address, which
-    no web page can claim for itself, and the name of this machine.
+    Always: any loopback name, `host` itself, and `allowed`, where `*.example.com` means any name below that domain, and
+    `*` any name. If `host` is not loopback, so that others are meant to connect: also any IP address, which no web page
+    can claim as its name, and the name of this machine.
     """
 
     def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
@@ -32,11 +32,11 @@ class OwnNames:
         if self._open:
             own = socket.gethostname().lower()
             self._exact |= {own, f"{own}.local", own.partition(".")[0]}
-        # A client sends the same name with each of its requests.
+        # Clients send the same name with every request.
         self.include = lru_cache(maxsize=256)(self._include)
 
     def _include(self, host: str) -> bool:
-        """Whether `host`, the value of a Host header, is one of them. The port does not matter."""
+        """Whether `host`, the value of a Host header, is one of these names. The port does not matter."""
         found = _HOST.fullmatch(host)
         if found is None:
             return False
@@ -49,7 +49,7 @@ class OwnNames:
             return False
 
     def include_origin(self, origin: str) -> bool:
-        """Whether `origin`, the value of an Origin header, is a page of one of them."""
+        """Whether `origin`, the value of an Origin header, belongs to one of these names."""
         found = _ORIGIN.fullmatch(origin)
         return found is not None and self.include(found[1])
 

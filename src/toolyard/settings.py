@@ -1,11 +1,11 @@
-"""The only reader of environment variables. Everything else takes its settings as arguments.
+"""The only module that reads environment variables. Everything else takes its settings as arguments.
 
-`TOOLYARD_SANDBOX_TOKEN`: bearer token of `toolyard sandbox serve` and of `RemoteSandbox`.
-`TOOLYARD_SANDBOX_TOKENS`: more tokens of `toolyard sandbox serve`, `NAME SECRET` each, separated by commas or lines.
+`TOOLYARD_SANDBOX_TOKEN`: bearer token for `toolyard sandbox serve` and `RemoteSandbox`.
+`TOOLYARD_SANDBOX_TOKENS`: more tokens for `toolyard sandbox serve`, each `NAME SECRET`, separated by commas or lines.
 `TOOLYARD_SANDBOX_CA_FILE`: certificates (PEM) that `RemoteSandbox` trusts in place of the system's.
-`TOOLYARD_CACHE_DIR`: where precompiled headers, models and indexes of read-only dumps are kept (default:
+`TOOLYARD_CACHE_DIR`: directory for precompiled headers, models and indexes of read-only dumps (default:
 `$XDG_CACHE_HOME/toolyard`).
-Any that a file of the user's names as `${NAME}`: see `expanded`.
+Any variable that a user's file refers to as `${NAME}`: see `expanded`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def cache_dir() -> Path:
 
 
 def search_path() -> str:
-    """Where toolchains are looked for: the caller's PATH, with the usual places as a fallback."""
+    """Where toolchains are looked up: the caller's PATH, or the system default if PATH is not set."""
     return os.environ.get("PATH") or os.defpath
 
 
 def expanded(text: str) -> str:
-    """`${NAME}` and `${NAME:-default}` replaced by what the environment says. Anything else stays as it is.
+    """Replace `${NAME}` and `${NAME:-default}` with values from the environment. All other text stays as it is.
 
     Raises:
-        KeyError: a variable that is not set, and has no default.
+        KeyError: a variable is not set and has no default.
     """
 
     def value(found: re.Match[str]) -> str:

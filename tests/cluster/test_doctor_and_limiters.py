@@ -124,7 +124,7 @@ class TestSurvey:
             assert time.monotonic() - begin < patient(5)
             assert "no answer" in (now[stuck.name].problem or "")
             assert now[well.name].limit == 4
-            with pytest.raises(LimiterError, match="does not tell whether it is in use"):
+            with pytest.raises(LimiterError, match="does not say whether it is in use"):
                 stop(stuck.name)
             stop(stuck.name, force=True)
             assert not is_alive(stuck.name)

@@ -203,8 +203,11 @@ async def test_a_time_left_empty_is_the_default_and_one_too_long_is_shortened() 
         ({"timeout": "nan"}, "timeout: 'nan' is not a number of seconds above 0 and at most 300"),
         ({"timeout": True}, "timeout: 'True' is not a number of seconds above 0 and at most 300"),
         ({"timeout": {"s": 1}}, "timeout: \"{'s': 1}\" is not a number of seconds above 0 and at most 300"),
-        ({"language": "pyhton"}, "unknown language 'pyhton'; did you mean 'python' or 'python_gpu'? (there is: "),
-        ({"language": "cobol"}, "unknown language 'cobol' (there is: python, "),
+        (
+            {"language": "pyhton"},
+            "unknown language 'pyhton'; did you mean 'python' or 'python_gpu'? (expected one of: ",
+        ),
+        ({"language": "cobol"}, "unknown language 'cobol' (expected one of: python, "),
     ],
 )
 async def test_what_cannot_be_run_as_asked_is_the_models_to_correct(url: str, arguments: Any, why: str) -> None:

@@ -143,7 +143,7 @@ async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_
 
 @pytest.mark.parametrize(
     ("language", "near"),
-    [("pyhton", "did you mean 'python' or"), ("Python", "did you mean 'python'"), ("cobol", "there is: python")],
+    [("pyhton", "did you mean 'python' or"), ("Python", "did you mean 'python'"), ("cobol", "expected one of: python")],
 )
 def test_an_unknown_language_is_refused_with_those_that_are_near(language: str, near: str, url: str) -> None:
     for route, stdin in (("run_code", {"stdin": ""}), ("run_cases", {"stdins": [""]})):

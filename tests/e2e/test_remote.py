@@ -247,7 +247,7 @@ class TestTriesAgain:
 class TestDoesNotTryAgain:
     async def test_a_fresh_connection_that_broke_in_mid_request(self) -> None:
         async with peer(None) as server, RemoteSandbox(server.url) as remote:
-            with pytest.raises(SandboxError, match="broke off") as caught:
+            with pytest.raises(SandboxError, match="broke the connection") as caught:
                 await remote.run(Program("x"))
         assert caught.value.retryable
         assert len(server.requests) == 1
@@ -255,7 +255,7 @@ class TestDoesNotTryAgain:
     async def test_a_reused_connection_that_broke_under_a_running_program(self) -> None:
         async with peer(http(200, FOREIGN_OK), 1.1) as server, RemoteSandbox(server.url) as remote:
             assert (await remote.run(Program("x"))).ok
-            with pytest.raises(SandboxError, match="broke off"):
+            with pytest.raises(SandboxError, match="broke the connection"):
                 await remote.run(Program("x"))
         assert len(server.requests) == 2
 
@@ -267,7 +267,7 @@ class TestDoesNotTryAgain:
         ):
 
             async def run() -> None:
-                with pytest.raises(SandboxError, match="broke off") as caught:
+                with pytest.raises(SandboxError, match="broke the connection") as caught:
                     await remote.run(Program("x"))
                 assert caught.value.retryable
 

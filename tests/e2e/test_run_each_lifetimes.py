@@ -178,7 +178,7 @@ async def test_when_a_worker_retires_another_goes_on() -> None:
     pool, order = Pretended(), Order(frames.RUN_PYTHON, (), "", {})
     stdins = [b"1", b"22", b"333", b"", b"4"]
     found = [
-        reply.stdout async for reply in replies(cast("Pool", pool), "", order, stdins, Limits(), 0, in_bunches=False)
+        reply.stdout async for reply in replies(cast("Pool", pool), "", order, stdins, Limits(), 0, batch_results=False)
     ]
     assert found == stdins
     assert pool.given == 2

@@ -272,7 +272,7 @@ async def test_a_server_that_always_hangs_up_is_given_up() -> None:
     async with peer(None) as server:
         response, error = await ask(server.url)
     assert response is None
-    assert "broke off" in str(error)
+    assert "broke the connection" in str(error)
     assert len(server.requests) == 3
 
 

@@ -79,7 +79,7 @@ async def test_a_huge_batch_is_refused_by_name() -> None:
         assert (await post_cases(running, ["1"] * 3)).status == 200
         got = await post_cases(running, ["1"] * 4)
     assert got.status == 413
-    assert got.json == {"detail": "stdins: 4 cases; this server takes at most 3 at once (max_cases)"}
+    assert got.json == {"detail": "stdins: 4 cases; this server accepts at most 3 at once (max_cases)"}
 
 
 @pytest.mark.parametrize("stdins", [None, "text", [1], [{"base64": "?"}], [["a"]]])

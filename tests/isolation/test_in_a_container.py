@@ -136,7 +136,7 @@ def test_full_isolation_is_refused_and_the_message_names_what_is_missing() -> No
     done = subprocess.run(
         python_inside("asyncio.run(container.insist())"), capture_output=True, text=True, timeout=60, check=True
     )
-    assert "grants only 'confined'" in done.stdout
+    assert "supports only 'confined'" in done.stdout
     for part in (
         "user namespace: [Errno 1] unshare: Operation not permitted",
         "mount namespace",

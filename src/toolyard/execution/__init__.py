@@ -1,1 +1,1 @@
-"""Sandboxes and limits together: what tools and rewards run programs with."""
+"""A sandbox and a limiter together: what tools and rewards run programs with."""

@@ -1,8 +1,8 @@
-"""Where programs are run: a sandbox for each event loop that asks for one, and one limiter for all of them.
+"""Where programs run: a sandbox per event loop, and one limiter for all of them.
 
-A sandbox belongs to the event loop that opened it, but tools and rewards are called from several: a trainer's, a
-reward worker's, those of tests. So each loop gets its own when it first asks, and whoever uses a tool in a loop closes
-it there.
+A sandbox belongs to the event loop that opened it, but tools and rewards are called from several: a trainer's, a reward
+worker's, those of tests. So each loop gets its own on first use, and the code that uses a tool in a loop closes it
+there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 def shared_limiter(name: str, limit: int) -> Limiter:
-    """The cluster's limiter of that name where Ray is connected, else this process's.
+    """The cluster's limiter with this name if Ray is connected, otherwise this process's.
 
-    Blocks while it waits for the cluster: call it in a thread. It does not import Ray: a process that has not done so
-    is not connected.
+    Blocks while it waits for the cluster: call it in a thread. It does not import Ray: a process that has not imported
+    it is not connected.
 
     Raises:
-        LimitConflictError: there is a limiter of that name with another limit.
+        LimitConflictError: a limiter with this name has another limit.
     """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -42,7 +42,7 @@ def shared_limiter(name: str, limit: int) -> Limiter:
 
 @asynccontextmanager
 async def permits(own: Limiter, shared: Limiter | None, tenant: str) -> AsyncGenerator[None]:
-    """The right to run one program: first of those of this process, then of all."""
+    """Hold the right to run one program: first this process's permit, then the shared one."""
     async with own.permit(tenant):
         if shared is None:
             yield
@@ -52,7 +52,7 @@ async def permits(own: Limiter, shared: Limiter | None, tenant: str) -> AsyncGen
 
 
 class _Opening(Generic[T]):
-    """What one event loop has open, or is about to open."""
+    """What one event loop has open or is opening."""
 
     def __init__(self) -> None:
         self.place: T | None = None
@@ -60,7 +60,7 @@ class _Opening(Generic[T]):
 
 
 class Workplaces(Generic[T]):
-    """Opens a place in every event loop that asks for one, and the limiter before the first."""
+    """Opens a place in every event loop that asks for one. The limiter is opened before the first."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Workplaces(Generic[T]):
     ) -> None:
         """
         Args:
-            open_place: called with the limiter, in the loop that the place is for.
-            rate_limit: of the limiter to open. None: no limiter.
-            limiter: used instead, and left open.
-            owner: for the log.
+            open_place: Called with the limiter, in the loop that the place is for.
+            rate_limit: The limit of the limiter to open. None: no limiter.
+            limiter: Used instead, and left open.
+            owner: For the log.
         """
         self._open = open_place
         self._close = close_place
@@ -93,7 +93,7 @@ class Workplaces(Generic[T]):
         return self._given or self._made
 
     async def here(self) -> T:
-        """The place of this event loop. The first to ask opens it; the others wait.
+        """Return this event loop's place. The first caller opens it; others wait.
 
         Raises:
             LimitConflictError: the limiter exists with another limit.
@@ -102,7 +102,7 @@ class Workplaces(Generic[T]):
         opening = self._openings.get(loop)
         if opening is None:
             for ended in [other for other in self._openings if other.is_closed()]:
-                del self._openings[ended]  # without `close()`: its processes end when they notice
+                del self._openings[ended]  # left without `close()`: its processes notice and exit
             opening = self._openings[loop] = _Opening()
         if opening.place is None:
             async with opening.lock:
@@ -111,7 +111,7 @@ class Workplaces(Generic[T]):
         return opening.place
 
     async def close(self) -> None:
-        """Close the place of this event loop, and with the last of them the limiter. A later call opens them again."""
+        """Close this event loop's place, and with the last one the limiter. A later call opens them again."""
         opening = self._openings.pop(asyncio.get_running_loop(), None)
         if opening is not None:
             async with opening.lock:
@@ -127,7 +127,7 @@ class Workplaces(Generic[T]):
         return await asyncio.to_thread(self._make_limiter, self._rate_limit)
 
     def _make_limiter(self, rate_limit: int) -> Limiter:
-        """In a thread, which goes on if whoever waits for it is cancelled: what it makes must not be lost."""
+        """Runs in a thread, which continues if its waiter is cancelled: the limiter it creates must not be lost."""
         with self._making:
             if self._made is None:
                 self._made = shared_limiter(DEFAULT_NAME, rate_limit)

@@ -1,4 +1,4 @@
-"""Limits on what is in flight: permits, held with `async with`, fair between tenants, through any crash."""
+"""Concurrency limits: permits held with `async with`, fair between tenants, and safe through any crash."""
 
 from __future__ import annotations
 

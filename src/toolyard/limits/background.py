@@ -1,6 +1,6 @@
-"""One daemon thread with an event loop, for what must happen while nobody is in a call: timers, heartbeats, sockets.
+"""A daemon thread with an event loop, for work that is not part of any call: timers, heartbeats, sockets.
 
-It runs beside the caller's own loop, so that one which is blocked for seconds delays nothing here.
+It runs beside the caller's own loop, so that a caller's loop blocked for seconds delays nothing here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Background:
         self.loop.call_soon_threadsafe(call, *args)
 
     def at(self, when: float, call: Callable[[], object]) -> None:
-        """At a time of `time.monotonic()`, which is this loop's."""
+        """Call at a time of `time.monotonic()`, which this loop uses."""
         self.loop.call_soon_threadsafe(self.loop.call_at, when, call)
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -36,7 +36,7 @@ class Background:
 
 
 def background() -> Background:
-    """This process's; a fork starts without one, since threads do not survive it."""
+    """This process's background thread. A fork starts without one, since threads do not survive it."""
     global _current
     with _lock:
         if _current is None:

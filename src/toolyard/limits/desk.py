@@ -1,7 +1,8 @@
-"""Hands a process's permits to its waiters. A local limiter is a desk with a fixed stock; a cluster's borrows its own.
+"""Gives a process's permits to its waiters. A local limiter is a desk with a fixed stock; a cluster limiter's desk
+borrows its stock.
 
-Thread-safe: event loops and plain threads may wait at one desk. What happens is decided under a lock, and whoever is to
-be woken is woken outside it.
+Thread-safe: event loops and plain threads may wait at the same desk. Decisions are made under a lock; waiters are woken
+outside it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from toolyard.limits.rate import TokenBucket
 from toolyard.limits.waits import WaitHistogram
 
 _TENANTS = 4096
-"""Counters of tenants that are gone are kept up to this many, then added up under `OTHERS`."""
+"""Keep counters of up to this many tenants that are gone; beyond it they are added up under `OTHERS`."""
 OTHERS = "(others)"
 
 _WATCH = 0.01
-"""Seconds after a permit is due to be taken back that this is looked at."""
+"""Seconds between a permit's expiry and the check for it."""
 
 _running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # pyright: ignore  # noqa: SLF001
 
 
 class _DeskLock:
-    """Whoever leaves it takes back what could not be given back meanwhile."""
+    """On release, also takes back permits that could not be given back while it was held."""
 
     def __init__(self, desk: Desk, lock: threading.Lock) -> None:
         self._desk = desk
@@ -68,7 +69,7 @@ class Desk:
         self._bare_lock = threading.Lock()
         self.lock = _DeskLock(self, self._bare_lock)
         self._leaving: deque[DeskPermit] = deque()
-        """Permits on their way back."""
+        """Permits waiting to be taken back."""
         self.queue: FairQueue[DeskPermit] = FairQueue()
         self.waits = WaitHistogram()
         self.expired = 0
@@ -79,7 +80,7 @@ class Desk:
         """No execution starts until then: the service asked for a pause."""
         self.bucket: TokenBucket | None = bucket
         self.gated = bucket is not None
-        """Whether anything but the stock can keep an execution from starting."""
+        """Whether anything besides the stock can keep an execution from starting."""
         self._holders: dict[DeskPermit, None] = {}
         self.granted: dict[str, int] = {}
         self._alarm = float("inf")
@@ -100,9 +101,9 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------- permits in and out
     def take(self, permit: DeskPermit) -> bool:
-        """Take one at once, if nobody is before us."""
+        """Take a permit immediately, if no one is waiting."""
         if permit.state != NEW:
-            raise RuntimeError("a permit is entered once; ask the limiter for another")
+            raise RuntimeError("a permit can be entered only once; ask the limiter for another")
         now = time.monotonic()
         taken = False
         with self._bare_lock:
@@ -115,8 +116,8 @@ class Desk:
             self.settle()
         return taken
 
-    def line_up(self, permit: DeskPermit) -> bool:
-        """True if it was granted after all."""
+    def enqueue(self, permit: DeskPermit) -> bool:
+        """Queue the permit. Return True if it was granted right away."""
         permit.asked = now = time.monotonic()
         woken: list[DeskPermit] = []
         with self.lock:
@@ -133,7 +134,7 @@ class Desk:
         return granted
 
     def give_back(self, permit: DeskPermit) -> None:
-        """Also one that was never granted: its waiter is gone."""
+        """Also for a permit that was never granted because its waiter is gone."""
         woken: list[DeskPermit] | None = None
         lock = self._bare_lock
         if not lock.acquire(False):
@@ -151,10 +152,10 @@ class Desk:
             self.settle()
 
     def settle(self) -> None:
-        """Take back what is leaving, unless whoever has the lock is about to.
+        """Take back leaving permits, unless the lock's holder is about to.
 
-        That may be this very thread: collecting garbage under the lock can end an abandoned task, whose permit then
-        arrives here. So nobody waits for the lock to give back, and whoever releases it looks once more.
+        The holder may be this very thread: garbage collection under the lock can end an abandoned task, whose permit
+        then arrives here. So giving back never waits for the lock, and whoever releases it checks once more.
         """
         while self._leaving and self._bare_lock.acquire(blocking=False):
             try:
@@ -179,12 +180,12 @@ class Desk:
         permit.state = DONE
 
     def refuse(self, retry_after: float | None, *, unavailable: bool) -> None:
-        """The service sent an execution away. What follows from it is the limiter's business."""
+        """The service refused an execution. Subclasses decide what follows."""
         with self.lock:
             self.refusals += 1
 
     def serve(self) -> None:
-        """Something changed that may let waiters start: the stock, the clock, a pause."""
+        """Call after a change that may let waiters start: the stock, the clock, a pause."""
         with self.lock:
             woken = self._grant(time.monotonic())
         self._wake(woken)
@@ -201,7 +202,7 @@ class Desk:
             permit.wake(here)
 
     def _revoke_overdue(self) -> None:
-        """Permits are held in the order they were granted, so the first are the ones to look at."""
+        """Permits are ordered by when they were granted, so the oldest come first."""
         assert self.max_hold is not None
         now = time.monotonic()
         with self.lock:
@@ -255,7 +256,7 @@ class Desk:
         return woken
 
     def _set_alarm(self, now: float) -> None:
-        """For the moment when time alone opens the gate. A lease is not opened by time, but by its renewal."""
+        """Wake up when time alone opens the gate. A lease is reopened by its renewal, not by time."""
         when = max(self.closed_until, now)
         if self.bucket is not None:
             when = max(when, now + self.bucket.delay(now))
@@ -264,10 +265,10 @@ class Desk:
             background().at(when, self.serve)
 
     def _on_return(self) -> None:
-        """A permit came back to the desk."""
+        """Called when a permit came back to the desk."""
 
     def _on_wait(self) -> None:
-        """Somebody waits."""
+        """Called when a waiter was queued."""
 
     def _fold_tenants(self) -> None:
         busy = {permit.tenant for permit in self._holders} | {tenant for tenant, _, _ in self.queue.waiting()}
@@ -290,7 +291,7 @@ class Desk:
                 self._settling = False
 
     def demands(self) -> dict[str, tuple[float, int, int]]:
-        """Under the lock: weight, in flight and waiting of every tenant that has any."""
+        """Weight, in flight and waiting for each active tenant. Call under the lock."""
         found: dict[str, tuple[float, int, int]] = {}
         for permit in self._holders:
             in_flight = found[permit.tenant][1] if permit.tenant in found else 0
@@ -301,7 +302,7 @@ class Desk:
         return found
 
     def tenants(self) -> dict[str, TenantStatistics]:
-        """Under the lock."""
+        """Call under the lock."""
         demands = self.demands()
         return {
             tenant: TenantStatistics(*demands.get(tenant, (1.0, 0, 0)), granted=self.granted.get(tenant, 0))
@@ -309,7 +310,7 @@ class Desk:
         }
 
     def holders(self, most: int) -> tuple[Holder, ...]:
-        """Under the lock. Held longest first, which is the order they were granted in."""
+        """Longest held first, which is the order of granting. Call under the lock."""
         now = time.monotonic()
         oldest = [permit for permit, _ in zip(self._holders, range(most), strict=False)]
         return tuple(Holder(permit.tenant, permit.label, now - permit.since, process_name()) for permit in oldest)
@@ -319,12 +320,12 @@ def process_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-# A permit of a desk: waiting for it, in a loop or in a thread, holding it, and giving it back whatever happens.
+# A permit of a desk: waits in a loop or a thread, holds, and gives back whatever happens.
 
 
 NEW, WAITING, HELD, REVOKED, DONE = range(5)
 HARD_STOP = 1.0
-"""Seconds an execution has to heed its cancellation before its permit is taken back all the same."""
+"""Seconds an execution has to react to its cancellation before its permit is taken back anyway."""
 
 
 class DeskPermit:
@@ -349,7 +350,7 @@ class DeskPermit:
         self._event: threading.Event | None = None
         self._timeout: asyncio.Timeout | None = None
         self.grace = 0.0
-        """Seconds beyond `max_hold` until the permit is taken by force."""
+        """Seconds beyond `max_hold` until the permit is taken back by force."""
 
     async def __aenter__(self) -> Self:
         desk = self._desk
@@ -405,7 +406,7 @@ class DeskPermit:
     async def _wait(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._future = self._loop.create_future()
-        if self._desk.line_up(self):
+        if self._desk.enqueue(self):
             return
         try:
             if self.timeout is None:
@@ -414,7 +415,7 @@ class DeskPermit:
                 async with asyncio.timeout(self.timeout):
                     await self._future
         except BaseException as error:
-            # Granted in the same moment as we gave up: pass it on, or it is lost for ever.
+            # It may have been granted just as we gave up: pass it on, or it is lost forever.
             self._desk.give_back(self)
             if isinstance(error, TimeoutError) and not isinstance(error, LimiterError):
                 raise _late(self) from None
@@ -422,7 +423,7 @@ class DeskPermit:
 
     def _block(self) -> None:
         self._event = threading.Event()
-        if self._desk.line_up(self):
+        if self._desk.enqueue(self):
             return
         try:
             in_time = self._event.wait(self.timeout)
@@ -436,7 +437,7 @@ class DeskPermit:
             raise self.error
 
     def wake(self, here: asyncio.AbstractEventLoop | None) -> bool:
-        """Outside the lock. False if nobody is there any more to be woken."""
+        """Call outside the lock. Return False if the waiter is gone."""
         if self._event is not None:
             self._event.set()
             return True
@@ -446,13 +447,13 @@ class DeskPermit:
             return True
         try:
             self._loop.call_soon_threadsafe(self.resolve)
-        except RuntimeError:  # the loop was closed with us still waiting
+        except RuntimeError:  # the loop was closed while we were waiting
             return False
         return True
 
     def resolve(self) -> None:
         future = self._future
-        if future is not None and not future.done():  # a cancelled one gives its permit back by itself
+        if future is not None and not future.done():  # if cancelled, `_wait` gives the permit back
             if self.error is None:
                 future.set_result(None)
             else:

@@ -1,12 +1,12 @@
-"""Who is next: first come, first served within a tenant, weighted fair between tenants. Pure: no clock, no locks.
+"""Decides who is next: first come, first served within a tenant, weighted fair between tenants. No clock, no locks.
 
-Self-clocked fair queueing. Each tenant that waits has a line with a tag; the line with the lowest tag is served, and
-its tag moves on by 1 / weight. The clock is the tag served last; a tenant that had nobody waiting joins at 1 / weight
-after it, neither punished nor paid for the past.
+Self-clocked fair queueing. Each waiting tenant has a line with a tag; the line with the lowest tag is served, and its
+tag advances by 1 / weight. The clock is the tag served last; a tenant that had no waiters joins at 1 / weight after it,
+neither punished nor rewarded for the past.
 
-How far can a waiter be overtaken? With k waiters of its own tenant (weight w) before it, a tenant of weight u is served
-at most floor((k + 1) · u / w) + 1 times before it, whatever else comes and goes. Tenants of its weight that come after
-it, however many, are not served before it if it is the first of its own.
+How far can a waiter be overtaken? With k waiters of its own tenant (weight w) ahead of it, a tenant of weight u is
+served at most floor((k + 1) · u / w) + 1 times before it, whatever else comes and goes. If it is first in its line, no
+number of tenants of the same weight that arrive later are served before it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Items wait here, each at most once."""
+    """A queue of items, each in it at most once."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
-        """Only of tenants with somebody waiting."""
+        """Only tenants that have waiters."""
         self._heap: list[tuple[float, int, _Line[T]]] = []
         self._clock = 0.0
         self._serial = 0
         self._length = 0
         self.paces: Mapping[str, float] = {}
-        """What counts instead of a tenant's weight, where somebody who sees more than this queue says so."""
+        """Used instead of a tenant's weight, if set by someone who sees more than this queue."""
 
     def __len__(self) -> int:
         return self._length
 
     def push(self, item: T, tenant: str, weight: float = 1.0) -> None:
-        """To the end of its tenant's line. The weight given last is the tenant's."""
+        """Append to the tenant's line. The latest weight counts."""
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = _Line(tenant, weight, self._clock + 1.0 / self.paces.get(tenant, weight))
@@ -56,14 +56,14 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def pop(self) -> T:
-        """Whoever is next.
+        """Remove and return the next item.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the queue is empty.
         """
         while True:
             tag, _, line = heapq.heappop(self._heap)
-            if line.waiters:  # not if all of them have left meanwhile
+            if line.waiters:  # empty if all of them gave up
                 break
         self._clock = tag
         item, _ = line.waiters.popitem(last=False)
@@ -76,7 +76,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, item: T, tenant: str) -> bool:
-        """Whether it was still waiting."""
+        """Return whether the item was still waiting."""
         line = self._lines.get(tenant)
         if line is None or item not in line.waiters:
             return False
@@ -87,7 +87,7 @@ class FairQueue(Generic[T]):
         return True
 
     def waiting(self) -> Iterator[tuple[str, float, int]]:
-        """Tenant, weight and how many, of those who have someone waiting."""
+        """Tenant, weight and number of waiters, for tenants that have any."""
         for line in self._lines.values():
             yield line.tenant, line.weight, len(line.waiters)
 

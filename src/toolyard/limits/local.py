@@ -1,4 +1,4 @@
-"""`LocalLimiter`: one process, no dependency."""
+"""`LocalLimiter`: a limiter for one process, without dependencies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from toolyard.limits.protocol import LimiterStatistics
 from toolyard.limits.rate import TokenBucket
 
 HOLDERS = 10
-"""How many of those that hold a permit longest are named in the statistics."""
+"""How many of the longest-held permits the statistics list."""
 
 
 class LocalLimiter:
-    """At most `limit` in flight in this process, whatever loops and threads they come from.
+    """At most `limit` in flight in this process, across all its event loops and threads.
 
-    `adaptive`: follow what the service carries, by its refusals (`Permit.refused`), never above `limit`.
-    `starts_per_second`: besides, no more than that many start, in bursts of at most `burst`.
-    `max_hold_seconds`: a permit held longer is taken back and its async body cancelled; None: never.
-    `name`: two of one name share their permits; with another limit the second is an error.
+    `adaptive`: follow what the service can handle, judging by its refusals (`Permit.refused`), never above `limit`.
+    `starts_per_second`: also limit how many start per second, in bursts of at most `burst`.
+    `max_hold_seconds`: take back permits held longer than this and cancel their async body; None: never.
+    `name`: limiters with the same name share their permits; giving them different limits is an error.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class LocalLimiter:
         return self._desk.statistics()
 
     def read_statistics(self) -> LimiterStatistics:
-        """`statistics()` without an event loop. Blocking, if only for the desk's lock."""
+        """`statistics()` without an event loop. Blocks briefly for the desk's lock."""
         return self._desk.statistics()
 
     async def close(self) -> None:
-        """Of two with one name, the last to be closed closes it."""
+        """Limiters that share a name are closed when the last of them is."""
         with _named_lock:
             self._desk.users -= self._open
             self._open = False
@@ -156,7 +156,7 @@ _named_lock = threading.Lock()
 
 
 def _forget() -> None:
-    """In the child of a fork: permits that are held are the parent's, and nobody here would give them back."""
+    """In a forked child: held permits are the parent's, and no one here would give them back."""
     global _named_lock
     _named_lock = threading.Lock()
     _named.clear()
@@ -177,6 +177,6 @@ def check_hold(seconds: float | None) -> None:
 
 def conflict(name: str, asked: int, current: int) -> LimitConflictError:
     return LimitConflictError(
-        f"limiter {name!r} exists with limit {current}, and limit {asked} was asked for; use the same, or change it "
-        f"for everybody with resize({asked})"
+        f"limiter {name!r} exists with limit {current}, but limit {asked} was requested; use the same limit, or change "
+        f"it for everyone with resize({asked})"
     )

@@ -1,4 +1,4 @@
-"""Limiters for Prometheus: `REGISTRY.register(LimiterCollector(limiter))`. Read when scraped, not kept twice."""
+"""Limiters for Prometheus: `REGISTRY.register(LimiterCollector(limiter))`. Statistics are read on each scrape."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ try:
 except ImportError as error:
     raise MissingDependencyError("prometheus_client", "server", "metrics of a limiter") from error
 
-MOST_TENANTS = 100
-"""With lines of their own, the busiest first. A tenant may be a trajectory: every one would drown Prometheus."""
+MAX_TENANTS = 100
+"""Tenants with their own series, the busiest first. A tenant may be a trajectory: all would swamp Prometheus."""
 
 _STATES = ("connected", "stalled", "lost")
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "up": ("Whether the limiter answered this scrape.", ()),
     "limit": ("Permits that may be in flight.", ()),
-    "effective_limit": ("The same, lowered to what the service was found to carry.", ()),
+    "effective_limit": ("The limit, lowered to what the service can handle.", ()),
     "in_flight": ("Permits in use.", ()),
     "waiting": ("Executions waiting for a permit.", ()),
-    "paused_seconds": ("How much longer nothing starts, because the service asked for it.", ()),
+    "paused_seconds": ("How much longer nothing starts, because the service asked for a pause.", ()),
     "wait_seconds": ("Wait for a permit, over the limiter's life.", ("quantile",)),
     "tenant_in_flight": ("Permits in use by tenant.", ("tenant",)),
     "tenant_waiting": ("Executions waiting for a permit by tenant.", ("tenant",)),
-    "leases": ("Processes that borrow from a cluster's limit, by state.", ("state",)),
+    "leases": ("Processes borrowing from a cluster's limit, by state.", ("state",)),
     "process_permits": ("Permits lent to a process, in use or not.", ("process",)),
-    "longest_held_seconds": ("Age of the permit that is held longest.", ("tenant", "process")),
+    "longest_held_seconds": ("Age of the permit held longest.", ("tenant", "process")),
 }
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "granted": ("Permits given.", ()),
-    "refused": ("Executions the service sent away.", ()),
+    "granted": ("Permits granted.", ()),
+    "refused": ("Executions the service refused.", ()),
     "expired": ("Permits held too long and taken back.", ()),
-    "reclaimed": ("Permits that came back because their process died.", ()),
-    "tenant_granted": ("Permits given by tenant; (others): to tenants while they had no line.", ("tenant",)),
+    "reclaimed": ("Permits reclaimed because their process died.", ()),
+    "tenant_granted": ("Permits granted by tenant; (others): tenants without a series of their own.", ("tenant",)),
 }
 _log = logging.getLogger(__name__)
 
 
 class Readable(Protocol):
-    """A limiter that can be asked from any thread: `LocalLimiter`, `RayLimiter`."""
+    """A limiter that can be read from any thread: `LocalLimiter`, `RayLimiter`."""
 
     @property
     def name(self) -> str: ...
@@ -57,10 +57,10 @@ class Readable(Protocol):
 
 
 class LimiterCollector(Collector):
-    """Metrics `toolyard_limiter_*` of one limiter or several. All of a registry belong into one collector.
+    """Metrics `toolyard_limiter_*` of one or more limiters. Use one collector for all limiters of a registry.
 
-    A scrape waits for at most `timeout` seconds, for all of them together. A limiter that has not answered by then, or
-    that fails, is `toolyard_limiter_up` 0 and has no other line: what else is in the registry is scraped all the same.
+    A scrape waits at most `timeout` seconds in total. A limiter that has not answered by then, or that fails, has
+    `toolyard_limiter_up` 0 and no other series; the rest of the registry is scraped as usual.
     """
 
     def __init__(self, *limiters: Readable, timeout: float = 3.0) -> None:
@@ -70,33 +70,33 @@ class LimiterCollector(Collector):
         self._others = {limiter.name: _Others() for limiter in limiters}
         if len(self._others) < len(limiters):
             names = sorted(name for name, count in Counter(one.name for one in limiters).items() if count > 1)
-            raise ConfigError(f"several limiters are called {', '.join(names)}: their metrics need names of their own")
+            raise ConfigError(f"several limiters are named {', '.join(names)}: metrics need distinct names")
 
     def describe(self) -> Iterable[Metric]:
-        """Lets a registry know the names without asking any limiter."""
-        return _Page().families.values()
+        """Tells a registry the metric names without asking any limiter."""
+        return _Scrape().families.values()
 
     def collect(self) -> Iterable[Metric]:
-        page = _Page()
+        scrape = _Scrape()
         deadline = time.monotonic() + self._timeout
         asked = [(limiter.name, _ask(limiter)) for limiter in self._limiters]
         for name, answer in asked:
             try:
                 now = answer.result(max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # whatever it is, the rest of the registry must not suffer
+            except Exception as error:  # whatever it is, the rest of the registry must be scraped
                 _log.warning("limiter %r cannot be scraped: %s", name, error or type(error).__name__)
-                page.add("up", name, 0)
+                scrape.add("up", name, 0)
                 continue
-            page.add("up", name, 1)
-            _tell_totals(page, name, now)
+            scrape.add("up", name, 1)
+            _add_totals(scrape, name, now)
             with self._lock:
-                _tell_tenants(page, name, now.tenants, self._others[name])
-            _tell_processes(page, name, now)
-        return [family for family in page.families.values() if family.samples]
+                _add_tenants(scrape, name, now.tenants, self._others[name])
+            _add_processes(scrape, name, now)
+        return [family for family in scrape.families.values() if family.samples]
 
 
 def _ask(limiter: Readable) -> Future[LimiterStatistics]:
-    """On a thread of its own: the limiter may take longer than a scrape can wait."""
+    """Read on a separate thread: the limiter may take longer than a scrape can wait."""
     answer: Future[LimiterStatistics] = Future()
 
     def read() -> None:
@@ -109,8 +109,8 @@ def _ask(limiter: Readable) -> Future[LimiterStatistics]:
     return answer
 
 
-class _Page:
-    """What one scrape is told, each metric with all its limiters."""
+class _Scrape:
+    """The result of one scrape: each metric with all its limiters."""
 
     def __init__(self) -> None:
         self.families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
@@ -123,59 +123,59 @@ class _Page:
         self.families[key].add_metric([limiter, *labels], value)
 
 
-def _tell_totals(page: _Page, name: str, now: LimiterStatistics) -> None:
-    page.add("limit", name, now.limit)
-    page.add("effective_limit", name, now.effective_limit)
-    page.add("in_flight", name, now.in_flight)
-    page.add("waiting", name, now.waiting)
-    page.add("paused_seconds", name, now.paused_seconds)
+def _add_totals(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
+    scrape.add("limit", name, now.limit)
+    scrape.add("effective_limit", name, now.effective_limit)
+    scrape.add("in_flight", name, now.in_flight)
+    scrape.add("waiting", name, now.waiting)
+    scrape.add("paused_seconds", name, now.paused_seconds)
     wait = now.wait
     for quantile, seconds in (("0.5", wait.p50), ("0.9", wait.p90), ("0.99", wait.p99), ("1", wait.max)):
-        page.add("wait_seconds", name, seconds, quantile)
-    page.add("granted", name, sum(tenant.granted for tenant in now.tenants.values()))
-    page.add("refused", name, now.refused)
-    page.add("expired", name, now.expired)
-    page.add("reclaimed", name, now.reclaimed)
+        scrape.add("wait_seconds", name, seconds, quantile)
+    scrape.add("granted", name, sum(tenant.granted for tenant in now.tenants.values()))
+    scrape.add("refused", name, now.refused)
+    scrape.add("expired", name, now.expired)
+    scrape.add("reclaimed", name, now.reclaimed)
 
 
-def _tell_tenants(page: _Page, name: str, tenants: Mapping[str, TenantStatistics], others: _Others) -> None:
+def _add_tenants(scrape: _Scrape, name: str, tenants: Mapping[str, TenantStatistics], others: _Others) -> None:
     ranked = sorted(tenants, key=lambda name: _busyness(tenants[name]), reverse=True)
-    named = [tenant for tenant in ranked if tenant != OTHERS][:MOST_TENANTS]
+    named = [tenant for tenant in ranked if tenant != OTHERS][:MAX_TENANTS]
     for tenant in named:
-        page.add("tenant_in_flight", name, tenants[tenant].in_flight, tenant)
-        page.add("tenant_waiting", name, tenants[tenant].waiting, tenant)
-        page.add("tenant_granted", name, tenants[tenant].granted, tenant)
+        scrape.add("tenant_in_flight", name, tenants[tenant].in_flight, tenant)
+        scrape.add("tenant_waiting", name, tenants[tenant].waiting, tenant)
+        scrape.add("tenant_granted", name, tenants[tenant].granted, tenant)
     granted = others.count(named, tenants)
     rest = [tenants[tenant] for tenant in tenants.keys() - set(named)]
     if rest or granted:
-        page.add("tenant_in_flight", name, sum(tenant.in_flight for tenant in rest), OTHERS)
-        page.add("tenant_waiting", name, sum(tenant.waiting for tenant in rest), OTHERS)
-        page.add("tenant_granted", name, granted, OTHERS)
+        scrape.add("tenant_in_flight", name, sum(tenant.in_flight for tenant in rest), OTHERS)
+        scrape.add("tenant_waiting", name, sum(tenant.waiting for tenant in rest), OTHERS)
+        scrape.add("tenant_granted", name, granted, OTHERS)
 
 
 def _busyness(tenant: TenantStatistics) -> tuple[int, int]:
     return tenant.in_flight + tenant.waiting, tenant.granted
 
 
-def _tell_processes(page: _Page, name: str, now: LimiterStatistics) -> None:
-    if now.epoch:  # a cluster's: one process alone has no leases
+def _add_processes(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
+    if now.epoch:  # a cluster limiter; a local one has no leases
         states = Counter(lease.state for lease in now.leases)
         for state in (*_STATES, *sorted(states.keys() - set(_STATES))):
-            page.add("leases", name, states[state], state)
+            scrape.add("leases", name, states[state], state)
     permits: Counter[str] = Counter()
     for lease in now.leases:
-        permits[lease.process] += lease.permits  # one that came back has two leases for a while
+        permits[lease.process] += lease.permits  # a process that reconnected has two leases for a while
     for process, count in permits.items():
-        page.add("process_permits", name, count, process)
+        scrape.add("process_permits", name, count, process)
     for holder in now.holders[:1]:
-        page.add("longest_held_seconds", name, holder.seconds, holder.tenant, holder.process)
+        scrape.add("longest_held_seconds", name, holder.seconds, holder.tenant, holder.process)
 
 
 class _Others:
-    """Counts what is given to tenants that have no line of their own.
+    """Counts permits granted to tenants that have no series of their own.
 
-    Which those are changes from scrape to scrape. A plain sum would shrink when a busy one gets its line, and a counter
-    that shrinks is taken for one that began anew: so only what is new since the last scrape is added.
+    Which tenants those are changes from scrape to scrape. A plain sum would shrink when a busy tenant gets its series,
+    and Prometheus takes a shrinking counter for a reset: so only the increase since the last scrape is added.
     """
 
     def __init__(self) -> None:

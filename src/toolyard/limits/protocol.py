@@ -1,7 +1,7 @@
-"""What a limiter promises, and what it tells about itself.
+"""The contract of a limiter, and its statistics.
 
 A *permit* is the right to run one execution. A *tenant* is the unit of fairness: a job, a tool, a trajectory; whoever
-asks for the permit says which. A *holder* is a permit in use.
+asks for a permit names it. A *holder* is a permit in use.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 DEFAULT_NAME = "rate-limiter"
-"""The limiter that all code interpreters, code judges and execution pools share, by the name that verl gave it."""
+"""The limiter that all code interpreters, code judges and execution pools share; the name is verl's."""
 
 
 @runtime_checkable
 class Permit(Protocol):
-    """One right to run. Entered once, with `async with` or, from a thread, with `with`.
+    """The right to run one execution. Enter it once, with `async with` or, from a thread, with `with`.
 
-    Entering waits for its turn; leaving gives it back, whatever happened inside. Cancelling while it waits, or in the
-    very moment it is granted, loses nothing.
+    Entering waits for its turn; leaving gives it back, whatever happened inside. Cancelling while it waits, or just as
+    it is granted, loses nothing.
 
     Raises, on entering:
-        LimiterTimeoutError: its turn did not come within `timeout` seconds.
+        LimiterTimeoutError: no permit became available within `timeout` seconds.
         LimiterClosedError: the limiter was closed.
     Raises, on leaving:
         PermitExpiredError: it was held longer than `max_hold_seconds` and taken back; an async body was cancelled.
@@ -39,10 +39,10 @@ class Permit(Protocol):
     ) -> None: ...
 
     def refused(self, retry_after: float | None = None, *, unavailable: bool = False) -> None:
-        """The service sent this execution away: it is full (429), or `unavailable` (503).
+        """Report that the service refused this execution: it is full (429), or `unavailable` (503).
 
-        An adaptive limiter lowers its limit; `retry_after` seconds pass before anybody starts again. A
-        `SandboxBusyError` that leaves the block counts as this.
+        An adaptive limiter lowers its limit; nothing starts for `retry_after` seconds. A `SandboxBusyError` that leaves
+        the block counts as a refusal too.
         """
         ...
 
@@ -51,25 +51,25 @@ class Permit(Protocol):
 class Limiter(Protocol):
     """At most `limit` permits in flight at any moment.
 
-    Waiting is first come, first served within a tenant, and weighted fair between tenants: of two that both wait, one
-    of twice the weight starts twice as often. Nobody waits while a permit is free.
+    Waiting is first come, first served within a tenant, and weighted fair between tenants: if two tenants wait, one
+    with twice the weight starts twice as often. No one waits while a permit is free.
     """
 
     @property
     def limit(self) -> int: ...
 
     def permit(self, tenant: str = "", *, weight: float = 1.0, timeout: float | None = None, label: str = "") -> Permit:
-        """A permit, not yet taken: enter it. `label` names the execution in `statistics()`, should it hang."""
+        """Create a permit; enter it to take it. `label` names the execution in `statistics()`, in case it hangs."""
         ...
 
     async def resize(self, limit: int) -> None:
-        """Change the limit. Downwards, what runs goes on, and nothing starts until few enough are left."""
+        """Change the limit. If lowered, running executions continue, and none start until few enough are left."""
         ...
 
     async def statistics(self) -> LimiterStatistics: ...
 
     async def close(self) -> None:
-        """Let go: whoever waits gets a `LimiterClosedError`; permits in use are given back as they end."""
+        """Close the limiter: waiters get a `LimiterClosedError`; permits in use are given back as they end."""
         ...
 
 
@@ -79,12 +79,12 @@ class TenantStatistics:
     in_flight: int
     waiting: int
     granted: int
-    """Permits ever given to it."""
+    """Permits granted to it so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A permit in use. Those held longest come first: a hung one is found at the top."""
+    """A permit in use. Those held longest come first, so a hung one is at the top."""
 
     tenant: str
     label: str
@@ -103,14 +103,14 @@ class Lease:
     in_flight: int
     waiting: int
     silent_seconds: float
-    """Since it was last heard of. A process that is alive but says nothing keeps its permits, and is found here."""
+    """Time since it was last heard from. A process that is alive but silent keeps its permits and shows up here."""
     state: str
     """`connected`; `stalled`: connected, but silent; `lost`: its connection broke, its permits come back soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTimes:
-    """Seconds between asking for a permit and getting it, over the limiter's life. Exact to a factor of 1.19."""
+    """Seconds between asking for a permit and getting it, over the limiter's life. Accurate to a factor of 1.19."""
 
     count: int
     p50: float
@@ -124,17 +124,17 @@ class LimiterStatistics:
     name: str
     limit: int
     effective_limit: int
-    """Lower than `limit` while an adaptive limiter finds that the service carries less."""
+    """Lower than `limit` while an adaptive limiter finds that the service can handle less."""
     in_flight: int
     waiting: int
     wait: WaitTimes
     tenants: Mapping[str, TenantStatistics]
     holders: tuple[Holder, ...]
-    """The ones held longest, at most a few of each process."""
+    """The permits held longest, at most a few per process."""
     refused: int = 0
-    """Executions the service sent away."""
+    """Executions the service refused."""
     paused_seconds: float = 0.0
-    """How much longer nothing starts, because the service asked for it."""
+    """How much longer nothing starts, because the service asked for a pause."""
     expired: int = 0
     """Permits that were held longer than `max_hold_seconds` and taken back."""
     reclaimed: int = 0

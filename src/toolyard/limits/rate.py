@@ -1,4 +1,4 @@
-"""How many executions start per second, whatever their number in flight."""
+"""Limits how many executions start per second, independently of how many are in flight."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import math
 from toolyard.errors import ConfigError
 
 SLACK = 1e-9
-"""A token is whole when it lacks no more than this, so that rounding does not send a punctual caller away again. What
-was lacking stays owed: the bound on starts is exceeded by no more than this, however many there are."""
+"""A token counts as whole if it lacks no more than this, so that rounding does not turn a punctual caller away. The
+difference stays owed: the limit is exceeded by no more than this in total."""
 
 
 class TokenBucket:
-    """At most `burst + rate * seconds` starts, over any stretch of time; full at first.
+    """At most `burst + rate * seconds` starts over any period; full at first.
 
-    Decides only: `now` is passed in, in seconds. Time that was seen does not count twice: after a clock that went
-    backwards, no tokens come until it is where it was.
+    Decides only: `now` is passed in, in seconds. Time never counts twice: if the clock goes backwards, no tokens are
+    added until it catches up.
     """
 
     def __init__(self, rate: float, burst: float | None = None, now: float = 0.0) -> None:
-        """`burst`: how many may start at once after a quiet time; what comes in one second, if not given.
+        """`burst`: how many may start at once after a quiet time; default: one second's worth.
 
         Raises:
-            ConfigError: a `rate` that is not above 0 and finite, or a `burst` below 1, would never let anybody start.
+            ConfigError: `rate` is not positive and finite, or `burst` is below 1: nothing could ever start.
         """
         self.rate, self.burst = _checked(rate, burst)
         self._tokens = self.burst
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Start one, if it may start now."""
+        """Take a token, if there is one."""
         self._refill(now)
         if self._tokens < 1 - SLACK:
             return False
@@ -37,17 +37,17 @@ class TokenBucket:
         return True
 
     def delay(self, now: float) -> float:
-        """Seconds until `take` would succeed, if nobody else takes: 0.0 if it would now."""
+        """Seconds until `take` would succeed if no one else takes; 0.0 if it would now."""
         self._refill(now)
         if self._tokens >= 1 - SLACK:
             return 0.0
         return (1 - self._tokens) / self.rate + (self._at - now)
 
     def configure(self, now: float, rate: float, burst: float | None = None) -> None:
-        """Change both from now on. Tokens that are there stay, as far as the new burst holds them.
+        """Change both from now on. Existing tokens are kept, up to the new burst.
 
         Raises:
-            ConfigError: as at first; nothing is changed.
+            ConfigError: as in the constructor; nothing is changed.
         """
         rate, burst = _checked(rate, burst)
         self._refill(now)  # the time until now counts at the old rate

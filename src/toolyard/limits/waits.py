@@ -1,4 +1,4 @@
-"""How long permits were waited for: a histogram of powers of 2^(1/4), cheap to add to and to add up over processes."""
+"""Waiting times for permits: a histogram with buckets of 2^(1/4), cheap to update and to merge across processes."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from toolyard.errors import (
     RewardError,
     ToolError,
     ToolyardError,
-    bare,
     blame,
-    in_short,
+    summarize,
+    unwrap,
 )
 from toolyard.records.trajectory import Failure
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -36,11 +36,11 @@ class Broken:
 
 
 def broken(raised: BaseException, stage: RolloutState) -> Broken:
-    error = bare(raised)
+    error = unwrap(raised)
     found = blame(error)
     reason, whose = _judged(error, stage)
     # Errors of our own tree say all there is to say; of anything else, where it happened is what helps.
-    told = in_short(error) if isinstance(error, ToolyardError) else "".join(traceback.format_exception(raised))
+    told = summarize(error) if isinstance(error, ToolyardError) else "".join(traceback.format_exception(raised))
     return Broken(reason, Failure(whose or found.whose, stage.value, told, found.source, found.cause))
 
 

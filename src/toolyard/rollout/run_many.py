@@ -115,9 +115,9 @@ class RolloutRun:
         return [play.request for play in self._plays.values()]
 
     @property
-    def standing_still(self) -> bool:
+    def is_blocked(self) -> bool:
         """The event loop is blocked. From any thread."""
-        return self._watch.standing_still
+        return self._watch.is_blocked
 
     def abort(self, request_id: str) -> None:
         """End one request soon, as ABORTED. Of one that does not run, nothing happens."""

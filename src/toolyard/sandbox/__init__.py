@@ -1,4 +1,4 @@
-"""Runs model-written programs safely and fast. Stands alone: nothing here knows of rollouts, tools or rewards."""
+"""Runs model-written programs safely and fast. Standalone: does not depend on rollouts, tools or rewards."""
 
 from __future__ import annotations
 

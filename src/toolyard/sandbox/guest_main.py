@@ -1,6 +1,6 @@
-"""What the programs' interpreter is told to run. It finds the package `guest`, which is not installed there.
+"""Entry point of the programs' interpreter. It finds the package `guest`, which is not installed there.
 
-`guest_main.py probe` prints what the machine grants; `guest_main.py HOST_PID CONTROL_FD` becomes a zygote.
+`guest_main.py probe` prints what the machine supports; `guest_main.py HOST_PID CONTROL_FD` becomes a zygote.
 """
 
 import sys

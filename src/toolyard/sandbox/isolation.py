@@ -1,4 +1,4 @@
-"""Which isolation this machine grants, by trying it, and what that level is called."""
+"""Finds out by trying which isolation this machine supports, and names the level."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from toolyard.errors import IsolationError, SandboxError
 GUEST_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest_main.py")
 _PROBE_SECONDS = 30
 SCOPED_SIGNALS = 6
-"""The version of Landlock that keeps signals inside."""
+"""The Landlock version that confines signals."""
 
 
 class Level(StrEnum):
-    """How well programs are shut in. Each level keeps everything of the one below it."""
+    """How well programs are isolated. Each level includes everything of the one below it."""
 
     FULL = "full"
-    """Own user, mount, pid, network, ipc and uts namespaces, a private read-only root, Landlock, seccomp."""
+    """Separate user, mount, pid, network, ipc and uts namespaces, a private read-only root, Landlock, seccomp."""
     NAMESPACES = "namespaces"
-    """Namespaces and private root, but Landlock or seccomp is missing (an old kernel)."""
+    """Namespaces and a private root, but Landlock or seccomp is missing (an old kernel)."""
     CONFINED = "confined"
-    """No namespaces, as in a container with the default profile: Landlock, seccomp, rlimits, an own user id as root."""
+    """No namespaces, as in a container with the default profile: Landlock, seccomp, rlimits; as root a separate user
+    id."""
     NONE = "none"
-    """Time, memory and process limits only. Used only when asked for by name."""
+    """Time, memory and process limits only. Must be requested explicitly."""
 
 
 class Python(BaseModel):
-    """The interpreter programs get."""
+    """The interpreter that programs run in."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,20 +41,20 @@ class Python(BaseModel):
     version: str
     prefixes: tuple[str, ...]
     modules: frozenset[str] = frozenset()
-    """What it has of the modules that some languages need."""
+    """The modules it has, out of those that some languages need."""
 
 
 class Grants(BaseModel):
-    """What the kernel lets us do here. Features map to "" where they work and to the reason where they do not."""
+    """What the kernel supports here. Features map to "" if they work, otherwise to the reason why not."""
 
     model_config = ConfigDict(frozen=True)
 
     features: Mapping[str, str]
     cgroup: tuple[int, tuple[str, ...]] | None
-    """Version, and the directories below which groups can be made."""
+    """Version, and the directories in which groups can be created."""
     limits_processes: bool = True
-    """Whether a program that keeps this user's id can be held to a number of processes: by a cgroup, or by the kernel's
-    limit for each user, which does not bind root."""
+    """Whether the number of processes of a program that keeps this user's id can be limited: by a cgroup, or by the
+    kernel's per-user limit, which does not apply to root."""
     landlock_abi: int
     root: bool
     python: Python
@@ -76,10 +77,10 @@ class Grants(BaseModel):
 
     @property
     def confinable(self) -> bool:
-        """Whether programs can be shut in without namespaces.
+        """Whether programs can be isolated without namespaces.
 
-        They need a user id of their own, or a Landlock that keeps their signals from other processes of the same user.
-        In the latter case the number of their processes must still be limited, which for root takes a cgroup.
+        They need a user id of their own, or a Landlock version that blocks signals to other processes of the same user.
+        In the latter case their number of processes must still be limited, which for root needs a cgroup.
         """
         own_user = self.root and self.has("own user id")
         shared_user = self.landlock_abi >= SCOPED_SIGNALS and self.limits_processes
@@ -87,7 +88,7 @@ class Grants(BaseModel):
 
     @property
     def memory_limit(self) -> str:
-        """Who enforces the limit on a whole process tree's memory."""
+        """What enforces the memory limit of a whole process tree."""
         if self.cgroup:
             return f"cgroup v{self.cgroup[0]}"
         return "sampling" if self.namespaces else "per process"
@@ -98,7 +99,7 @@ class Grants(BaseModel):
 
 
 async def probe(python: str | None = None) -> Grants:
-    """Try everything, in a process of its own under the interpreter that programs will get.
+    """Try every feature, in a separate process with the interpreter that programs will use.
 
     Raises:
         SandboxError: the interpreter could not be started.
@@ -128,11 +129,11 @@ async def probe(python: str | None = None) -> Grants:
 
 
 def choose_level(grants: Grants, wanted: str) -> Level:
-    """The level to run at: the best there is, unless the caller insists.
+    """Choose the level to run at: the best one available, unless the caller insists on another.
 
     Raises:
-        IsolationError: `required` and less than full, `confined` and not even that, or nothing at all and not asked for
-            by name.
+        IsolationError: `required` but less than full, `confined` but not available, or no isolation at all and `none`
+            was not requested.
     """
     if wanted == "none":
         return Level.NONE
@@ -141,18 +142,18 @@ def choose_level(grants: Grants, wanted: str) -> Level:
     )
     if wanted == "required" and grants.level is not Level.FULL:
         raise IsolationError(
-            f"isolation='required', but this machine grants only {grants.level.value!r} ({reasons}); "
+            f"isolation='required', but this machine supports only {grants.level.value!r} ({reasons}); "
             "see `toolyard doctor`"
         )
     if wanted == "best" and grants.level is Level.NONE:
         raise IsolationError(
-            f"this machine grants no isolation ({reasons}); see `toolyard doctor`. "
+            f"this machine supports no isolation ({reasons}); see `toolyard doctor`. "
             "isolation='none' runs programs unprotected"
         )
     if wanted == "confined" and not grants.confinable:
         raise IsolationError(
-            f"isolation='confined' needs seccomp, and a user id of its own or Landlock {SCOPED_SIGNALS}, for root with "
-            "a cgroup; "
+            f"isolation='confined' needs seccomp, and a separate user id or Landlock {SCOPED_SIGNALS} (for root also "
+            "a cgroup); "
             f"this machine has Landlock {grants.landlock_abi} ({reasons}); see `toolyard doctor`"
         )
     if wanted == "confined":

@@ -1,7 +1,7 @@
 """`LocalSandbox`: the embedded sandbox. Programs run on this machine, in jails forked from warm interpreters.
 
-Covered: see docs/threat-model.md, and `tests/isolation`, which attacks every claim of it.
-Not covered: bugs of the kernel itself. For programs written by hostile humans put a virtual machine around it.
+Covered: see docs/threat-model.md; `tests/isolation` attacks every claim in it.
+Not covered: bugs in the kernel itself. For programs written by hostile humans, put a virtual machine around it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from toolyard.errors import (
     ToolchainMissingError,
 )
 from toolyard.sandbox import languages
-from toolyard.sandbox.host.cases import Processors, in_turn, replies
+from toolyard.sandbox.host.cases import Processors, interleave, replies
 from toolyard.sandbox.host.jail import gpu_devices, zygote_config
-from toolyard.sandbox.host.plans import Plan, compile_order, python_plan, run_order
+from toolyard.sandbox.host.plans import ExecutionPlan, compile_order, python_plan, run_order
 from toolyard.sandbox.host.pool import Pool, Slots
 from toolyard.sandbox.host.requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
 from toolyard.sandbox.host.routing import LIGHT, choose_profile
 from toolyard.sandbox.host.session import LocalSession
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.host.zygote import Zygote
 from toolyard.sandbox.isolation import Level, choose_level, probe
-from toolyard.sandbox.languages.builds import Build, Builds, build_key, made_of
+from toolyard.sandbox.languages.builds import Build, Builds, build_key, make_build
 from toolyard.sandbox.languages.compilers import Compilers
 from toolyard.sandbox.languages.toolchains import Language, Toolchain
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
@@ -45,24 +45,24 @@ from toolyard.sandbox.protocol import MIB, Execution, Limits, Program, Verdict
 _log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()
 SESSION = "session"
-"""The profile of sessions: its zygote also has what a notebook cell needs."""
+"""The profile for sessions: its zygote also has what notebook cells need."""
 GPU = "gpu"
-"""The profile of programs that see the machine's GPUs."""
+"""The profile for programs that can see the machine's GPUs."""
 
 
 class SandboxConfig(BaseModel):
-    """How the embedded sandbox is set up. Every field is also a keyword argument of `LocalSandbox`."""
+    """Settings of the embedded sandbox. Every field is also a keyword argument of `LocalSandbox`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workers: PositiveInt | None = None
-    """Programs that run at the same time. None: one for each processor this process may use, since programs that share
-    one take longer and run into time limits they would have met alone. More pays for programs that mostly wait."""
+    """Programs that run at the same time. None: one per CPU this process may use, since programs that share a CPU take
+    longer and hit time limits they would otherwise meet. Raise it for programs that mostly wait."""
     isolation: Literal["best", "required", "confined", "none"] = "best"
-    """`best`: the highest level the machine grants, and an error if that is none. `required`: full or an error.
-    `confined`: without namespaces even where they work. `none`: unprotected; only for programs you wrote yourself."""
+    """`best`: the highest level the machine supports, or an error if there is none. `required`: full or an error.
+    `confined`: no namespaces even if they work. `none`: unprotected; only for programs you wrote yourself."""
     python: str | None = None
-    """Interpreter of Python programs, with its site-packages. None: the one Toolyard runs in."""
+    """Interpreter for Python programs, with its site-packages. None: the one Toolyard runs in."""
     profiles: Mapping[str, Sequence[str]] = {
         "numpy": ("numpy",),
         "sympy": ("sympy",),
@@ -70,28 +70,28 @@ class SandboxConfig(BaseModel):
         "pytest": ("pytest",),
     }
     """Packages to keep imported, by profile. A program is forked from the smallest profile that has what it imports;
-    packages that are not installed are passed over."""
+    packages that are not installed are skipped."""
     session_modules: Sequence[str] = ("numpy",)
     """Packages to keep imported for sessions."""
     read_only_paths: Sequence[str] = ()
-    """More host paths that programs may read, at the same place. At level `confined` as root, only what every user can
-    read."""
+    """More host paths that programs may read, at the same location. At level `confined` as root, only files that every
+    user can read."""
     gpu: bool = False
     """Let programs in cuda and python_gpu, and no others, use NVIDIA GPUs. Not at level `confined`.
-    Nothing limits what they take of a GPU's memory and time, and its driver is a large part of the kernel to attack."""
+    GPU memory and time are not limited, and the GPU driver adds a large kernel attack surface."""
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000
-    """After this many programs a worker is replaced, however many inputs each was run on."""
+    """Replace a worker after this many programs, regardless of how many inputs each was run on."""
     max_sessions: PositiveInt = 64
     session_idle_seconds: PositiveFloat = 600.0
-    """A session without a cell for this long is closed."""
+    """Close a session after this long without a cell."""
     compile_cache_bytes: int = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A moment of the sandbox's life."""
+    """A snapshot of the sandbox."""
 
     workers: int
     busy: int
@@ -99,18 +99,18 @@ class Statistics:
     sessions: int
     isolation: str
     memory_limit: str
-    """Who enforces it: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
+    """What enforces it: `cgroup v1`, `cgroup v2`, `sampling`, `per process`."""
     executions: dict[str, int]
     """Finished programs by verdict; `error` counts our own failures."""
     zygotes: dict[str, int]
-    """Workers alive by profile."""
+    """Live workers by profile."""
 
 
 class LocalSandbox:
     """The embedded sandbox, used as `async with LocalSandbox() as sandbox`.
 
     Raises on entry:
-        IsolationError: the machine grants less than was asked for.
+        IsolationError: the machine provides less isolation than requested.
     """
 
     def __init__(self, config: SandboxConfig | None = None, **options: Any) -> None:
@@ -184,12 +184,12 @@ class LocalSandbox:
     ) -> Execution:
         """Run `program` to completion; see `Sandbox.run`.
 
-        `start_within` bounds the wait for a free worker, in seconds; None waits as long as it takes.
+        `start_within` limits the wait for a free worker, in seconds; None waits as long as it takes.
 
         Raises:
-            SandboxBusyError: no worker came free in that time; the program did not start.
+            SandboxBusyError: no worker became free in that time; the program did not start.
         """
-        self._refuse(program, [program.stdin])
+        self._check_request(program, [program.stdin])
         limits = limits or _DEFAULT_LIMITS
         with self._counting_errors():
             plan = await self._plan(program, limits, start_within)
@@ -213,33 +213,38 @@ class LocalSandbox:
         limits: Limits | None = None,
         *,
         start_within: float | None = None,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]:
-        """Run `program` once on each of `stdins`, and yield what `run` would have returned, in their order.
+        """Run `program` once on each of `stdins` and yield what `run` would have returned, in the same order.
 
-        Cheaper than that: it is compiled once, waits for one worker, and a Python program is forked from one prepared
-        process. Programs in other languages use the workers that are idle besides. No run sees another. `limits` are
-        each one's own; `queue_seconds` counts for the first. Leaving early stops the runs under way and
-        abandons the rest; `aclose()` it to know when that is done. `in_bunches`: they may wait for each other, up to
-        50 ms, which is cheaper where all are wanted anyway.
+        Cheaper than calling `run`: the program is compiled once and waits for one worker, and a Python program is
+        forked from one prepared process. Other languages also use idle workers. No run sees another. Each run has its
+        own `limits`; `queue_seconds` is counted for the first only. Leaving early stops the current runs and skips the
+        rest; call `aclose()` to wait for that. `batch_results`: results may arrive up to 50 ms late; cheaper if you
+        need all of them.
 
         Raises:
-            ProgramError: also if `program` has an input of its own.
-            SandboxError: the next one could not be run; those before it are good.
+            ProgramError: also if `program` has a stdin of its own.
+            SandboxError: the next run failed on our side; earlier results are valid.
         """
         if program.stdin is not None:
-            raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
-        self._refuse(program, stdins)
+            raise ProgramError("run_each: the program has a stdin of its own; pass it in stdins instead")
+        self._check_request(program, stdins)
         with self._counting_errors():
             plan = await self._plan(program, limits or _DEFAULT_LIMITS, start_within)
-            found = self._each(plan, stdins, limits or _DEFAULT_LIMITS, start_within, in_bunches)
+            found = self._each(plan, stdins, limits or _DEFAULT_LIMITS, start_within, batch_results)
             async with aclosing(found) as executions:
                 async for execution in executions:
                     self._executions[execution.verdict.value] += 1
                     yield execution
 
     async def _each(
-        self, plan: Plan, stdins: Sequence[Input], limits: Limits, start_within: float | None, in_bunches: bool
+        self,
+        plan: ExecutionPlan,
+        stdins: Sequence[Input],
+        limits: Limits,
+        start_within: float | None,
+        batch_results: bool,
     ) -> AsyncGenerator[Execution]:
         if not plan.compiles:
             for _ in stdins:
@@ -249,12 +254,12 @@ class LocalSandbox:
         waited = await self._slots.take(start_within)
         slots = 1
         try:
-            # Forked from one process, cases cost less than it takes to spread them. Others use what is idle now.
+            # Python cases are forked from one process, which is cheaper than spreading them. Others use idle workers.
             while not plan.warm and slots < len(stdins) and self._slots.take_idle():
                 slots += 1
             inputs = list(map(input_bytes, stdins))
-            shares = [self._replies(plan, inputs[first::slots], limits, in_bunches) for first in range(slots)]
-            async with aclosing(in_turn(shares)) as found:
+            shares = [self._replies(plan, inputs[first::slots], limits, batch_results) for first in range(slots)]
+            async with aclosing(interleave(shares)) as found:
                 later = plan.again()
                 async for reply in found:
                     yield plan.execution(reply, self.level, waited)
@@ -264,17 +269,17 @@ class LocalSandbox:
                 self._slots.give()
 
     async def _replies(
-        self, plan: Plan, inputs: Sequence[bytes], limits: Limits, in_bunches: bool
-    ) -> AsyncGenerator[Reply]:
-        """What one worker says of each of `inputs`."""
+        self, plan: ExecutionPlan, inputs: Sequence[bytes], limits: Limits, batch_results: bool
+    ) -> AsyncGenerator[WorkerReply]:
+        """One worker's reply to each of `inputs`."""
         with self._processors.lend() as processor:
             profile = self._profile(plan)
-            found = replies(self._pool, profile, plan.order, inputs, limits, processor, in_bunches=in_bunches)
+            found = replies(self._pool, profile, plan.order, inputs, limits, processor, batch_results=batch_results)
             async with aclosing(found):
                 async for reply in found:
                     yield reply
 
-    def _refuse(self, program: Program, stdins: Sequence[Input]) -> None:
+    def _check_request(self, program: Program, stdins: Sequence[Input]) -> None:
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         refuse_oversize(program, stdins)
@@ -289,44 +294,44 @@ class LocalSandbox:
                 raise SandboxClosedError("the sandbox was closed while the program ran") from error
             raise
 
-    async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> Plan:
-        """Compile it, where the language wants that."""
+    async def _plan(self, program: Program, limits: Limits, start_within: float | None) -> ExecutionPlan:
+        """Compile the program if its language needs it."""
         language = languages.find_language(program.language)
         if language.in_python:
             if language.name != "python":
-                self._insist(language)
+                self._require_toolchain(language)
             return replace(python_plan(language.in_python(program)), gpu=language.gpu, warm=language.name == "python")
         jailed = self.level in (Level.FULL, Level.NAMESPACES)
-        toolchain = self._compilers.toolchain(language, program, limits, shelves=jailed)
+        toolchain = self._compilers.toolchain(language, program, limits, precompiled=jailed)
         gpu = language.gpu and self.config.gpu
         if gpu:
-            self._insist_on_proc(language)
+            self._require_proc(language)
         if not toolchain.compile_argv:
-            return Plan(run_order(toolchain, program, {}), gpu=gpu)
+            return ExecutionPlan(run_order(toolchain, program, {}), gpu=gpu)
         build, cached, queued = await self._build(toolchain, program, limits, start_within)
-        return Plan(run_order(toolchain, program, build.artifacts), build, cached, queued, gpu)
+        return ExecutionPlan(run_order(toolchain, program, build.artifacts), build, cached, queued, gpu)
 
-    def _insist(self, language: Language) -> None:
+    def _require_toolchain(self, language: Language) -> None:
         """
         Raises:
-            ToolchainMissingError: what the language needs beside the interpreter is not here.
+            ToolchainMissingError: something the language needs besides the interpreter is missing.
         """
         self._compilers.find(language)
         if language.gpu and not self.config.gpu:
             raise ToolchainMissingError(
-                f"{language.title}: this sandbox shows its programs no GPU; open it with gpu=True, or as "
+                f"{language.title}: this sandbox does not give programs a GPU; open it with gpu=True, or run "
                 "`toolyard sandbox serve --gpu`"
             )
         if language.gpu:
-            self._insist_on_proc(language)
+            self._require_proc(language)
 
-    def _insist_on_proc(self, language: Language) -> None:
+    def _require_proc(self, language: Language) -> None:
         if self.level is Level.CONFINED:
             raise ToolchainMissingError(
-                f"{language.title}: at isolation level 'confined' no program can use a GPU: CUDA needs a /proc"
+                f"{language.title}: programs cannot use a GPU at isolation level 'confined': CUDA needs /proc"
             )
 
-    def _profile(self, plan: Plan) -> str:
+    def _profile(self, plan: ExecutionPlan) -> str:
         if plan.gpu:
             return GPU
         profile = choose_profile(plan.order.code, self._profiles)
@@ -350,9 +355,9 @@ class LocalSandbox:
             finally:
                 self._slots.give()
             stage = stage_result(reply)
-            # A compiler that ran into the clock may be quicker next time; anything else it says again.
+            # A compiler that timed out may be faster next time; any other result would be the same again.
             keep = stage.verdict in (Verdict.OK, Verdict.FAILED)
-            return made_of(toolchain, stage, unpack_files(reply.extra)), keep
+            return make_build(toolchain, stage, unpack_files(reply.extra)), keep
 
         build, cached = await self._builds.get(build_key(toolchain, program), compile_it)
         return build, cached, queued
@@ -360,7 +365,7 @@ class LocalSandbox:
     # ----------------------------------------------------------------------------------------------- sessions
     @asynccontextmanager
     async def session(self, limits: Limits | None = None) -> AsyncGenerator[LocalSession]:
-        """A Python interpreter that keeps its state between cells, closed when the block is left."""
+        """Open a Python interpreter that keeps its state between cells. It is closed when the block is left."""
         session = await self.open_session(limits)
         try:
             yield session
@@ -368,7 +373,7 @@ class LocalSandbox:
             await session.close()
 
     async def open_session(self, limits: Limits | None = None) -> LocalSession:
-        """For callers whose session outlives a block; they must `close()` it.
+        """Like `session`, for sessions that outlive a block; you must `close()` it.
 
         Raises:
             SandboxBusyError: too many sessions are open.
@@ -376,7 +381,7 @@ class LocalSandbox:
         if not self._opened:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         if len(self._sessions) >= self.config.max_sessions:
-            raise SandboxBusyError(f"{len(self._sessions)} sessions are open, which is the limit (max_sessions)")
+            raise SandboxBusyError(f"{len(self._sessions)} sessions are open, which is the maximum (max_sessions)")
         session = LocalSession(
             self._slots, limits or Limits(), self.config.session_idle_seconds, on_close=self._sessions.discard
         )
@@ -404,5 +409,5 @@ class LocalSandbox:
 
     @property
     def process_ids(self) -> Mapping[str, int]:
-        """Zygotes' pids by profile, for those who watch or test them."""
+        """Zygote pids by profile, for monitoring and tests."""
         return {name: zygote.pid for name, zygote in self._pool.zygotes.items()}

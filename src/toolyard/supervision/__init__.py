@@ -1,9 +1,9 @@
-"""Running other people's code: in tasks of its own, within deadlines, and under the eye of a thread.
+"""Runs other people's code: in separate tasks, with deadlines, and watched by a thread.
 
     call = Call(tool.execute(…), "tool 'search': execute", request_id)
     await call.ended()
 
-What runs here cannot end, cancel or hold up whoever runs it.
+Code that runs here cannot end, cancel or block its caller.
 """
 
 from toolyard.supervision.calls import Call, end_stray_tasks, run_in_thread, uninterrupted

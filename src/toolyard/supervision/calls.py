@@ -1,7 +1,7 @@
-"""Foreign code in a task of its own.
+"""Runs third-party code in a task of its own.
 
-Whatever it does there stays there: its task groups cancel its own task, what it raises is a value, `SystemExit` and
-`GeneratorExit` included, and if it ignores cancellation it is abandoned after a grace period. Only Ctrl-C passes.
+Its effects stay there: its task groups cancel only its own task, and what it raises is a value, including `SystemExit`
+and `GeneratorExit`. If it ignores cancellation, it is abandoned after a grace period. Only Ctrl-C passes through.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 _log = logging.getLogger("toolyard.supervision")
 
 GRACE_SECONDS = 5.0
-"""How long cancelled code may take to end."""
+"""How long cancelled code may take to finish."""
 
 _running: dict[asyncio.Task[Any], Call] = {}
 _disowned: set[asyncio.Task[Any]] = set()
-"""Kept: the event loop refers to tasks only weakly, and one that is collected runs its `finally` at any time."""
+"""Strong references: the event loop has only weak ones, and a collected task would run its `finally` at any time."""
 
 
 class Call:
-    """Runs from the next turn of the event loop on. One task waits for it with `ended`."""
+    """Starts in the next iteration of the event loop. One task waits for it with `ended`."""
 
     __slots__ = (
         "_clock", "_grace", "_has_begun", "_is_cancelled", "_seconds", "_waiter", "_work", "abandoned", "error",
@@ -48,11 +48,11 @@ class Call:
         clock: LoopClock | None = None,
     ) -> None:
         """Args:
-        what: Its name for people: `tool 'search': execute`.
+        what: A readable name: `tool 'search': execute`.
         of: The request it belongs to.
-        seconds: How long it may take from its first step on, before it is cancelled; None: any time.
-        grace: How long it may take to end after that, before it is abandoned.
-        clock: That of the running loop, if it is at hand.
+        seconds: How long it may take from its first step until it is cancelled; None: no limit.
+        grace: How long it may take to finish after that, before it is abandoned.
+        clock: The running loop's clock, if at hand.
         """
         self.what = what
         self.of = of
@@ -60,11 +60,11 @@ class Call:
         """It has ended, or was abandoned."""
         self.value: Any = None
         self.error: BaseException | None = None
-        """What it raised. A `CancelledError` with neither `expired` nor our own cancellation is its own failure."""
+        """What it raised. A `CancelledError` that neither `expired` nor our cancellation caused is its own failure."""
         self.expired = False
-        """It took too long, and was cancelled for it."""
+        """It took too long and was cancelled."""
         self.abandoned = False
-        """It ignored its cancellation, and runs on for all we know."""
+        """It ignored its cancellation and may still be running."""
         self._seconds = seconds
         self._grace = grace
         self._clock = clock or loop_clock()
@@ -76,8 +76,8 @@ class Call:
         _running[self.task] = self
 
     async def ended(self, *, cancelling: bool = True) -> None:
-        """Wait until it is over. If the waiter is cancelled, the cancellation is raised afterwards, and `cancelling`
-        says whether the call is cancelled, too."""
+        """Wait until it is over. If the waiter is cancelled, the cancellation is raised afterwards; `cancelling` says
+        whether the call is cancelled too."""
         cancelled = False
         while not self.over:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -91,7 +91,7 @@ class Call:
             raise asyncio.CancelledError
 
     def cancel(self) -> None:
-        if self.over or self._is_cancelled:  # a second cancellation would only disturb its cleaning up
+        if self.over or self._is_cancelled:  # a second cancellation would only disturb its cleanup
             return
         self._is_cancelled = True
         self.task.cancel()
@@ -103,7 +103,7 @@ class Call:
         self._clock.watch(self, self._grace)
 
     def expire(self) -> None:
-        """Its time is up; or its grace period, if it was cancelled."""
+        """Its time is up, or its grace period if it was cancelled."""
         if self._is_cancelled:
             self._abandon()
         else:
@@ -112,7 +112,7 @@ class Call:
 
     async def _contain(self) -> None:
         self._has_begun = True
-        if self._seconds is not None:  # not before: in a busy loop a call could be over before it began
+        if self._seconds is not None:  # not earlier: in a busy loop a call could expire before it starts
             self._clock.watch(self, self._seconds)
         try:
             self.value = await self._work
@@ -126,7 +126,7 @@ class Call:
 
     def _abandon(self) -> None:
         self.abandoned = True
-        _log.warning("%s%s ignores its cancellation, and is abandoned at %s", self.what, self._owner, self.place)
+        _log.warning("%s%s ignores its cancellation and is abandoned at %s", self.what, self._owner, self.place)
         _disown(self.task)
         self._conclude()
 
@@ -143,7 +143,7 @@ class Call:
 
     @property
     def place(self) -> str:
-        """The line where it waits."""
+        """The line where it is waiting."""
         return suspended_at(self._work)
 
     def __str__(self) -> str:
@@ -151,12 +151,12 @@ class Call:
 
 
 def call_of(task: asyncio.Task[Any] | None) -> Call | None:
-    """The call whose task it is."""
+    """The call that runs in this task."""
     return None if task is None else _running.get(task)
 
 
 async def uninterrupted(*calls: Call) -> None:
-    """Wait for calls that must come to their end. Cancellations that arrive meanwhile are raised afterwards."""
+    """Wait for calls that must finish. Cancellations that arrive meanwhile are raised afterwards."""
     cancelled = False
     for call in calls:
         try:
@@ -168,7 +168,7 @@ async def uninterrupted(*calls: Call) -> None:
 
 
 async def end_stray_tasks(grace: float = GRACE_SECONDS) -> list[str]:
-    """Cancel every other task of the loop, and disown those that ignore it: `asyncio.run` would wait for them for ever.
+    """Cancel every other task of the loop, and disown those that ignore it: `asyncio.run` would wait for them forever.
     Returns the lines where they hang."""
     stray = asyncio.all_tasks() - {asyncio.current_task()}
     for task in stray:
@@ -180,7 +180,7 @@ async def end_stray_tasks(grace: float = GRACE_SECONDS) -> list[str]:
 
 
 def _disown(task: asyncio.Task[Any]) -> None:
-    """Neither `asyncio.run` shall wait for it, nor the interpreter complain of it."""
+    """Keep `asyncio.run` from waiting for the task, and the interpreter from complaining about it."""
     _disowned.add(task)
     task.add_done_callback(_disowned.discard)
     asyncio._unregister_task(task)  # pyright: ignore  # noqa: SLF001 - documented in "Extending asyncio"
@@ -188,10 +188,10 @@ def _disown(task: asyncio.Task[Any]) -> None:
 
 
 async def run_in_thread(call: Callable[[], T], name: str = "toolyard call") -> T:
-    """Like `asyncio.to_thread`, in a daemon thread of its own.
+    """Like `asyncio.to_thread`, but in a separate daemon thread.
 
-    The loop has few threads for everybody: calls that hang would use them up. The interpreter waits for those at its
-    end, too, so that Ctrl-C would not end a run whose tool hangs.
+    The loop has few threads for everyone, and hanging calls would use them up. The interpreter also waits for those at
+    exit, so that Ctrl-C could not end a run whose tool hangs.
     """
     finished: Future[T] = Future()
     finished.set_running_or_notify_cancel()
@@ -199,7 +199,7 @@ async def run_in_thread(call: Callable[[], T], name: str = "toolyard call") -> T
     def run() -> None:
         try:
             finished.set_result(call())
-        except StopIteration as error:  # asyncio cannot carry it, and would never wake up
+        except StopIteration as error:  # a future cannot carry it: the waiter would never wake up
             problem = RuntimeError("the function raised StopIteration")
             problem.__cause__ = error
             finished.set_exception(problem)

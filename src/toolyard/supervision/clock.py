@@ -1,8 +1,8 @@
-"""Deadlines that do not count the time in which the event loop stood still.
+"""Deadlines that do not count time during which the event loop was blocked.
 
-One blocking call holds up everything in its event loop. Plain timers then fire for all the others at once, although
-nobody but the blocker took too long. Deadlines of a `LoopClock` are compared with a clock that stops meanwhile, as far
-as a `LoopWatch` notices it. They also cost less than a timer each: one timer serves all of them.
+One blocking call delays everything in its event loop. Plain timers then fire for all other tasks at once, although only
+the blocker took too long. A `LoopClock` stops meanwhile, as far as a `LoopWatch` notices the block, and its deadlines
+with it. They are also cheaper than a timer each: one timer serves them all.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Protocol, Self
 from weakref import WeakKeyDictionary
 
 _SLACK_SECONDS = 0.25
-"""A loop that is late by less than this is busy, not blocked."""
+"""A loop delayed by less than this is busy, not blocked."""
 _GRAIN_SECONDS = 0.002
-"""Deadlines this close together are served by one timer."""
+"""Deadlines this close together share one timer."""
 
 
 class Expiring(Protocol):
-    """What a `LoopClock` can watch."""
+    """Something a `LoopClock` can watch."""
 
     when: float
-    """When its time is up. Set by the clock."""
+    """When it expires. Set by the clock."""
 
     def expire(self) -> None:
-        """Its time is up: the clock has forgotten it."""
+        """Called when the time is up. The clock no longer watches it then."""
 
 
 class LoopClock:
-    """The time in which an event loop could work, and all deadlines that are measured with it. See `loop_clock`."""
+    """The time during which an event loop could work, and all deadlines measured with it. See `loop_clock`."""
 
     def __init__(self) -> None:
         self._lost = 0.0
@@ -44,17 +44,17 @@ class LoopClock:
 
     @property
     def lost(self) -> float:
-        """Seconds in which the loop stood still, since it was first watched."""
+        """Seconds the loop was blocked since it was first watched."""
         return self._lost
 
     def beat(self, due: float | None) -> None:
-        """The loop is alive. `due`: when it will be here again if nothing blocks it; None ends the watch."""
+        """The loop is alive. `due`: when it will call again if nothing blocks it; None ends the watch."""
         self._catch_up()
         self._beat_due = due
 
     def watch(self, one: Expiring, seconds: float) -> None:
-        """Have it expire when the loop could work for `seconds`, unless it is forgotten before. If it is watched
-        already, only the new time counts."""
+        """Expire it when the loop could work for `seconds`, unless it is forgotten first. If it is already watched,
+        only the new time counts."""
         one.when = when = self.now() + seconds
         self._watched.add(one)
         timer = self._timer
@@ -62,7 +62,7 @@ class LoopClock:
             self._arm(when)
 
     def forget(self, one: Expiring) -> None:
-        """It no longer matters. Nothing happens if it is not watched."""
+        """Stop watching it. Does nothing if it is not watched."""
         self._watched.discard(one)
         if not self._watched and self._timer is not None:
             self._timer.cancel()
@@ -79,7 +79,7 @@ class LoopClock:
         now = self.now() + _GRAIN_SECONDS
         try:
             for one in sorted((one for one in self._watched if one.when <= now), key=lambda one: one.when):
-                if one in self._watched and one.when <= now:  # an earlier one may have ended it, or given it more time
+                if one in self._watched and one.when <= now:  # an earlier one may have ended it or extended its time
                     self.forget(one)
                     one.expire()
         finally:
@@ -87,7 +87,7 @@ class LoopClock:
                 self._arm(min(one.when for one in self._watched))
 
     def _catch_up(self) -> None:
-        """Stop the clock for the time since the loop should have been here."""
+        """Add the time since the loop's last beat was due to the lost time."""
         due = self._beat_due
         if due is not None and (late := time.monotonic() - due) > _SLACK_SECONDS:
             self._lost += late
@@ -98,7 +98,7 @@ _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClock] = WeakKeyDictio
 
 
 def loop_clock() -> LoopClock:
-    """The clock of the running loop."""
+    """The running loop's clock."""
     loop = asyncio.get_running_loop()
     clock = _clocks.get(loop)
     if clock is None:
@@ -107,13 +107,13 @@ def loop_clock() -> LoopClock:
 
 
 class Scope:
-    """`asyncio.timeout`, with a fair clock, and told from outside as well:
+    """Like `asyncio.timeout`, but with a `LoopClock`, and can be expired from outside:
 
         with Scope(task, clock, seconds) as scope:
             await …
         if scope.expired: …
 
-    The block is cancelled when time is up, and left without an exception. Cancellations from anywhere else pass.
+    The block is cancelled when time is up, and left without an exception. Other cancellations pass through.
     """
 
     __slots__ = ("_before", "_clock", "_expiring", "_is_open", "_seconds", "_task", "expired", "when")

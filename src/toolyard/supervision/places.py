@@ -1,4 +1,4 @@
-"""Which line of code something stands at, for messages."""
+"""Finds the line of code that something is at, for messages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OURS = os.path.dirname(__file__) + os.sep
 
 
 def suspended_at(coroutine: Any) -> str:
-    """The line at which a coroutine waits."""
+    """The line where a coroutine is waiting."""
     frames = list(_awaited(coroutine))
-    return line_of(frames) if frames else "an unknown place"
+    return line_of(frames) if frames else "an unknown line"
 
 
 def frames_below(frame: FrameType | None) -> list[FrameType]:
-    """Those of a running call, outermost first: without what runs it."""
+    """The frames of a running call, outermost first, without the code that runs it."""
     frames: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         frames.insert(0, frame)
@@ -29,7 +29,7 @@ def frames_below(frame: FrameType | None) -> list[FrameType]:
 
 
 def line_of(frames: Sequence[FrameType]) -> str:
-    """The innermost line that is not the standard library's: in there, everybody stands at the same few lines."""
+    """The innermost line outside the standard library, where everything waits at the same few lines."""
     own = [frame for frame in frames if not _is_standard(frame.f_code.co_filename)]
     frame = (own or frames)[-1]
     code = frame.f_code
@@ -38,7 +38,7 @@ def line_of(frames: Sequence[FrameType]) -> str:
 
 
 def stack_of(frames: Sequence[FrameType]) -> str:
-    """Outermost call first, as in a traceback."""
+    """Formatted like a traceback, outermost call first."""
     return "".join(traceback.format_list(traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)))
 
 

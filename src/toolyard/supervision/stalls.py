@@ -1,6 +1,6 @@
-"""A thread beside the event loop: it notices when the loop stands still, and names the code that blocks it.
+"""A thread beside the event loop that notices when the loop is blocked, and names the blocking code.
 
-Code in the loop cannot do this: it stands still as well.
+Code in the loop cannot do this: it is blocked as well.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from toolyard.supervision.places import frames_below, line_of, stack_of
 
 _BEAT_SECONDS = 0.1
 STALL_SECONDS = 1.0
-"""Longer than anything that is merely busy."""
+"""Longer than a loop that is merely busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The event loop has stood still for `seconds`."""
+    """The event loop has been blocked for `seconds`."""
 
     seconds: float
     what: str
-    """The call that blocks it, such as `tool 'search': execute of request 5f…`; empty if it is none of ours."""
+    """The blocking call, such as `tool 'search': execute of request 5f…`; empty if it is not one of ours."""
     line: str
-    """The line that runs."""
+    """The line being executed."""
     stack: str
 
     def __str__(self) -> str:
@@ -40,13 +40,13 @@ class Stall:
 
 
 class LoopWatch:
-    """Watches the running loop between `start` and `stop`, and stops the loop's clock while it stands still.
+    """Watches the running loop between `start` and `stop`, and stops the loop's clock while it is blocked.
 
-    `told` is called in the watching thread: after one second, then each time the stall has lasted twice as long.
+    `on_stall` is called in the watching thread: after one second, then each time the stall has lasted twice as long.
     """
 
-    def __init__(self, told: Callable[[Stall], None]) -> None:
-        self._told = told
+    def __init__(self, on_stall: Callable[[Stall], None]) -> None:
+        self._on_stall = on_stall
         self._last_beat = time.monotonic()
         self._over = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -67,8 +67,8 @@ class LoopWatch:
             self._clock.beat(None)
 
     @property
-    def standing_still(self) -> bool:
-        """From any thread, or a signal handler."""
+    def is_blocked(self) -> bool:
+        """Can be read from any thread, or a signal handler."""
         return not self._over.is_set() and time.monotonic() - self._last_beat > STALL_SECONDS
 
     def _beat(self) -> None:
@@ -78,18 +78,18 @@ class LoopWatch:
         self._timer = self._loop.call_later(_BEAT_SECONDS, self._beat)
 
     def _watch(self) -> None:
-        next_told = STALL_SECONDS
+        next_report = STALL_SECONDS
         while not self._over.wait(_BEAT_SECONDS):
             stalled = time.monotonic() - self._last_beat
             if stalled < STALL_SECONDS:
-                next_told = STALL_SECONDS
-            elif stalled >= next_told:
-                next_told = 2 * stalled
+                next_report = STALL_SECONDS
+            elif stalled >= next_report:
+                next_report = 2 * stalled
                 frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
                 if frame is not None:
                     with contextlib.suppress(Exception):  # an observer's exception must not end the watch
-                        self._told(self._seen(stalled, frame))
+                        self._on_stall(self._describe(stalled, frame))
 
-    def _seen(self, seconds: float, frame: FrameType) -> Stall:
+    def _describe(self, seconds: float, frame: FrameType) -> Stall:
         call, frames = call_of(asyncio.current_task(self._loop)), frames_below(frame)
         return Stall(seconds, "" if call is None else str(call), line_of(frames), stack_of(frames))

@@ -24,9 +24,9 @@ from toolyard.errors import (
     SandboxBusyError,
     SandboxError,
     ToolyardError,
-    bare,
     blame,
-    in_short,
+    summarize,
+    unwrap,
 )
 from toolyard.limits.local import LocalLimiter
 from toolyard.messages import JSON
@@ -151,7 +151,7 @@ class ToolHandle:
                 return self._timed_out(call.error, attempts)
             if call.error is None:
                 return self._success(call.value, measure, attempts)
-            error = bare(call.error)
+            error = unwrap(call.error)
             if not (isinstance(error, ToolyardError) and error.retryable and attempts.count <= policy.retries):
                 return self._failure(call.error, attempts)
             attempts.failure = call.error
@@ -178,14 +178,14 @@ class ToolHandle:
         return self._error_result(ToolOutcome.TIMED_OUT, message, trace(problem or TimeoutError(message)), attempts)
 
     def _failure(self, raised: BaseException, attempts: _Attempts) -> ToolResult:
-        error = bare(raised)
+        error = unwrap(raised)
         if isinstance(error, ArgumentError):  # a tool may check more than its schema says
             return self._error_result(ToolOutcome.BAD_ARGUMENTS, str(error), str(error), attempts)
         if _is_ours(error):
             message, found = f"Error: {self.tool.name} is not available at the moment", blame(error)
             result = self._error_result(ToolOutcome.FAILED, message, trace(raised), attempts)
             return replace(result, source=found.source, cause=found.cause)
-        message = f"Error: {self.tool.name} failed: {in_short(error)}"
+        message = f"Error: {self.tool.name} failed: {summarize(error)}"
         return self._error_result(ToolOutcome.RAISED, message, trace(raised), attempts)
 
     def _error_result(self, outcome: ToolOutcome, message: str, error: str, attempts: _Attempts) -> ToolResult:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
-from toolyard.errors import OURS, TASK, ConfigError, ToolError, ToolyardError, bare, blame, in_short
+from toolyard.errors import OURS, TASK, ConfigError, ToolError, ToolyardError, blame, summarize, unwrap
 from toolyard.messages import JSON
 from toolyard.supervision import Call, uninterrupted
 from toolyard.tools.answers import as_reward, created_id, created_response
@@ -99,7 +99,7 @@ class ToolInstance:
         """Process the outcome of `create`. If it returned, there is something to release, even if it is invalid."""
         if call.abandoned:
             self.abandoned.append(f"{call.what}, at {call.place}")
-        error = None if call.error is None else bare(call.error)
+        error = None if call.error is None else unwrap(call.error)
         if not call.abandoned and error is None:
             self.begun = True
             try:
@@ -111,7 +111,7 @@ class ToolInstance:
             error = error if isinstance(error, Exception) else TimeoutError()
             return self._failed(f"took more than {self._handle.policy.finish_seconds:g} s", error)
         if error is not None:
-            return self._failed(f"failed: {in_short(error)}", error)
+            return self._failed(f"failed: {summarize(error)}", error)
         self._open = True
         return None
 
@@ -159,7 +159,7 @@ class ToolInstance:
         self.our_failure = self.our_failure or (
             stage == "calc_reward" and isinstance(error, ToolyardError) and blame(error).whose == OURS
         )
-        why = late.strip() or f"{stage} failed: {in_short(bare(error or TimeoutError()))}"
+        why = late.strip() or f"{stage} failed: {summarize(unwrap(error or TimeoutError()))}"
         _log.warning("tool %r, instance %r: %s", self.tool.name, self.instance_id, why)
 
     def _run(self, stage: str, method: Callable[..., Any], *args: Any, of: str = "") -> Call:

@@ -147,7 +147,7 @@ class TestKernelChecks:
         assert words in details["cgroup"]
 
     def test_an_interpreter_that_only_root_can_reach_matters_without_namespaces_only(self) -> None:
-        reason = "the interpreter lies in /root, which is closed to other users"
+        reason = "the interpreter is in /root, which other users cannot access"
         with_namespaces = kernel_checks(granting(own_user_id=reason), Host(root=True))
         assert "own user id" not in {check.name for check in with_namespaces}
         without = kernel_checks(granting(own_user_id=reason, private_root=EPERM), Host(root=True))

@@ -34,9 +34,9 @@ from toolyard.errors import LimiterClosedError
 from toolyard.limits import desk
 from toolyard.limits.cluster import borrowing
 from toolyard.limits.cluster.borrowing import BorrowingDesk
-from toolyard.limits.cluster.client import _APART, _CONNECT_SECONDS, _LEAVING, _PAUSES
+from toolyard.limits.cluster.client import _CONNECT_SECONDS, _LEAVE_POLL_SECONDS, _PAUSES, _REPORT_GAP_SECONDS
 from toolyard.limits.cluster.lending import Borrower, Lender
-from toolyard.limits.cluster.server import _MISSING_SECONDS, _STRIKE_OUT_SECONDS
+from toolyard.limits.cluster.server import _CLEAN_UP_SECONDS, _MISSING_SECONDS
 from toolyard.limits.desk import DeskPermit
 
 
@@ -303,7 +303,7 @@ class LenderHost:
             self._members, self._complete = self._members & lender.borrowers.keys(), True
             if self._store_works():
                 self._store = True, self._members
-        self.later(_MISSING_SECONDS if lender.recovering(now) else _STRIKE_OUT_SECONDS, self._keep_roster)
+        self.later(_MISSING_SECONDS if lender.recovering(now) else _CLEAN_UP_SECONDS, self._keep_roster)
 
     def _write_down(self, wire: Wire, hello: dict[str, Any]) -> None:
         """And register it, unless it cannot be told whether it was written."""
@@ -486,7 +486,7 @@ class Process:
         permit._event = execution
         self.waiting.add(execution)
         try:
-            if self.desk.take(permit) or self.desk.line_up(permit):
+            if self.desk.take(permit) or self.desk.enqueue(permit):
                 self.begin(execution)
         except LimiterClosedError:
             self.waiting.discard(execution)
@@ -564,7 +564,7 @@ class Process:
         if full:
             self._next_full = now + self._interval
         wire.send(self.desk.report(now, full=full), to_lender=True)
-        self.later(_APART, self._rest, wire)
+        self.later(_REPORT_GAP_SECONDS, self._rest, wire)
 
     def _rest(self, wire: Wire) -> None:
         if self.wire is not wire:
@@ -602,7 +602,7 @@ class Process:
     def _leave(self) -> None:
         if self.desk.give_up():
             self.poke()
-            self.later(_LEAVING, self._leave)
+            self.later(_LEAVE_POLL_SECONDS, self._leave)
             return
         self._leaving = True
         wire, self.wire = self.wire, None

@@ -53,7 +53,7 @@ class Member:
             permit._event = Woken()
             self.permits.append(permit)
             if not self.desk.take(permit):
-                self.desk.line_up(permit)
+                self.desk.enqueue(permit)
 
     def end(self, count: int = 1) -> None:
         """The ones that began first."""

@@ -15,7 +15,7 @@ import pytest
 from limiter_simulation import Execution, Process, Setup, Simulation, Wire
 
 from toolyard.limits.cluster.borrowing import LINGER_CONTENDED, SAFETY
-from toolyard.limits.cluster.client import _APART, _PAUSES
+from toolyard.limits.cluster.client import _PAUSES, _REPORT_GAP_SECONDS
 from toolyard.limits.cluster.lending import DRIFT, QUANTUM
 
 SEEDS = 150
@@ -223,7 +223,7 @@ def test_the_limit_holds_and_nothing_is_lost_whatever_breaks(first: int):
 # Without faults: fairness, and how long anybody waits -----------------------------------------------------------------
 
 LATENCY = Setup(1).latency
-HAND_OVER = LINGER_CONTENDED + _APART + 5 * LATENCY
+HAND_OVER = LINGER_CONTENDED + _REPORT_GAP_SECONDS + 5 * LATENCY
 """A permit's way from one process to another: it is asked for, called back, given back and granted."""
 
 

@@ -57,7 +57,7 @@ class Store:
     async def next_roster(self) -> Roster:
         """That of the lender which comes next."""
         roster = self.roster(inherits=True)
-        await roster.recall(within=1.0)
+        await roster.load(within=1.0)
         return roster
 
 
@@ -77,7 +77,7 @@ class TestRoster:
         roster = store.roster()
         for member in ("one", "two", "three"):
             await roster.add(member, WHO)
-        await roster.strike_out_all_but(["one", "three"])
+        await roster.keep_only(["one", "three"])
         found = await store.next_roster()
         assert found.complete
         assert found.members == {"one": WHO, "three": WHO}
@@ -109,7 +109,7 @@ class TestRoster:
         await roster.add("member", WHO)
         store.hold.clear()
         store.reached.clear()
-        striking = asyncio.create_task(roster.strike_out_all_but([]))
+        striking = asyncio.create_task(roster.keep_only([]))
         await until(store.reached.is_set)
         returning = asyncio.create_task(roster.add("member", WHO))
         await asyncio.sleep(0)
@@ -127,7 +127,7 @@ class TestRoster:
         store.broken = False
         await second.add("new", WHO)
         assert not (await store.next_roster()).complete
-        await second.strike_out_all_but(["new"])  # whoever is still missing has stopped starting
+        await second.keep_only(["new"])  # whoever is still missing has stopped starting
         third = await store.next_roster()
         assert third.complete
         assert set(third.members) == {"new"}
@@ -138,7 +138,7 @@ class TestRoster:
         store.broken = True
         asyncio.get_running_loop().call_later(0.2, setattr, store, "broken", False)
         roster = store.roster(inherits=True)
-        await roster.recall(within=20.0)
+        await roster.load(within=20.0)
         assert roster.complete
         assert set(roster.members) == {"old"}
 

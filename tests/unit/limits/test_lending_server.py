@@ -80,7 +80,7 @@ GARBAGE = {
     "a list": frame(b"[1, 2]"),
     "nothing": frame(b""),
     "nested too deep": frame(b"[" * 200_000),
-    "too long": struct.pack("!I", channel.MOST + 1) + b"x" * 1000,
+    "too long": struct.pack("!I", channel.MAX_BYTES + 1) + b"x" * 1000,
     "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
     "a truncated length": b"\x00\x00",
     "a truncated message": frame(b'{"a": 1}')[:-2],

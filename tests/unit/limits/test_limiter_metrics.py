@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from patience import patient
 from toolyard.errors import ConfigError, LimiterError
 from toolyard.limits.local import LocalLimiter
-from toolyard.limits.prometheus_client import MOST_TENANTS, LimiterCollector
+from toolyard.limits.prometheus_client import MAX_TENANTS, LimiterCollector
 from toolyard.limits.protocol import Holder, Lease, LimiterStatistics, TenantStatistics, WaitTimes
 
 NOTHING = LimiterStatistics(
@@ -174,7 +174,7 @@ class TestManyTenants:
         limiter.give({f"t{i}": 10 for i in range(250)}, in_flight={"t240": 3, "t249": 1})
         found = scrape(registry_of(limiter))
         lines = {key[1] for key in found if key[0] == "tenant_granted_total"}
-        assert len(lines) == MOST_TENANTS + 1
+        assert len(lines) == MAX_TENANTS + 1
         assert {"t240", "t249", "(others)"} <= lines
         assert found["tenant_granted_total", "(others)"] == 1500
         assert found["tenant_in_flight", "(others)"] == 0

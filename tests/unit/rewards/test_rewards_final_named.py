@@ -176,7 +176,7 @@ async def test_a_service_that_is_none_takes_the_score_away(loaded):
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         reward = loaded("code", sandbox_fusion_url=f"http://{host}:{port}", retries=0)
-        with pytest.raises(RewardError, match=r"reward 'code': .*is no SandboxFusion server") as caught:
+        with pytest.raises(RewardError, match=r"reward 'code': .*is not a SandboxFusion server") as caught:
             await score(reward, DOUBLE, CASES)
     assert not isinstance(caught.value, GroundTruthError)
 

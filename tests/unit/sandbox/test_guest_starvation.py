@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from toolyard.sandbox.guest.starvation import NOTHING, Seen, Starvation, Thread, alone, lost, see
+from toolyard.sandbox.guest.starvation import NOTHING, Snapshot, Starvation, Thread, alone, lost, see
 
 
-def seen(*threads: tuple[float, float], gone: float = 0.0) -> Seen:
+def seen(*threads: tuple[float, float], gone: float = 0.0) -> Snapshot:
     """`gone`: seconds that threads have computed which are no more."""
     found = {str(number): Thread(*thread) for number, thread in enumerate(threads)}
-    return Seen(found, gone + sum(thread.ran for thread in found.values()))
+    return Snapshot(found, gone + sum(thread.ran for thread in found.values()))
 
 
 def test_a_program_that_waits_for_a_processor_loses_that_time() -> None:
@@ -47,7 +47,7 @@ def test_one_that_waits_now_has_waited_since_it_was_seen_so_first() -> None:
     """The kernel adds it only when the thread runs again."""
 
     def at(time: float, ran: float, *, ready: bool = True) -> float:
-        return starvation.seconds(Seen({"1": Thread(ran, 0.0, ready)}, ran), time)
+        return starvation.seconds(Snapshot({"1": Thread(ran, 0.0, ready)}, ran), time)
 
     starvation = Starvation()
     starvation.begin()

@@ -39,7 +39,7 @@ def test_a_level_is_named_after_what_is_missing(missing: tuple[str, ...], level:
 
 
 def test_required_refuses_everything_below_full_and_says_why():
-    with pytest.raises(IsolationError, match=r"grants only 'confined' \(user namespace: refused.*toolyard doctor"):
+    with pytest.raises(IsolationError, match=r"supports only 'confined' \(user namespace: refused.*toolyard doctor"):
         choose_level(grants("user namespace"), "required")
 
 

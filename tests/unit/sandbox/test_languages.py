@@ -81,7 +81,7 @@ def test_a_huge_name_of_a_language_is_refused_at_once_and_not_repeated():
     refused = refuse_unknown("python" * 1_000_000)
     assert time.process_time() - began < 0.5
     assert refused is not None
-    assert refused.startswith(f"unknown language '{('python' * 7)[:40]}…' (there is: python, ")
+    assert refused.startswith(f"unknown language '{('python' * 7)[:40]}…' (expected one of: python, ")
 
 
 def test_unknown_language_is_told_what_there_is_and_what_may_be_meant():
@@ -222,7 +222,7 @@ def test_typescript_runs_on_node_alone_from_22_7_on(version, works, tmp_path):
     if works:
         assert resolve(find_language("typescript"), str(tmp_path / "bin")).compile_argv is None
     else:
-        with pytest.raises(ToolchainMissingError, match=r"'esbuild'.*tsc \+ node would do, too"):
+        with pytest.raises(ToolchainMissingError, match=r"'esbuild'.*tsc \+ node would also work"):
             resolve(find_language("typescript"), str(tmp_path / "bin"))
 
 

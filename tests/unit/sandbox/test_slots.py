@@ -43,7 +43,7 @@ async def test_a_newcomer_does_not_overtake_those_who_wait():
 async def test_what_cannot_start_in_time_is_told_so_and_leaves_the_queue():
     slots = Slots(1)
     await slots.take(None)
-    with pytest.raises(SandboxBusyError, match=r"no sandbox worker came free within 0.01 s \(1 workers"):
+    with pytest.raises(SandboxBusyError, match=r"no sandbox worker became free within 0.01 s \(1 workers"):
         await slots.take(0.01)
     assert slots.waiting == 0
     slots.give()

@@ -75,7 +75,7 @@ def kernel_remedy(feature: str, reason: str, host: Host) -> str | None:
         return "use a kernel with CONFIG_SECCOMP_FILTER" + (" and a less strict container" if host.container else "")
     if feature == "cgroup":
         return _cgroup_remedy(host)
-    if feature == "own user id" and "closed to other users" in reason:
+    if feature == "own user id" and "other users cannot access" in reason:
         return (
             "install Python where every user can reach it (with uv: UV_PYTHON_INSTALL_DIR=/opt/python), or make the "
             "directory accessible: chmod o+x"

@@ -64,7 +64,7 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
             task.cancel()
 
     def interrupted(*_: object) -> None:
-        if board.standing_still:  # the event loop is blocked: interrupt whatever blocks it
+        if board.is_blocked:  # the event loop is blocked: interrupt whatever blocks it
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(interrupt)
 
@@ -113,8 +113,8 @@ class _ProgressDisplay(Observer):
         return False
 
     @property
-    def standing_still(self) -> bool:
-        return self._run is not None and self._run.standing_still
+    def is_blocked(self) -> bool:
+        return self._run is not None and self._run.is_blocked
 
     def note(self, text: str) -> None:
         self._doing = text

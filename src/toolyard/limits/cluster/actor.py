@@ -1,6 +1,6 @@
-"""The lender as a Ray actor, and what outlives its process.
+"""The lender as a Ray actor, and the records that outlive its process.
 
-Everything in flight in a cluster may wait for its restart, so it imports little: not what only users of a limiter need.
+Everything in flight in a cluster may be waiting for its restart, so it imports only what a lender needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolyard.limits.cluster.lending import Lender
 from toolyard.limits.cluster.roster import Roster
 from toolyard.limits.cluster.server import LenderServer
 
-ray: Any = import_module("ray")  # whose annotations say little
+ray: Any = import_module("ray")  # poorly annotated
 _store: Any = getattr(ray.experimental, "internal_kv", None)
 
 NAMESPACE = "toolyard"
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LenderOptions:
-    """What a lender is made with; those who attach later take it as it is."""
+    """A lender's settings, fixed when it is created; later users take them as they are."""
 
     term: float
     adaptive: bool
@@ -48,7 +48,7 @@ class Records:
     """What outlives a lender's process: its address and its roster, in the key-value store of Ray's control service."""
 
     kept = hasattr(_store, "_internal_kv_put")
-    """False in a Ray without this store, which is no public interface: there a restart of the lender takes longer."""
+    """False if this Ray has no such store, which is not a public interface; a lender's restart then takes longer."""
 
     def __init__(self, namespace: str, name: str) -> None:
         self._prefix = f"{quote(namespace, safe='')}/{quote(name, safe='')}/"
@@ -65,15 +65,16 @@ class Records:
 
 
 class LenderActor:
-    """The actor, made by `lender_class`. All but its address goes over its socket, which a background thread serves.
+    """The actor, created by `lender_class`. Everything except its address goes over a socket served by a background
+    thread.
 
-    It has no async methods, or Ray would run event loops of its own beside that thread.
+    It has no async methods, because Ray would run its own event loops beside that thread.
     """
 
-    made_of: ClassVar[tuple[str, str, int, LenderOptions]]
+    spec: ClassVar[tuple[str, str, int, LenderOptions]]
 
     def __init__(self) -> None:
-        name, namespace, limit, options = self.made_of
+        name, namespace, limit, options = self.spec
         restarted = _was_restarted()
         lender = Lender(
             name,
@@ -99,7 +100,7 @@ class LenderActor:
         return self._address
 
     def statistics(self) -> dict[str, Any]:
-        """For who only wants to look."""
+        """Statistics for observers that hold no permits."""
 
         async def look() -> dict[str, Any]:
             return asdict(self._server.lender.statistics(time.monotonic()))
@@ -108,16 +109,16 @@ class LenderActor:
 
 
 def lender_class(name: str, namespace: str, limit: int, options: LenderOptions) -> type[LenderActor]:
-    """The class of an actor without arguments: Ray imports numpy, pydantic and more to read any.
+    """Create an actor class without constructor arguments: to deserialize any, Ray imports numpy, pydantic and more.
 
-    That is half the time of a restart.
+    That would be half the time of a restart.
     """
-    return type("Lender", (LenderActor,), {"made_of": (name, namespace, limit, options)})
+    return type("Lender", (LenderActor,), {"spec": (name, namespace, limit, options)})
 
 
 async def _serve(server: LenderServer, roster: Roster | None, records: Records) -> tuple[str, int, str]:
     if roster is not None and not roster.complete:
-        await roster.recall(within=server.lender.term / 2)
+        await roster.load(within=server.lender.term / 2)
     host = ray.util.get_node_ip_address()
     address = host, await server.start(host), server.secret
     if Records.kept:
@@ -134,14 +135,14 @@ async def _leave_when_idle(server: LenderServer, seconds: float, records: Record
         await asyncio.sleep(min(5.0, seconds / 4))
     await server.stop()
     if Records.kept:
-        with contextlib.suppress(Exception):  # a few hundred bytes stay behind
+        with contextlib.suppress(Exception):  # at worst a few hundred bytes are left behind
             await asyncio.to_thread(records.delete)
-    # Not `exit_actor`, which only a call of the actor may use, nor `os._exit`, which Ray would take for a crash.
+    # Not `exit_actor`, which only works within an actor call, nor `os._exit`, which Ray treats as a crash.
     await asyncio.to_thread(ray.kill, itself, no_restart=True)
 
 
 def _was_restarted() -> bool:
-    """Of an actor, whether there was one in its place before."""
+    """Whether this actor was restarted."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what it calls itself to find out
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own code
         return ray.get_runtime_context().was_current_actor_reconstructed

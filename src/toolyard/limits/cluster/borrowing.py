@@ -1,6 +1,6 @@
-"""The borrower: a desk whose stock is lent by a cluster's limiter. It makes and takes messages; others carry them.
+"""The borrower: a desk whose stock is lent by a cluster limiter. It creates and handles messages; `client` sends them.
 
-See `lending` for why this is safe. What matters here: an execution starts only with a permit of the stock and before
+See `lending` for why this is safe. The rule here: an execution starts only with a permit from the stock and before
 `open_until`, which is a little less than a term after the last answered message was *sent*.
 """
 
@@ -18,12 +18,12 @@ from toolyard.limits.desk import Desk
 from toolyard.limits.rate import TokenBucket
 
 SAFETY = 0.95
-"""Of a term: how long after an answered message executions may start."""
+"""Fraction of a term after an answered message during which executions may start."""
 LINGER = 1.0
-"""Seconds that permits are kept unused while nobody else wants them."""
+"""Seconds to keep unused permits while no one else wants them."""
 LINGER_CONTENDED = 0.002
 _TENANTS = 64
-"""Reported by name; the rest of a process's tenants is reported as one, with all their weight."""
+"""Reported by name; the remaining tenants of a process are reported as one, with their total weight."""
 _HOLDERS = 5
 _REFUSALS = 256
 
@@ -37,7 +37,7 @@ class BorrowingDesk(Desk):
         self.epoch = ""
         self.contended = False
         self._poke = poke
-        """Asks whoever carries messages to send one soon. Cheap, and callable from any thread."""
+        """Asks the client to send a message soon. Cheap, and callable from any thread."""
         self._target = math.inf
         self._seen = 0
         self.returned = 0
@@ -56,7 +56,7 @@ class BorrowingDesk(Desk):
 
     # --------------------------------------------------------------------------------------------------- to the lender
     def hello(self, now: float) -> dict[str, Any]:
-        """A new registration: everything is counted from here."""
+        """Start a new registration: everything is counted from here."""
         with self.lock:
             lapsed = now >= self.open_until
             self._registered = False
@@ -118,7 +118,7 @@ class BorrowingDesk(Desk):
     # ------------------------------------------------------------------------------------------------- from the lender
     def welcomed(self, message: Message) -> None:
         with self.lock:
-            # Less than claimed only if we came so late that we had stopped starting: then nothing spare was used since.
+            # Less than claimed only if we were so late that we had stopped starting: then no spare permit was used.
             self._registered = True
             self.stock -= self._claimed - message["granted"]
             self._seen = message["granted"]
@@ -153,7 +153,7 @@ class BorrowingDesk(Desk):
             self._poke()
 
     def adopt(self, message: Message) -> None:
-        """A new limit, with its version."""
+        """Adopt a new limit, if its version is newer."""
         with self.lock:
             self._adopt(message)
 
@@ -175,28 +175,28 @@ class BorrowingDesk(Desk):
 
     # --------------------------------------------------------------------------------------------------- giving back
     def _hand_back(self, count: int) -> None:
-        """Not while a registration is under way, which has claimed it."""
+        """Not while a registration is in progress, which has claimed them."""
         if self._registered:
             self.stock -= count
             self.returned += count
 
     @property
     def linger(self) -> float:
-        """How long permits may lie unused."""
+        """How long permits may stay unused."""
         return LINGER_CONTENDED if self._idle() else LINGER
 
     def _idle(self) -> bool:
-        """Whether others want what lies unused here. Not if waiters of ours only wait for a pause to end."""
+        """Whether others want permits that are unused here. Not if our own waiters only wait for a pause to end."""
         return self.contended and self.stock > self.in_use and not self.queue
 
     def give_back_idle(self) -> None:
-        """What was not used at any time since the last call."""
+        """Give back permits that were unused ever since the last call."""
         with self.lock:
             self._hand_back(max(0, self.stock - max(self.peak, self.in_use)))
             self.peak = self.in_use
 
     def give_up(self) -> int:
-        """Return all that is not in use; says how many are."""
+        """Give back all unused permits. Return how many are in use."""
         with self.lock:
             self._hand_back(max(0, self.stock - self.in_use))
             return self.in_use
@@ -207,7 +207,7 @@ class BorrowingDesk(Desk):
             self._hand_back(1)
             self._poke()
         elif self.contended and self.in_use < self.stock and not self.queue:
-            self._poke()  # and `linger` sees to it, if it stays unused
+            self._poke()  # after `linger`, it is given back if still unused
 
     def _on_wait(self) -> None:
         if self.in_use + self.waiting > self._reported:
@@ -219,7 +219,7 @@ class BorrowingDesk(Desk):
             self._refused_at.append(self.in_use)
             if retry_after is not None:
                 self._retry_after = max(self._retry_after or 0.0, retry_after)
-            if self._adaptive:  # the others hear of it from the lender; here it begins at once
+            if self._adaptive:  # others learn it from the lender; here the pause starts at once
                 self.closed_until = max(self.closed_until, time.monotonic() + pause_seconds(retry_after))
             self._unavailable = self._unavailable or unavailable
         self._poke()

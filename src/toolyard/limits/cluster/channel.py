@@ -1,7 +1,7 @@
-"""How lender and borrowers talk: JSON with a length before it, on TCP. And how each side finds out that the other died.
+"""The protocol between lender and borrowers, length-prefixed JSON over TCP, and detection of dead peers.
 
-A broken process closes its sockets, a broken machine stops answering the kernel's probes; a process that is merely
-stuck does neither, which is how the two are told apart.
+A dead process's sockets are closed, a dead machine stops answering the kernel's probes; a process that is merely stuck
+does neither, which is how they are told apart.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 _LENGTH = struct.Struct("!I")
 PROTOCOL = 2
-"""Of the messages: raised when they change, so that two versions of Toolyard in one cluster say so."""
-MOST = 4 << 20
-"""Bytes of a message. A process with thousands of tenants stays far below."""
+"""Version of the messages: raised when they change, so that mixed Toolyard versions in a cluster get an error."""
+MAX_BYTES = 4 << 20
+"""Maximum bytes of a message. A process with thousands of tenants stays far below."""
 
 
 async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        ConnectionError: the other side is gone, or does not speak our language.
+        ConnectionError: the peer is gone, or does not speak this protocol.
     """
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if size > MOST:
+        if size > MAX_BYTES:
             raise ConnectionError(f"a message of {size} bytes")
         message: Any = json.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError, RecursionError, ValueError) as error:
@@ -45,7 +45,7 @@ def send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
 
 
 def watch_peer(writer: asyncio.StreamWriter, term: float) -> None:
-    """Have the kernel find out within about a term that the other machine is gone, and send without delay."""
+    """Make the kernel detect a dead peer machine within about a term, and send without delay."""
     peer: socket.socket = writer.get_extra_info("socket")
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -58,12 +58,12 @@ def watch_peer(writer: asyncio.StreamWriter, term: float) -> None:
 
 
 def identity() -> dict[str, Any]:
-    """Of this process, so that another one of the same machine can ask the kernel whether it still lives."""
+    """Identifies this process, so that another process on the same machine can check whether it is alive."""
     return {"machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def is_dead(who: Mapping[str, Any]) -> bool:
-    """Known to be dead. False also if that cannot be known from here."""
+    """Whether the process is known to be dead. False if that cannot be determined from here."""
     if not who["machine"] or who["machine"] != _machine():
         return False
     found = _started(who["pid"])
@@ -71,7 +71,7 @@ def is_dead(who: Mapping[str, Any]) -> bool:
 
 
 def _is_gone(pid: int) -> bool:
-    """Of a process that /proc does not show: it may be hidden from us (`hidepid`), and alive."""
+    """Check a process that /proc does not show: it may be hidden (`hidepid`) but alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -82,7 +82,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """This boot of this machine, seen through this pid namespace; empty if there is no telling."""
+    """Identifies this boot and pid namespace; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -91,7 +91,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When the process of that number started, in the kernel's words; empty if only its remains are left."""
+    """The start time of the process in kernel ticks; empty if it is a zombie, None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

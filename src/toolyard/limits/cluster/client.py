@@ -1,7 +1,7 @@
-"""Carries a borrower's messages: keeps a connection to the lender, reports four times a term, and at once when poked.
+"""A borrower's connection to the lender: reports four times a term, and immediately when poked.
 
-One for each limiter and process, on the background thread: a caller's event loop that is blocked for seconds costs the
-process neither its lease nor its permits.
+One per limiter and process, on the background thread: even if a caller's event loop is blocked for seconds, the process
+loses neither its lease nor its permits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from toolyard.limits.local import conflict
 _CONNECT_SECONDS = 5.0
 _ASK_SECONDS = 10.0
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
-_LEAVING = 0.02
-_APART = 0.001
-"""Seconds between two reports, at least: what happens meanwhile goes into one."""
+_LEAVE_POLL_SECONDS = 0.02
+_REPORT_GAP_SECONDS = 0.001
+"""Minimum seconds between two reports: what happens meanwhile goes into one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Address:
 
 
 class Client:
-    """`resolve` finds the lender, again after every loss, since a restarted one has another port."""
+    """`resolve` finds the lender, again after every lost connection, since a restarted lender has another port."""
 
     def __init__(
         self, name: str, limit: int | None, *, resolve: Callable[[], Awaitable[Address]], max_hold: float | None = None
@@ -62,39 +62,39 @@ class Client:
         self.gone = False
 
     def connect(self, within: float) -> None:
-        """Start, and wait for the first connection. Blocking.
+        """Start, and block until the first connection.
 
         Raises:
-            LimitConflictError: it exists with another limit.
-            LimiterError: it cannot be reached.
+            LimitConflictError: the limiter exists with another limit.
+            LimiterError: it is unreachable.
         """
         self._running = self._background.run(self._run())
         try:
             self._ready.result(within)
         except TimeoutError:
             self._running.cancel()
-            raise LimiterError(f"limiter {self.desk.name!r} could not be reached within {within:g} s") from None
+            raise LimiterError(f"limiter {self.desk.name!r} was unreachable for {within:g} s") from None
 
     def attach(self, limit: int | None) -> None:
-        """Another user of the same limiter in this process.
+        """Add another user of the same limiter in this process.
 
         Raises:
-            LimitConflictError: it wants another limit.
+            LimitConflictError: it asks for another limit.
         """
         if limit not in (None, self._limit, self.desk.limit):
             raise conflict(self.desk.name, limit, self.desk.limit)
         self._users += 1
 
     def detach(self) -> int:
-        """How many users are left."""
+        """Remove a user. Return how many are left."""
         self._users -= 1
         return self._users
 
     async def ask(self, question: str, **details: Any) -> dict[str, Any]:
-        """From any event loop.
+        """Ask the lender, from any event loop.
 
         Raises:
-            LimiterError: no answer.
+            LimiterError: it did not answer.
         """
         return await asyncio.wrap_future(self._background.run(self._ask(question, details)))
 
@@ -102,13 +102,13 @@ class Client:
         return self._background.run(self._ask(question, details)).result(_ASK_SECONDS + 1)
 
     def close(self) -> Future[None]:
-        """Give everything back and leave; done when the last permit in use has come back."""
+        """Give everything back and disconnect; done when the last permit in use has come back."""
         self.desk.close()
         return self._background.run(self._leave())
 
     # --------------------------------------------------------------------------------------- on the background's loop
     def _poke(self) -> None:
-        """From any thread, and often: only the first one since the last report costs anything."""
+        """Called from any thread, and often: only the first call since the last report costs anything."""
         if not self._poked:
             self._poked = True
             self._background.soon(self._news.set)
@@ -146,7 +146,7 @@ class Client:
                 self._asked.clear()
 
     def _give_up(self, error: LimiterError) -> None:
-        """The lender is gone for good: whoever waits, and whoever comes, is told."""
+        """The lender is gone for good: current and future waiters get the error."""
         self.gone = True
         self.desk.close(str(error))
         if not self._ready.done():
@@ -164,7 +164,7 @@ class Client:
         if "conflict" in welcome:
             raise conflict(desk.name, self._limit or 0, welcome["conflict"])
         if "refused" in welcome:
-            raise LimiterError(f"limiter {desk.name!r} does not let us in: {welcome['refused']}")
+            raise LimiterError(f"limiter {desk.name!r} refused the connection: {welcome['refused']}")
         watch_peer(writer, welcome["term"])
         desk.max_hold = welcome["max_hold"]
         desk.welcomed(welcome)
@@ -202,7 +202,7 @@ class Client:
                 next_full = now + interval
             send(writer, desk.report(now, full=full))
             await writer.drain()
-            await asyncio.sleep(_APART)
+            await asyncio.sleep(_REPORT_GAP_SECONDS)
             next_sweep = min(next_sweep, time.monotonic() + desk.linger)
             wait = min(next_full, next_sweep) - time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -211,11 +211,11 @@ class Client:
 
     async def _ask(self, question: str, details: Mapping[str, Any]) -> dict[str, Any]:
         if self._writer is None:
-            raise LimiterError(f"limiter {self.desk.name!r} cannot be reached at the moment")
+            raise LimiterError(f"limiter {self.desk.name!r} is unreachable at the moment")
         number = next(self._questions)
         answer: asyncio.Future[dict[str, Any]] = self._background.loop.create_future()
         self._asked[number] = answer
-        send(self._writer, self.desk.report(time.monotonic(), full=True))  # or we would be told what we said last
+        send(self._writer, self.desk.report(time.monotonic(), full=True))  # or the answer would be outdated
         send(self._writer, {"ask": number, "question": question, **details})
         try:
             async with asyncio.timeout(_ASK_SECONDS):
@@ -231,7 +231,7 @@ class Client:
     async def _leave(self) -> None:
         while self.desk.give_up():
             self._poke()
-            await asyncio.sleep(_LEAVING)
+            await asyncio.sleep(_LEAVE_POLL_SECONDS)
         self._closing = True
         if self._writer is not None:
             send(self._writer, self.desk.report(time.monotonic(), full=True))

@@ -1,24 +1,24 @@
-"""The lender: one limit, lent out in blocks to the processes that use it. Pure: no clock, no sockets, no Ray.
+"""The lender: one limit, lent in blocks to the processes that use it. Pure: no clock, no sockets, no Ray.
 
-**Safety.** A process owns `granted - returned` permits, both counted since its registration. What the lender has not
-yet heard of can only be a return, and what a process has not yet heard of can only be a grant, so the lender never
-believes that a process owns less than it does, and it grants only below the limit.
+**Safety.** A process owns `granted - returned` permits, both counted since its registration. Messages in flight to the
+lender can only be returns, and messages in flight to a process can only be grants. So the lender never believes that a
+process owns less than it does, and it grants only below the limit.
 
-**Death.** Permits of a process come back when it is known to be dead, or when its connection is lost and it has not
-been heard of for a *term*. By then it has stopped starting executions: it may do so only until a little less than a
-term after it *sent* the last message that was answered. A process that is merely silent, with its connection up, is
-stalled: what it runs still runs, so it keeps its permits, and is named in the statistics. (Where `max_hold` is set,
-that also bounds a stall.)
+**Death.** Permits of a process come back when it is known to be dead, or when its connection is lost and it has been
+silent for a *term*. By then it has stopped starting executions: it may do so only until a little less than a term after
+it *sent* the last message that was answered. A process that is merely silent, with its connection up, is stalled: its
+executions still run, so it keeps its permits, and the statistics name it. (If `max_hold` is set, that also bounds a
+stall.)
 
 **Restart.** A restarted lender does not know what is lent. It grants nothing until every process that may have permits
-has registered and said what it has, or is dead; which processes these are, it reads in the `roster` that the lender
-before it left. It waits a term at most, and just that if there is no roster: by then the missing have stopped starting
-executions. What still turns up with executions running is counted, even past the limit: they run. Nothing is granted
-until they are done.
+has registered and reported what it has, or is dead; it reads which processes these are in the `roster` that the
+previous lender left. It waits at most a term, and exactly that if there is no roster: by then the missing processes
+have stopped starting executions. A process that turns up later with running executions is counted, even beyond the
+limit, and nothing is granted until they are done.
 
-**Fairness.** When more is wanted than there is, `fair_shares` says what each process should have. Shares are fractions,
-permits are not: the whole parts are held on to, and the rest goes round in turns of a *quantum*, always to those who
-are furthest behind their share.
+**Fairness.** If demand exceeds the limit, `fair_shares` determines what each process should have. Shares are fractions,
+permits are not: processes keep the whole parts, and the rest rotates in turns of a *quantum*, always to those furthest
+behind their share.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from toolyard.limits.protocol import Holder, Lease, LimiterStatistics, TenantSta
 from toolyard.limits.waits import WaitHistogram
 
 QUANTUM = 0.05
-"""Seconds a process keeps a permit that others also have a claim to, or until the execution under it ends."""
+"""Seconds a process keeps a permit that others also have a claim to; longer if its execution takes longer."""
 DRIFT = 1.02
-"""Clocks of two machines run at the same speed to within two percent."""
-_MOST_CREDIT = 1.0
-_GRAVES = 64
+"""Clocks of two machines run at the same speed within two percent."""
+_MAX_CREDIT = 1.0
+_MAX_DEPARTED = 64
 _TENANTS = 1000
-"""Named in the statistics; the others are added up."""
+"""Named in the statistics; the others are summed up."""
 _STALLED = 0.75
-"""Of a term: silent for so long, though processes report four times a term."""
+"""Fraction of a term: a process silent for this long is stalled, since processes report four times a term."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class Borrower:
-    """A process, as the lender sees it."""
+    """A process, as seen by the lender."""
 
     id: str
     process: str
     granted: int
-    """Permits ever given to this registration, including what it had when it registered."""
+    """Permits granted to this registration so far, including what it had when it registered."""
     heard: float
     returned: int = 0
     in_use: int = 0
@@ -64,21 +64,21 @@ class Borrower:
     """In use, waiting and weight, by tenant."""
     seq: int = 0
     connection: int = 0
-    """Of its connections, the number of the one it registered by."""
+    """The number of the connection it registered on."""
     connected: bool = True
     refusals: int = 0
     report: Message = field(default_factory=dict[str, Any])
-    """What it last told about itself for the statistics."""
+    """Its last report for the statistics."""
     share: dict[str, float] = field(default_factory=dict[str, float])
     fair: float = 0.0
     """The sum of `share`: what it should have, as a fraction."""
     credit: float = 0.0
-    """Permit-seconds that it is behind its share."""
+    """Permit-seconds by which it is behind its share."""
     target: int = 0
     turn_ends: float = math.inf
     on_turn: bool = False
-    told: tuple[Any, ...] = ()
-    """What it was last told, so that nothing is said twice."""
+    last_sent: tuple[Any, ...] = ()
+    """What was last sent to it, so that nothing is sent twice."""
 
     @property
     def held(self) -> int:
@@ -86,12 +86,12 @@ class Borrower:
 
     @property
     def demand(self) -> int:
-        """What it could use now: one that cannot be reached gets nothing."""
+        """What it could use now. A disconnected process gets nothing new."""
         return self.in_use + self.waiting if self.connected else self.held
 
 
-def _whole(value: Any) -> int:
-    """A count, from outside."""
+def _checked_count(value: Any) -> int:
+    """Validate a count received from outside."""
     if not isinstance(value, int) or not 0 <= value < 1 << 40:
         raise ValueError(f"{value!r} is not a count")
     return value
@@ -100,11 +100,11 @@ def _whole(value: Any) -> int:
 def _demand(in_use: Any, waiting: Any, weight: Any) -> tuple[int, int, float]:
     if not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e12:
         raise ValueError(f"{weight!r} is not a weight")
-    return _whole(in_use), _whole(waiting), float(weight)
+    return _checked_count(in_use), _checked_count(waiting), float(weight)
 
 
 class _Counts:
-    """Reports of processes, added up."""
+    """Totals over the reports of processes."""
 
     def __init__(self) -> None:
         self.waits = WaitHistogram()
@@ -148,7 +148,7 @@ class Lender:
         self.configured = limit
         self.limit = limit
         self.version = 0
-        """How often the limit was changed. Survivors of a restart bring the newest one with them."""
+        """How often the limit was changed. After a restart, surviving processes report the newest one."""
         self.epoch = epoch
         self.term = term
         self.max_hold = max_hold
@@ -160,11 +160,11 @@ class Lender:
         self._adaptive = AdaptiveLimit(limit) if adaptive else None
         self._recovering_until = now + term * DRIFT if recovering else -math.inf
         self.missing: set[str] | None = None
-        """Processes that may have permits of the lender before this one and have not registered. None: not known."""
+        """Processes that may have permits of the previous lender and have not registered. None: unknown."""
         self._scheduled = now
         self._refusals = 0
-        self._graves: dict[str, Message] = {}
-        """Last reports of processes that are gone, or thought to be: they may come back, and go on counting."""
+        self._departed: dict[str, Message] = {}
+        """Last reports of processes that are, or seem to be, gone: if they come back, their counts continue."""
         self._past = _Counts()
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -176,42 +176,44 @@ class Lender:
         return now < self._recovering_until
 
     def expect(self, now: float, members: Iterable[str]) -> None:
-        """Nobody but these can have permits of the lender before this one."""
+        """Only these processes can have permits of the previous lender."""
         self.missing = set(members)
         self.account_for(now, *self.borrowers)
 
     def account_for(self, now: float, *members: str) -> None:
-        """They have registered, or are known to be dead. When nobody is missing any more, granting begins."""
+        """They have registered, or are known to be dead. When no one is missing anymore, granting begins."""
         if self.missing is not None:
             self.missing.difference_update(members)
             if not self.missing:
                 self._recovering_until = min(self._recovering_until, now)
 
     def register(self, now: float, client: str, process: str, message: Message) -> Borrower:
-        """A process connects, perhaps again: it says what it has in use and what it has to spare."""
+        """A process connects, perhaps again, and reports how many permits it has in use and to spare."""
         old = self.borrowers.get(client)
-        grave = self._graves.get(client)
+        departed = self._departed.get(client)
         if message["version"] > self.version:
-            self._set_limit(_whole(message["limit"]), _whole(message["version"]))
-        in_use, spare = _whole(message["in_use"]), _whole(message["spare"])
+            self._set_limit(_checked_count(message["limit"]), _checked_count(message["version"]))
+        in_use, spare = _checked_count(message["in_use"]), _checked_count(message["spare"])
         if not self.recovering(now):
-            # What it had when it was last known here it may be starting now: its lease has not lapsed.
+            # It may be using the permits it had when last known here: its lease has not lapsed.
             had = old.held if old is not None else 0
             spare = min(spare, max(had - in_use, self.capacity - (self.outstanding - had) - in_use, 0))
-        borrower = Borrower(client, process, in_use + spare, now, in_use=in_use, refusals=_whole(message["refusals"]))
-        if old is not None:  # its counts go on where they were
+        borrower = Borrower(
+            client, process, in_use + spare, now, in_use=in_use, refusals=_checked_count(message["refusals"])
+        )
+        if old is not None:  # its counts continue
             borrower.report, borrower.refusals = old.report, old.refusals
-        elif grave is not None:
-            borrower.report = grave
-        self._graves.pop(client, None)
+        elif departed is not None:
+            borrower.report = departed
+        self._departed.pop(client, None)
         self.borrowers[client] = borrower
         self.account_for(now, client)
         return borrower
 
     def sync(self, now: float, borrower: Borrower, message: Message) -> None:
-        # All of it is read before any of it counts: nonsense from one process must not reach the books of all.
+        # Parse everything before applying anything: invalid data from one process must not corrupt the shared state.
         seq, returned, in_use, waiting, refusals = (
-            _whole(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
+            _checked_count(message[key]) for key in ("seq", "returned", "in_use", "waiting", "refusals")
         )
         tenants = {str(tenant): _demand(*entry) for tenant, entry in dict(message["tenants"]).items()}
         if "report" in message:
@@ -222,7 +224,7 @@ class Lender:
         borrower.returned = max(borrower.returned, min(returned, borrower.granted))
         borrower.tenants = tenants
         borrower.in_use, borrower.waiting = in_use, waiting
-        # More runs than we lent: started while a late registration was under way. It runs, so it counts.
+        # More runs than we lent: started while a late registration was in progress. It runs, so it counts.
         borrower.granted += max(0, in_use - borrower.held)
         new = max(0, refusals - borrower.refusals)
         borrower.refusals = refusals
@@ -232,24 +234,24 @@ class Lender:
             for here in message["refused_at"][:new]:
                 self._adaptive.refused(
                     now,
-                    elsewhere + _whole(here),
+                    elsewhere + _checked_count(here),
                     retry_after=message["retry_after"],
                     unavailable=message["unavailable"],
                 )
 
     def lost(self, borrower: Borrower) -> None:
-        """Its connection is gone. If it does not come back, its permits do, after a term."""
+        """Its connection broke. If it does not reconnect, its permits come back after a term."""
         borrower.connected = False
 
     def dead(self, borrower: Borrower) -> None:
-        """Its process is known not to exist any more, or it said goodbye with nothing left in use."""
+        """Its process is known to be dead, or it said goodbye with nothing left in use."""
         if self.borrowers.get(borrower.id) is borrower:
             del self.borrowers[borrower.id]
             self.reclaimed += borrower.in_use
             if borrower.report:
-                self._graves[borrower.id] = borrower.report
-            while len(self._graves) > _GRAVES:
-                self._past.add(self._graves.pop(next(iter(self._graves))))
+                self._departed[borrower.id] = borrower.report
+            while len(self._departed) > _MAX_DEPARTED:
+                self._past.add(self._departed.pop(next(iter(self._departed))))
 
     def resize(self, limit: int) -> None:
         self._set_limit(limit, self.version + 1)
@@ -269,7 +271,7 @@ class Lender:
         return sum(borrower.held for borrower in self.borrowers.values())
 
     def schedule(self, now: float) -> float:
-        """Let time pass: bury the dead, work out targets, grant what is free. Returns when to do it again at latest."""
+        """Remove the dead, compute targets, grant free permits. Return when to call it again at the latest."""
         if self._adaptive is not None:
             self._adaptive.advance(now)
         for borrower in [borrower for borrower in self.borrowers.values() if self._gone(borrower, now)]:
@@ -277,7 +279,7 @@ class Lender:
         passed, self._scheduled = now - self._scheduled, now
         for borrower in self.borrowers.values():
             behind = borrower.credit + (borrower.fair - borrower.held) * passed
-            borrower.credit = max(-_MOST_CREDIT, min(_MOST_CREDIT, behind)) if borrower.demand else 0.0
+            borrower.credit = max(-_MAX_CREDIT, min(_MAX_CREDIT, behind)) if borrower.demand else 0.0
         if self.recovering(now):
             for borrower in self.borrowers.values():
                 borrower.target = borrower.held
@@ -291,7 +293,7 @@ class Lender:
                 borrower.on_turn, borrower.turn_ends, borrower.share = False, math.inf, {}
         grown = self._grant()
         short = any(borrower.target > borrower.held for borrower in self.borrowers.values())
-        self.contended = scarce or short or self.outstanding > self.capacity  # the last: the limit was lowered
+        self.contended = scarce or short or self.outstanding > self.capacity  # the latter if the limit was lowered
         if not self.contended:
             self._lend_spare(grown)
         self._begin_turns(now)
@@ -330,7 +332,7 @@ class Lender:
             borrower.target += 1
 
     def _grant(self) -> list[Borrower]:
-        """To those who have least of what they should have, first. Returns who got any."""
+        """Grant first to those furthest below their share. Return who got any."""
         free = self.capacity - self.outstanding
         grown: list[Borrower] = []
         wanting = [
@@ -346,7 +348,7 @@ class Lender:
         return grown
 
     def _lend_spare(self, grown: list[Borrower]) -> None:
-        """Some more than asked for, to processes that want more than they did: their next execution asks nobody."""
+        """Lend extra permits to processes whose demand grew, so that their next execution need not ask."""
         free = self.capacity - self.outstanding
         for borrower in grown:
             given = min(borrower.demand, free // (2 * len(grown)))
@@ -354,7 +356,7 @@ class Lender:
             borrower.target += given
 
     def _begin_turns(self, now: float) -> None:
-        """A turn begins when its permit is there, perhaps long after it was due: executions are not interrupted."""
+        """A turn begins when its permit arrives, perhaps long after it was due: executions are not interrupted."""
         for borrower in self.borrowers.values():
             if borrower.on_turn and borrower.turn_ends == math.inf and borrower.held >= borrower.target:
                 borrower.turn_ends = now + QUANTUM
@@ -370,7 +372,7 @@ class Lender:
 
     # ------------------------------------------------------------------------------------------------------ answers
     def answers(self, now: float) -> list[tuple[Borrower, dict[str, Any]]]:
-        """What each process must hear now: a grant, a recall, a new limit, or that its message arrived."""
+        """The messages due to each process: a grant, a recall, a new limit, or an acknowledgment."""
         pause = max(0.0, self._adaptive.paused_until - now) if self._adaptive is not None else 0.0
         everything = sum(borrower.fair + 1 for borrower in self.borrowers.values())
         found: list[tuple[Borrower, dict[str, Any]]] = []
@@ -380,9 +382,9 @@ class Lender:
                 part = (borrower.fair + 1) / everything
                 rate, burst = self.rate * part, max(1.0, (self.burst or max(1.0, self.rate)) * part)
             target = borrower.target if self.contended else -1
-            told = (borrower.seq, borrower.granted, target, self.version, round(pause, 1), rate)
-            if borrower.connected and told != borrower.told:
-                borrower.told = told
+            message = (borrower.seq, borrower.granted, target, self.version, round(pause, 1), rate)
+            if borrower.connected and message != borrower.last_sent:
+                borrower.last_sent = message
                 shares = borrower.share if self.contended and len(borrower.share) > 1 else {}
                 found.append((borrower, {
                     "epoch": self.epoch, "ack": borrower.seq, "granted": borrower.granted, "target": target,
@@ -394,7 +396,7 @@ class Lender:
     def statistics(self, now: float) -> LimiterStatistics:
         counts = _Counts()
         counts.merge(self._past)
-        for report in self._graves.values():
+        for report in self._departed.values():
             counts.add(report)
         tenants: dict[str, list[float]] = {}
         holders: list[Holder] = []

@@ -1,10 +1,10 @@
 """`RayLimiter`: one limit for a whole Ray cluster.
 
-Ray places, names and restarts the lender; permits do not travel by Ray calls, which take milliseconds, but are lent to
-each process in blocks over a socket of the lender's own (see `lending`).
+Ray places, names and restarts the lender. Permits do not go through Ray calls, which take milliseconds, but are lent to
+each process in blocks over the lender's own socket (see `lending`).
 
-The lender is a *detached* actor: it outlives the job that made it, since other jobs use it too. It is not leaked: it
-ends itself when no process has used it for `idle_seconds`; `toolyard doctor` lists those alive and can stop them.
+The lender is a *detached* actor: it outlives the job that created it, since other jobs use it too. It is not leaked: it
+ends itself after `idle_seconds` without users; `toolyard doctor` lists live lenders and can stop them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from toolyard.limits.protocol import LimiterStatistics
 from toolyard.limits.rate import TokenBucket
 
 try:
-    ray: Any = import_module("ray")  # whose annotations say little
+    ray: Any = import_module("ray")  # poorly annotated
 except ImportError as error:
     raise MissingDependencyError("ray", "ray", "a limit for a whole cluster") from error
 
@@ -40,24 +40,25 @@ PREFIX = "limiter:"
 _statistics = TypeAdapter(LimiterStatistics)
 _ATTACH_SECONDS = 60.0
 _LOOK_SECONDS = (0.02, 0.05, 0.1, 0.2)
-"""Between two looks for a lender's new address. Many processes may be looking."""
+"""Seconds between checks for a lender's new address. Many processes may be checking."""
 
 
 class RayLimiter:
-    """At most `limit` in flight in the whole cluster, through crashes of holders, of nodes and of the lender itself.
+    """At most `limit` in flight in the whole cluster, even if holders, nodes or the lender itself crash.
 
-    `limit` may be left out to attach to a limiter that exists. Attaching with another limit is an error that shows
-    both; `resize()` is the way to change it. Options other than the name and the limit count when the limiter is made:
+    Omit `limit` to attach to an existing limiter. Attaching with another limit is an error that shows both; use
+    `resize()` to change it. All other options take effect only when the limiter is created:
 
-    `lease_seconds`: permits of a process or node that died come back within this, a few percent more at most; of a
-    process on the lender's own machine at once. Smaller is faster, but needs a network that is never silent so long.
-    `idle_seconds`: with no process attached for so long, the lender ends itself.
-    `adaptive`, `starts_per_second`, `burst`, `max_hold_seconds`: as in `LocalLimiter`. With n processes, starts in any
-    time are at most `starts_per_second` times that, plus `burst`, plus n.
+    `lease_seconds`: permits of a dead process or node come back within this time, plus a few percent; those of a
+    process on the lender's own machine immediately. A shorter lease reclaims faster, but the network must never be
+    silent that long. `idle_seconds`: the lender ends itself after this long without attached processes.
+    `adaptive`, `starts_per_second`, `burst`, `max_hold_seconds`: as in `LocalLimiter`. With n processes, at most
+    `starts_per_second` × seconds + `burst` + n executions start in any period.
 
-    In one process, two of one name share what was lent to it. It can be pickled, and attaches where it arrives. Order:
-    see `Limiter`, within a process; between processes by shares (see `lending`): with n processes waiting for a
-    limit L, one that waits gets a permit within n / L turns of 50 ms, each as much longer as the longest execution.
+    Within a process, limiters with the same name share what was lent to it. Limiters can be pickled, and attach where
+    they are unpickled. Within a process, waiters are served as described in `Limiter`; between processes by shares (see
+    `lending`): with n processes waiting for a limit L, each gets a permit within n / L turns of 50 ms, a turn being
+    extended until its execution ends.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RayLimiter:
         idle_seconds: float = 600.0,
     ) -> None:
         if not name:
-            raise ConfigError("a cluster's limiter needs a name")
+            raise ConfigError("a cluster limiter needs a name")
         if limit is not None:
             check_limit(limit, name)
         check_hold(max_hold_seconds)
@@ -83,11 +84,11 @@ class RayLimiter:
         if not idle_seconds > 0:
             raise ConfigError(f"limiter {name!r}: idle_seconds={idle_seconds!r} is not a positive number")
         if starts_per_second is not None:
-            TokenBucket(starts_per_second, burst)  # says what is wrong with them
+            TokenBucket(starts_per_second, burst)  # raises if they are invalid
         if not ray.is_initialized():
             raise ConfigError(f"limiter {name!r}: this process is not connected to Ray; call ray.init() first")
         options = LenderOptions(lease_seconds, adaptive, starts_per_second, burst, max_hold_seconds, idle_seconds)
-        self._made_of = (name, limit, namespace, options)
+        self._spec = (name, limit, namespace, options)
         self._client = _attach(name, limit, namespace, options)
         self.name = name
         self._closed = False
@@ -103,24 +104,24 @@ class RayLimiter:
 
     async def resize(self, limit: int) -> None:
         check_limit(limit, self.name)
-        # Taken up here at once: a lender that dies before it has told anybody learns it from us.
+        # Adopted here at once: if the lender dies before telling anyone, it learns the new limit from us.
         self._client.desk.adopt(await self._client.ask("resize", limit=limit))
 
     async def statistics(self) -> LimiterStatistics:
-        """Of the whole cluster. What runs in other processes is as old as their last report, at most a second."""
+        """Statistics of the whole cluster. Counts from other processes are up to a second old."""
         answer = await self._client.ask("statistics")
         return read_statistics(answer["statistics"])
 
     def read_statistics(self) -> LimiterStatistics:
-        """`statistics()` without an event loop. Blocking: a lender that is stuck is waited for, ten seconds.
+        """`statistics()` without an event loop. Blocks up to ten seconds if the lender is stuck.
 
         Raises:
-            LimiterError: no answer.
+            LimiterError: the lender did not answer.
         """
         return read_statistics(self._client.ask_blocking("statistics")["statistics"])
 
     async def close(self) -> None:
-        """For this process. The lender stays, for others."""
+        """Close it for this process. The lender stays for others."""
         if self._closed:
             return
         self._closed = True
@@ -129,7 +130,7 @@ class RayLimiter:
             await asyncio.wrap_future(leaving)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, self._made_of
+        return _rebuild, self._spec
 
 
 def _rebuild(name: str, limit: int | None, namespace: str, options: LenderOptions) -> RayLimiter:
@@ -160,23 +161,21 @@ def _attach(name: str, limit: int | None, namespace: str, options: LenderOptions
             client.attach(limit)
             return client
         if limit is None and not _exists(name, namespace):
-            raise ConfigError(
-                f"there is no limiter {name!r} in namespace {namespace!r} yet: give it a limit to make it"
-            )
-        search = _Search(name, limit, namespace, options)
+            raise ConfigError(f"there is no limiter {name!r} in namespace {namespace!r} yet: pass a limit to create it")
+        finder = _LenderFinder(name, limit, namespace, options)
 
         async def resolve() -> Address:
-            return await asyncio.get_running_loop().run_in_executor(None, search.find)
+            return await asyncio.get_running_loop().run_in_executor(None, finder.find)
 
         client = Client(name, limit, resolve=resolve)
         client.connect(_ATTACH_SECONDS)
-        search.made = True
+        finder.made = True
         _clients[key] = client
         return client
 
 
-class _Search:
-    """Finds the lender, and again after it was restarted; makes it only at first."""
+class _LenderFinder:
+    """Finds the lender, also after a restart. Creates it only the first time."""
 
     def __init__(self, name: str, limit: int | None, namespace: str, options: LenderOptions) -> None:
         self._name = name
@@ -189,10 +188,10 @@ class _Search:
         self.made = False
 
     def find(self) -> Address:
-        """Blocking.
+        """Find the lender's address. Blocks.
 
         Raises:
-            LimiterError: it does not answer; it may yet.
+            LimiterError: it does not answer, but may answer later.
             LimiterClosedError: it was stopped, or this process left the cluster.
         """
         self._check_connection()
@@ -201,14 +200,14 @@ class _Search:
         try:
             self._found = self._ask()
         except ray.exceptions.ActorDiedError as error:
-            self._lender = None  # for good; there may be another of its name, or we make one
+            self._lender = None  # it is dead for good; find another with its name, or create one
             raise LimiterError(f"limiter {self._name!r} has ended: {error}") from error
         except ray.exceptions.RayError as error:
             raise LimiterError(f"limiter {self._name!r} does not answer: {error}") from error
         return self._found
 
     def _ask(self) -> Address:
-        """The lender, or the records: a call to an actor that is being restarted may take two seconds too long."""
+        """Ask the lender and the records at once: a call to a restarting actor may take two seconds too long."""
         asked = self._lender.address.remote()
         until = time.monotonic() + _ATTACH_SECONDS
         for look in itertools.count():
@@ -226,9 +225,9 @@ class _Search:
             raise LimiterClosedError(f"limiter {self._name!r}: this process is no longer connected to Ray")
 
     def _published(self) -> Address | None:
-        """Not for the first time: a lender of this name that was killed long ago leaves its address behind."""
+        """Not used the first time: a lender with this name that was killed long ago leaves its address behind."""
         if Records.kept and self._found is not None:
-            with contextlib.suppress(Exception):  # the call is under way
+            with contextlib.suppress(Exception):  # the call to the actor is still running
                 return Address(*self._records.read("address"))
         return None
 
@@ -250,7 +249,7 @@ class _Search:
                 get_if_exists=True,
                 max_restarts=-1,
                 num_cpus=0,
-                scheduling_strategy=_near_the_head(),
+                scheduling_strategy=_prefer_head_node(),
             )
             .remote()
         )
@@ -275,8 +274,8 @@ def _exists(name: str, namespace: str) -> bool:
     return True
 
 
-def _near_the_head() -> Any:
-    """The node whose loss ends the cluster anyway, so that the loss of another is not also the lender's."""
+def _prefer_head_node() -> Any:
+    """Place it on the head node, whose loss ends the cluster anyway, so that losing another node does not matter."""
     for node in ray.nodes():
         if node["Alive"] and "node:__internal_head__" in node["Resources"]:
             return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
@@ -284,7 +283,7 @@ def _near_the_head() -> Any:
 
 
 def _forget() -> None:
-    """In the child of a fork: the parent's connections are the parent's."""
+    """In a forked child: the connections belong to the parent."""
     global _clients_lock
     _clients_lock = threading.RLock()
     _clients.clear()
@@ -303,9 +302,9 @@ os.register_at_fork(after_in_child=_forget)
 atexit.register(_leave_all)
 
 
-# Looking --------------------------------------------------------------------------------------------------------------
+# Statistics -----------------------------------------------------------------------------------------------------------
 
 
 def read_statistics(found: Mapping[str, Any]) -> LimiterStatistics:
-    """From what came over the wire."""
+    """Parse statistics received over the wire."""
     return _statistics.validate_python(found)

@@ -1,4 +1,4 @@
-"""Carries a lender's messages: a TCP server on asyncio. Whoever knows the secret may borrow."""
+"""The lender's TCP server, on asyncio. Anyone who has the secret may borrow."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
 _FAILED_SECONDS = 0.1
 _DYING_SECONDS = 2.0
-"""How long a process whose connection broke is looked at for signs of death: its sockets close a moment before it."""
+"""How long to watch a process whose connection broke for signs of death: its sockets close a moment before it dies."""
 _MISSING_SECONDS = 0.05
-"""Between two looks at whether the processes that a restarted lender waits for have died."""
-_STRIKE_OUT_SECONDS = 1.0
+"""Seconds between checks whether the processes that a restarted lender waits for have died."""
+_CLEAN_UP_SECONDS = 1.0
 
 
 class LenderServer:
     def __init__(self, lender: Lender, secret: str, roster: Roster | None = None) -> None:
-        """Without a roster, a lender that follows this one waits for a whole term."""
+        """Without a roster, the next lender has to wait for a whole term."""
         self.lender = lender
         self._roster = roster
         self.secret = secret
@@ -62,24 +62,24 @@ class LenderServer:
 
     @property
     def idle_seconds(self) -> float:
-        """Since the last process left."""
+        """Time since the last process left."""
         return 0.0 if self.lender.borrowers else time.monotonic() - self.idle_since
 
     async def _tick(self) -> None:
-        """Everything that happened since the last round is answered in one."""
+        """Answer everything that happened since the last round at once."""
         while True:
             self._due.clear()
             try:
                 wait = self._round()
-            except Exception:  # the clock of all must not stop for the sake of one
-                _log.exception("limiter %r: a round failed and is tried again", self.lender.name)
+            except Exception:  # one borrower's error must not stop the rounds of all
+                _log.exception("limiter %r: a scheduling round failed and will be retried", self.lender.name)
                 wait = _FAILED_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._due.wait()
 
     def _round(self) -> float | None:
-        """Schedule, and tell everybody. Returns the seconds until time alone calls for another; None: it does not."""
+        """Schedule, and send all answers. Return the seconds until the next round is due; None if only events are."""
         now = time.monotonic()
         until = self.lender.schedule(now)
         for borrower in [known for known in self._writers if self.lender.borrowers.get(known.id) is not known]:
@@ -91,7 +91,7 @@ class LenderServer:
         return None if until == math.inf else max(0.001, until - time.monotonic())
 
     async def _keep_roster(self, roster: Roster) -> None:
-        """Look for the dead among the members of the lender before this one; then, strike out those that are gone."""
+        """Look for dead processes among the previous lender's members; afterwards, remove members that are gone."""
         lender = self.lender
         while lender.recovering(time.monotonic()):
             dead = [member for member in lender.missing or () if is_dead(roster.members[member])]
@@ -100,9 +100,9 @@ class LenderServer:
                 self._due.set()
             await asyncio.sleep(_MISSING_SECONDS)
         while True:
-            with contextlib.suppress(ConnectionError):  # it is in the log, and tried again
-                await roster.strike_out_all_but(lender.borrowers)
-            await asyncio.sleep(_STRIKE_OUT_SECONDS)
+            with contextlib.suppress(ConnectionError):  # it is logged and retried
+                await roster.keep_only(lender.borrowers)
+            await asyncio.sleep(_CLEAN_UP_SECONDS)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -112,12 +112,12 @@ class LenderServer:
         try:
             await self._converse(reader, writer, number)
         except asyncio.CancelledError:
-            if not self._stopping:  # asyncio complains about connections whose task was cancelled
+            if not self._stopping:  # asyncio logs connections whose task was cancelled
                 raise
         except (ConnectionError, TimeoutError):
-            pass  # whoever it was is gone: what it had comes back in time
+            pass  # the peer is gone: its permits come back in time
         except Exception:
-            _log.warning("limiter %r: a connection was ended that spoke nonsense", self.lender.name, exc_info=True)
+            _log.warning("limiter %r: closed a connection that sent invalid messages", self.lender.name, exc_info=True)
         finally:
             self._connections.discard(task)
             writer.close()
@@ -127,7 +127,7 @@ class LenderServer:
         async with asyncio.timeout(_HELLO_SECONDS):
             hello = await receive(reader)
         if hello.get("protocol") != PROTOCOL:
-            send(writer, {"refused": f"it speaks protocol {PROTOCOL} and this process {hello.get('protocol')}"})
+            send(writer, {"refused": f"it uses protocol {PROTOCOL}, this process {hello.get('protocol')}"})
             return
         if not hmac.compare_digest(str(hello["secret"]).encode(), self.secret.encode()):
             send(writer, {"refused": "wrong secret"})
@@ -139,10 +139,10 @@ class LenderServer:
         identity_there = {"machine": str(there["machine"]), "pid": int(there["pid"]), "started": there["started"]}
         if self._roster is not None:
             await self._roster.add(client, identity_there)
-            # Nothing is awaited from here until it is registered, or it could be struck out again in between.
+            # Await nothing from here until it is registered, or it could be removed again in between.
         known = lender.borrowers.get(client)
         if known is not None and known.connection > number:
-            return  # came late, and has long been overtaken by another of its own
+            return  # it was overtaken by a newer connection of the same process
         watch_peer(writer, lender.term)
         borrower = lender.register(time.monotonic(), client, str(hello["process"]), hello)
         borrower.connection = number
@@ -156,7 +156,7 @@ class LenderServer:
             while True:
                 message = await receive(reader)
                 if lender.borrowers.get(borrower.id) is not borrower:
-                    return  # given up as hung, or it came in by another door: it must register anew
+                    return  # given up as hung, or reconnected elsewhere: it must register again
                 if "seq" in message:
                     lender.sync(time.monotonic(), borrower, message)
                     self._due.set()
@@ -170,10 +170,10 @@ class LenderServer:
             self.idle_since = time.monotonic()
             lender.lost(borrower)
             self._due.set()
-            await self._bury(borrower, identity_there)
+            await self._check_death(borrower, identity_there)
 
-    async def _bury(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
-        """Its connection broke. If it ran on this machine, the kernel knows at once whether it is dead."""
+    async def _check_death(self, borrower: Borrower, who: Mapping[str, Any]) -> None:
+        """Its connection broke. If it ran on this machine, the kernel knows immediately whether it is dead."""
         until = time.monotonic() + _DYING_SECONDS
         while not self._stopping and self.lender.borrowers.get(borrower.id) is borrower and time.monotonic() < until:
             if is_dead(who):

@@ -1,4 +1,4 @@
-"""Who should have how much when there is not enough: weighted max-min, between tenants, then between processes."""
+"""Divides scarce permits: weighted max-min fairness between tenants, then between processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one process wants for one tenant."""
+    """One process's demand for one tenant."""
 
     process: str
     tenant: str
@@ -27,9 +27,9 @@ class _Tenant:
 
 
 def fair_shares(capacity: float, claims: Iterable[Claim]) -> dict[str, dict[str, float]]:
-    """Fractions of permits by process and tenant; together `capacity`, or everything that is wanted.
+    """Return fractional permits by process and tenant, in total `capacity` or the whole demand.
 
-    A tenant's share does not depend on how many processes it is spread over, and nobody gets more than it wants while
+    A tenant's share does not depend on how many processes it is spread over, and no one gets more than it wants while
     another gets less than its share.
     """
     tenants: dict[str, _Tenant] = {}
@@ -48,7 +48,7 @@ def fair_shares(capacity: float, claims: Iterable[Claim]) -> dict[str, dict[str,
 
 
 def fill(capacity: float, wanted: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """Weighted max-min: `wanted` is demand and weight by name."""
+    """Weighted max-min fair division. `wanted` maps names to demand and weight."""
     left = capacity
     weights = sum(weight for _, weight in wanted.values())
     shares: dict[K, float] = {}

@@ -1,9 +1,9 @@
-"""Which limiters are alive in a Ray cluster, and how to stop one. `toolyard doctor` runs this as a process of its own:
+"""Lists the live limiters in a Ray cluster, or stops one. `toolyard doctor` runs this as a separate process:
 
     python -m toolyard.limits.cluster.survey [--stop NAME [--namespace NS] [--force]]
 
 It prints a `Survey` as one line of JSON. Exit status: 0; 1: it failed or was refused; 3: there is no cluster. Ray is
-imported when it is needed, so that a survey can be read without.
+imported on demand, so that a survey can be parsed without it.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FoundLimiter:
-    """A limiter's lender. What could not be found out is None."""
+    """A limiter's lender. Fields that could not be determined are None."""
 
     name: str
     namespace: str
     state: str | None = None
-    """Of its actor, in Ray's word: `ALIVE`, `RESTARTING`, …"""
+    """Its actor's state in Ray's terms: `ALIVE`, `RESTARTING`, …"""
     pid: int | None = None
     node: str | None = None
     """IP address."""
@@ -53,7 +53,7 @@ class FoundLimiter:
 
 
 class Survey(BaseModel):
-    """What this program prints."""
+    """The output of this program."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,10 +65,10 @@ class Survey(BaseModel):
 
 
 def survey() -> list[FoundLimiter]:
-    """Those alive in the cluster that this process is connected to, by namespace and name. Takes seconds at most.
+    """List the live limiters of the connected cluster, by namespace and name. Takes seconds at most.
 
     Raises:
-        ConfigError: it is not connected.
+        ConfigError: this process is not connected.
     """
     from toolyard.limits.cluster.ray import PREFIX, ray
 
@@ -92,12 +92,12 @@ def survey() -> list[FoundLimiter]:
 
 
 def _actor(lender: Any) -> dict[str, Any]:
-    """Its place, from Ray's table. That is no public interface, and the one that is needs the dashboard."""
+    """Its state and node, from Ray's actor table. This is not a public API; the public one needs the dashboard."""
     try:
         table = import_module("ray._private.state")
         row = table.actors(actor_id=lender._actor_id.hex())  # noqa: SLF001
         return {"state": row["State"], "pid": row["Pid"] or None, "node": row["Address"]["IPAddress"] or None}
-    except Exception:  # of another version of Ray: it is only not known, then
+    except Exception:  # another version of Ray: leave them unknown
         return {}
 
 
@@ -123,12 +123,12 @@ def _silent(known: FoundLimiter) -> FoundLimiter:
 
 
 def stop(name: str, namespace: str | None = None, *, force: bool = False) -> FoundLimiter:
-    """End a limiter for good, and return what it was. `namespace` may be left out if the name is enough.
+    """Stop a limiter for good, and return its last known state. `namespace` may be omitted if the name is unique.
 
-    With `force` also one that is in use: what runs under it goes on and is limited by nobody; what waits gets nothing.
+    `force` also stops one that is in use: running executions continue without a limit; waiters get no permits.
 
     Raises:
-        LimiterError: there is none of that name, or it is in use, or it does not end.
+        LimiterError: there is no limiter with this name, it is in use, or it does not stop.
     """
     from toolyard.limits.cluster.ray import PREFIX, ray
 
@@ -147,7 +147,7 @@ def stop(name: str, namespace: str | None = None, *, force: bool = False) -> Fou
     until = time.monotonic() + _STOP_SECONDS
     while actor in ray.util.list_named_actors(all_namespaces=True):
         if time.monotonic() > until:
-            raise LimiterError(f"limiter {name!r} was told to end and has not within {_STOP_SECONDS:g} s")
+            raise LimiterError(f"limiter {name!r} was asked to stop but did not within {_STOP_SECONDS:g} s")
         time.sleep(0.05)
     return limiter
 
@@ -155,7 +155,7 @@ def stop(name: str, namespace: str | None = None, *, force: bool = False) -> Fou
 def _which(name: str, namespace: str | None, choice: Sequence[FoundLimiter], *, several: bool) -> str:
     if several:
         namespaces = ", ".join(repr(one.namespace) for one in choice)
-        return f"there is a limiter {name!r} in each of the namespaces {namespaces}: say which"
+        return f"there is a limiter {name!r} in each of the namespaces {namespaces}: specify one"
     where = "" if namespace is None else f" in namespace {namespace!r}"
     others = ", ".join(f"{one.name!r} in namespace {one.namespace!r}" for one in choice)
     return f"there is no limiter {name!r}{where}; alive: {others or 'none'}"
@@ -164,13 +164,13 @@ def _which(name: str, namespace: str | None, choice: Sequence[FoundLimiter], *, 
 def _check_unused(limiter: FoundLimiter) -> None:
     if limiter.leases is None:
         raise LimiterError(
-            f"limiter {limiter.name!r} does not tell whether it is in use ({limiter.problem}); only force stops it"
+            f"limiter {limiter.name!r} does not say whether it is in use ({limiter.problem}); use force to stop it"
         )
     if limiter.leases:
         raise LimiterError(
             f"limiter {limiter.name!r} is in use, {limiter.in_flight} in flight and {limiter.waiting} waiting, by "
-            f"{', '.join(limiter.processes[:5])}{', …' * (limiter.leases > 5)}: end that first, or use force, and it "
-            "gets no permits any more"
+            f"{', '.join(limiter.processes[:5])}{', …' * (limiter.leases > 5)}: stop those processes first, or use "
+            "force, and they get no more permits"
         )
 
 
@@ -184,24 +184,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cluster = _connect()
         if wanted.stop is None:
-            told = Survey(cluster=cluster, limiters=tuple(survey()))
+            result = Survey(cluster=cluster, limiters=tuple(survey()))
         else:
-            told = Survey(cluster=cluster, stopped=stop(wanted.stop, wanted.namespace, force=wanted.force))
+            result = Survey(cluster=cluster, stopped=stop(wanted.stop, wanted.namespace, force=wanted.force))
     except ConnectionError as error:
-        status, told = NO_CLUSTER, Survey(error=_one_line(error))
+        status, result = NO_CLUSTER, Survey(error=_one_line(error))
     except (ToolyardError, RuntimeError, ValueError) as error:  # Ray's: a cluster of another version, a bad address
-        status, told = 1, Survey(error=_one_line(error))
-    sys.stdout.write(told.model_dump_json() + "\n")
+        status, result = 1, Survey(error=_one_line(error))
+    sys.stdout.write(result.model_dump_json() + "\n")
     return status
 
 
 def _connect() -> str:
-    """To the cluster of `RAY_ADDRESS`, or of this machine, as `ray.init("auto")` would.
+    """Connect to the cluster of `RAY_ADDRESS` or this machine, as `ray.init("auto")` would.
 
-    But that starts a cluster if `RAY_ADDRESS` is `local`, and tries for minutes where nobody listens any more.
+    But `ray.init` starts a cluster if `RAY_ADDRESS` is `local`, and retries for minutes if no one is listening.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is no cluster.
     """
     from toolyard.limits.cluster.ray import NAMESPACE, ray
 
@@ -209,7 +209,7 @@ def _connect() -> str:
     with contextlib.suppress(ConnectionError):
         address = import_module("ray._private.services").canonicalize_bootstrap_address("auto")
     if address is None:
-        raise ConnectionError("this machine is part of none, or RAY_ADDRESS does not name it")
+        raise ConnectionError("this machine is not part of a cluster, and RAY_ADDRESS does not name one")
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -223,7 +223,7 @@ def _connect() -> str:
 
 
 def _reason(cause: BaseException | None) -> str:
-    """Ray tells it at the end of a traceback, followed by advice."""
+    """Ray puts it at the end of a traceback, followed by advice."""
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("ray.exceptions.")), lines[-1] if lines else "no reason")
 

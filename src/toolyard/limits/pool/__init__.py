@@ -1,4 +1,4 @@
-"""verl's execution pool: functions run by threads, processes or a Ray actor, under a limit."""
+"""verl's execution pool: runs functions in threads, processes or a Ray actor, under a limit."""
 
 from __future__ import annotations
 

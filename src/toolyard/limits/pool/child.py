@@ -1,6 +1,6 @@
-"""The child's side of `process`, which says how it works: a program that runs functions until its parent is gone.
+"""The child's side of `process`, which explains the protocol: runs functions until the parent is gone.
 
-Imports little: this is what starting a worker process costs.
+Imports little, because importing is the cost of starting a worker process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ORPHAN_CHECK = 1.0
 
 
 def serve(channel: int, lifeline: int, parent: int) -> None:
-    """Run what comes until the parent closes the channel."""
+    """Run requests until the parent closes the channel."""
     os.set_inheritable(channel, False)
     os.set_inheritable(lifeline, False)
     _die_with(lifeline, parent)
@@ -44,13 +44,13 @@ def serve(channel: int, lifeline: int, parent: int) -> None:
 
 
 def _die_with(lifeline: int, parent: int) -> None:
-    """Nothing is ever written to the lifeline: that it can be read means that the parent is no more."""
-    # By the kernel: at once, and also while a function holds the interpreter's lock.
+    """Nothing is ever written to the lifeline: if it becomes readable, the parent is gone."""
+    # By the kernel: immediately, even while a function holds the GIL.
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
-    # By a thread: if it had died already, or if a fork of it, such as a data loader, still holds the lifeline.
+    # By a thread: if the parent had died already, or a fork of it, such as a data loader, still holds the lifeline.
     def watch() -> None:
         while os.getppid() == parent and not select.select([lifeline], [], [], _ORPHAN_CHECK)[0]:
             pass
@@ -112,12 +112,12 @@ def _text(error: BaseException) -> str:
 
 
 class _ActorElsewhere:
-    """Stands for a Ray actor in a process that is not connected to Ray: a tool that holds its pool can be pickled."""
+    """Replaces a Ray actor in a process not connected to Ray, so that a tool that holds its pool can be pickled."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise LimiterError("a worker process is not connected to Ray and cannot use an actor's handle")
+        raise LimiterError("a worker process is not connected to Ray and cannot use an actor handle")
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -1,7 +1,7 @@
-"""`ExecutionPool`: functions run by threads or child processes of this process, a fixed number at once.
+"""`ExecutionPool`: runs functions in threads or child processes of this process, a fixed number at once.
 
-A call is a task on an event loop of the pool's own, since a caller's loop may be blocked, or gone while its calls run.
-It waits for a worker, first come, first served, and only then for its permit, so that no permit lies idle.
+A call is a task on the pool's own event loop, since a caller's loop may be blocked, or end while its calls run. It
+waits for a worker, first come, first served, and only then for its permit, so that no permit is held idle.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ P = ParamSpec("P")
 
 class PoolMode(Enum):
     ThreadMode = "thread"
-    """Cheap, and shares this process's memory. A function that runs cannot be stopped, only waited for."""
+    """Cheap, and shares this process's memory. A running function cannot be stopped, only waited for."""
     ProcessMode = "process"
-    """Each worker is a child process. A function may crash or hang there: cancelling its call kills it."""
+    """Each worker is a child process. A function may crash or hang there: cancelling its call kills the process."""
 
 
 class Call(Generic[T]):
-    """A function's run, now or later. Await it in any event loop, or block for its `result` in any thread.
+    """A pending or running function call. Await it in any event loop, or block for its `result` in any thread.
 
-    A task that is cancelled while it waits cancels it. One that is cancelled before its first step never came to wait.
+    Cancelling a task that awaits the call cancels the call. A task cancelled before its first step never awaited it.
     """
 
     def __init__(self, future: Future[T]) -> None:
@@ -45,7 +45,7 @@ class Call(Generic[T]):
 
     async def _wait(self) -> T:
         try:
-            await _end_of(self._future)
+            await _wait_for(self._future)
         except BaseException:
             self.cancel()
             raise
@@ -54,10 +54,10 @@ class Call(Generic[T]):
         return self._future.result()
 
     def result(self, timeout: float | None = None) -> T:
-        """Block for it. Raises what the function raised.
+        """Block for the result. Raises what the function raised.
 
         Raises:
-            TimeoutError: it did not end within `timeout` seconds, and goes on.
+            TimeoutError: it did not finish within `timeout` seconds; it keeps running.
             concurrent.futures.CancelledError: it was cancelled.
         """
         return self._future.result(timeout)
@@ -66,13 +66,13 @@ class Call(Generic[T]):
         return self._future.done()
 
     def cancel(self) -> bool:
-        """What has not started never will. What runs is killed in process mode; in thread mode it keeps its worker and
-        its permit until it ends by itself. False if it has ended already."""
+        """A call that has not started never will. A running one is killed in process mode; in thread mode it keeps its
+        worker and its permit until it ends by itself. Return False if it has already ended."""
         return self._future.cancel()
 
 
 class _Execute:
-    """`pool.execute`. Its `remote` is the same again: what was written for a Ray actor runs without Ray."""
+    """`pool.execute`. `pool.execute.remote` is the same, so that code written for a Ray actor runs without Ray."""
 
     def __init__(self, submit: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Call[Any]]) -> None:
         self._submit = submit
@@ -84,7 +84,7 @@ class _Execute:
 
 
 class _Ping:
-    """`pool.ping`, likewise."""
+    """`pool.ping`, also callable as `pool.ping.remote`."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -101,10 +101,10 @@ class _Ping:
 class ExecutionPool:
     """Runs functions, `num_workers` at once, each under a permit of `limiter` if there is one.
 
-    Threads and processes start with the first call. `close`, or the end of a `with` or `async with` block, ends them
-    all, but not the limiter, which others share. A call that has not ended by then gets a `LimiterClosedError`. In
-    thread mode closing waits for what runs, so no function may close the pool it runs in. A pool works only in the
-    process that made it; pickling one, as part of a tool, gives a copy that says so when it is used.
+    Threads and processes start with the first call. `close`, or leaving a `with` or `async with` block, ends them all,
+    but not the limiter, which others share. Calls that have not finished get a `LimiterClosedError`. In thread mode
+    closing waits for running functions, so no function may close its own pool. A pool works only in the process that
+    created it; pickling one, as part of a tool, gives a copy that raises an error when used.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ExecutionPool:
 
     @property
     def execute(self) -> _Execute:
-        """`execute(fn, *args, **kwargs)` begins a `Call`. In process mode, what it needs is pickled at once.
+        """`execute(fn, *args, **kwargs)` starts a `Call`. In process mode, function and arguments are pickled now.
 
         Raises:
             LimiterClosedError: the pool is closed.
@@ -139,7 +139,7 @@ class ExecutionPool:
 
     @property
     def ping(self) -> _Ping:
-        """`ping()` is a `Call` for True, at once and without a permit.
+        """`ping()` is a `Call` that returns True immediately, without a permit.
 
         Raises:
             LimiterClosedError: the pool is closed.
@@ -153,7 +153,7 @@ class ExecutionPool:
 
     async def aclose(self) -> None:
         if (thread := self._begin_to_close()) is not None:
-            await _end_of(self._stopped)
+            await _wait_for(self._stopped)
             thread.join()
 
     def _begin_to_close(self) -> threading.Thread | None:
@@ -167,7 +167,7 @@ class ExecutionPool:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise LimiterError("this execution pool is a copy from another process: make one here, or use Ray")
+            raise LimiterError("this execution pool is a copy from another process: create one here, or use Ray")
         if self._closed:
             raise LimiterClosedError("the execution pool is closed")
 
@@ -214,7 +214,7 @@ class ExecutionPool:
             if done.cancelled():
                 self._loop.call_soon_threadsafe(task.cancel)
 
-        # Even if it is cancelled already, the task takes its first step before this one, and so gets to its last.
+        # Even if it is already cancelled, the task takes its first step before `stop` runs, and so always finishes.
         future.add_done_callback(stop)
 
     async def _run(self, future: Future[Any], work: Any, label: str) -> None:
@@ -226,7 +226,7 @@ class ExecutionPool:
                     return
                 value, error = await run(work)
                 if error is not None:
-                    raise error  # through the permit, which learns from it
+                    raise error  # through the permit, which must see it
         except asyncio.CancelledError:
             pass
         except BaseException as raised:
@@ -262,13 +262,13 @@ def _settle(future: Future[Any], value: Any, error: BaseException | None) -> Non
             future.set_exception(error)
 
 
-async def _end_of(future: Future[Any]) -> None:
-    """Wait in whichever event loop this is. Cancelling the wait leaves the future alone."""
+async def _wait_for(future: Future[Any]) -> None:
+    """Wait in the current event loop. Cancelling the wait does not cancel the future."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
     def wake(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # that loop is closed, and nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # that loop is closed, so no one is waiting
             loop.call_soon_threadsafe(ended.set)
 
     future.add_done_callback(wake)
@@ -279,7 +279,7 @@ class _Workers(Protocol):
     def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     def worker(self) -> AbstractAsyncContextManager[Callable[[Any], Awaitable[Outcome]]]:
-        """One that stands ready. It runs what was packed; when cancelled, it ends once nothing runs any more."""
+        """A ready worker, which runs packed work. When cancelled, it returns only after the work has stopped."""
         ...
 
     async def close(self) -> None: ...

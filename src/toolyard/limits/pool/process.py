@@ -1,11 +1,11 @@
-"""Child processes that run functions, one at a time each: the parent's side. The child's is `child`.
+"""The parent's side of child processes that each run one function at a time. The child's side is `child`.
 
-Both speak over a socket pair of their own, so that nothing a function prints gets in between. A request is its length
-and a cloudpickle; the child answers with a byte as soon as it has all of it, and then with the outcome. It begins with
-such a byte as well, once it is ready.
+They communicate over a socket pair, so that nothing a function prints gets in between. A request is its length and a
+cloudpickle; the child replies with a byte when it has received all of it, and then with the outcome. It also sends such
+a byte at the start, when it is ready.
 
-A child leads a process group, which dies with it: what a function has started ends with the function's process, unless
-it moved to another session. When the parent dies, be it by SIGKILL, the lifeline ends and the kernel kills the group.
+A child leads a process group, which dies with it: whatever a function started ends with its process, unless it moved to
+another session. If the parent dies, even by SIGKILL, the lifeline closes and the kernel kills the group.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from toolyard.limits.pool.threads import Outcome
 
 
 class OutcomeLostError(LimiterError):
-    """The function ended, but what it returned or raised cannot be carried to the caller. The message names it."""
+    """The function ended, but its result or exception cannot be sent to the caller. The message names its type."""
 
     retryable = False
 
 
 class Processes:
-    """Children, started when first needed, used again, and replaced when they died. For one event loop."""
+    """Child processes: started on first use, reused, and replaced if they die. For one event loop."""
 
     def __init__(self) -> None:
         self._idle: list[_Child] = []
@@ -41,16 +41,16 @@ class Processes:
     def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         return dumps((fn, args, kwargs))
 
-    def worker(self) -> _Turn:
-        return _Turn(self._idle)
+    def worker(self) -> _ChildForOneCall:
+        return _ChildForOneCall(self._idle)
 
     async def close(self) -> None:
         while self._idle:
             await self._idle.pop().end()
 
 
-class _Turn:
-    """A child for one function. It comes back to the idle ones unless it died."""
+class _ChildForOneCall:
+    """A child for one function. It becomes idle again afterwards, unless it died."""
 
     def __init__(self, idle: list[_Child]) -> None:
         self._idle = idle
@@ -75,9 +75,9 @@ class _Turn:
             child = self._child
             try:
                 kind, payload = await child.run(work)
-            except _NeverBegunError:
+            except _NotStartedError:
                 await child.end()
-                if again:  # it died while it was idle, which is not this caller's failure
+                if again:  # it died while idle, which is not this caller's failure
                     self._child = await _Child.start()
             except ConnectionError:
                 await child.end()
@@ -90,8 +90,8 @@ class _Turn:
         return None, ExecutionWorkerDiedError(f"the process that ran the function died: {self._child.ending}")
 
 
-class _NeverBegunError(Exception):
-    """The child died before it had all of the request."""
+class _NotStartedError(Exception):
+    """The child died before it received the whole request."""
 
 
 class _Child:
@@ -103,7 +103,7 @@ class _Child:
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
             theirs.callback(os.close, lifeline)
-            # It looks for modules where we do, and imports no main module of ours: there may be none to import.
+            # It uses our module search path, but does not import our main module: there may be none to import.
             main = f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]}; from {serve.__module__} "
             main += f"import serve; serve({channel.fileno()}, {lifeline}, {os.getpid()})"
             self._process = subprocess.Popen(
@@ -115,12 +115,12 @@ class _Child:
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pid = self._process.pid
-            # Its end is noticed by this, and not by the socket's: a grandchild may keep that open.
+            # Its end is detected by this, not by the socket's end: a grandchild may keep the socket open.
             self._handle = os.pidfd_open(self.pid)
             undo.pop_all()
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._handle, self._bury)
+        self._loop.add_reader(self._handle, self._reap)
         self._gone = asyncio.Event()
 
     @classmethod
@@ -154,7 +154,7 @@ class _Child:
             await self._loop.sock_sendall(self._socket, request)
             await self._receive(len(HERE))
         except ConnectionError as error:
-            raise _NeverBegunError from error
+            raise _NotStartedError from error
         kind, length = REPLY.unpack(await self._receive(REPLY.size))
         return kind, await self._receive(length)
 
@@ -170,11 +170,11 @@ class _Child:
 
     def kill(self) -> None:
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):  # where the host ignores SIGCHLD, the kernel has buried it
+            with contextlib.suppress(ProcessLookupError):  # if the host ignores SIGCHLD, the kernel has reaped it
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Kill it, and wait until it is gone, however often we are cancelled: until then it may be at work."""
+        """Kill it and wait until it is gone, however often we are cancelled: until then it may still be working."""
         self.kill()
         cancelled: asyncio.CancelledError | None = None
         while self.alive:
@@ -186,15 +186,15 @@ class _Child:
         if cancelled is not None:
             raise cancelled
 
-    def _bury(self) -> None:
-        """It is dead, and still in the process table, so that its number is not another's yet."""
+    def _reap(self) -> None:
+        """It is dead but still in the process table, so its pid is not reused yet."""
         self._loop.remove_reader(self._handle)
         os.close(self._handle)
         os.close(self._lifeline)
         self.kill()
         self._process.wait()
         self._gone.set()
-        self._socket.shutdown(socket.SHUT_RDWR)  # what has arrived can still be read, and then it ends
+        self._socket.shutdown(socket.SHUT_RDWR)  # data that has arrived can still be read
 
 
 def _unpack(kind: int, payload: bytearray, pid: int) -> Outcome:
@@ -216,6 +216,6 @@ def _unpack(kind: int, payload: bytearray, pid: int) -> Outcome:
 
 
 def _noted(error: BaseException, pid: int, text: str) -> BaseException:
-    with contextlib.suppress(Exception):  # of an error that is frozen
+    with contextlib.suppress(Exception):  # the exception may be frozen
         error.add_note(f"In worker process {pid}:\n{text.rstrip()}")
     return error

@@ -1,4 +1,4 @@
-"""The execution pool in a Ray job: an actor, under the cluster's limit."""
+"""The execution pool in a Ray job: an actor, under a cluster-wide limit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ P = ParamSpec("P")
 def start_actor(
     num_workers: int, enable_global_rate_limit: bool, rate_limit: int, mode: PoolMode, name: str, tenant: str
 ) -> Any:
-    """See `init_execution_pool`. Should the actor's process die, those whose functions it ran or kept waiting get Ray's
-    `ActorDiedError` or `ActorUnavailableError`, and Ray starts it again: it has no state to lose."""
+    """See `init_execution_pool`. If the actor's process dies, callers whose functions were running or waiting get Ray's
+    `ActorDiedError` or `ActorUnavailableError`, and Ray restarts it: it has no state to lose."""
     if enable_global_rate_limit:
-        # A conflict of limits belongs to the caller. In the actor it would only be a reason to die.
+        # Raise a limit conflict in the caller. In the actor it would only make the actor die.
         background().run(cluster_limiter(name, rate_limit).close()).result()
     _check_connection()
     remote: Any = ray.remote(RayExecutionWorker)  # pyright: ignore
@@ -40,8 +40,8 @@ def start_actor(
 
 
 def start_bucket(name: str | None, rate_limit: int | None, limiter: str, options: Mapping[str, Any]) -> Any:
-    """See `RemoteBucket.remote`. `limiter`: the limiter's name, where the actor has none."""
-    background().run(cluster_limiter(name or limiter, rate_limit).close()).result()  # a conflict belongs to the caller
+    """See `RemoteBucket.remote`. `limiter`: the limiter's name, if the actor has none."""
+    background().run(cluster_limiter(name or limiter, rate_limit).close()).result()  # raises a limit conflict here
     make = cast("Any", ray).remote(concurrency_groups={"acquire": 1, "release": 10})
     return (
         make(RayTokenBucketWorker)
@@ -55,7 +55,7 @@ def _in_group(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class RayTokenBucketWorker(PermitBucket):
-    """The actor. Those who acquire are served in their order, and never wait for each other to release."""
+    """The actor. Callers of `acquire` are served in order, and never block those that release."""
 
     @_in_group("acquire")
     def acquire(self) -> None:
@@ -75,7 +75,7 @@ class RayExecutionWorker(ExecutionWorker):
         except Exception:
             raise
         except BaseException as error:
-            # Ray takes sys.exit() for the actor's own end, and KeyboardInterrupt for a cancelled task.
+            # Ray treats sys.exit() as the end of the actor, and KeyboardInterrupt as a cancelled task.
             lost = OutcomeLostError(f"the function raised {error!r}, which would end the actor")
             lost.add_note("".join(traceback.format_exception(error)).rstrip())
             raise lost from None

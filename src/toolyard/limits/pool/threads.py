@@ -1,4 +1,4 @@
-"""Threads that run functions, one at a time each."""
+"""Threads that each run one function at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 Outcome = tuple[Any, BaseException | None]
-"""What a function returned, or raised."""
+"""What a function returned, and what it raised."""
 
 
 class Threads:
@@ -30,7 +30,7 @@ class Threads:
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError as error:
-                # A thread cannot be stopped. Were its permit given back now, more would run than the limit says.
+                # A thread cannot be stopped. If its permit were given back now, the limit would be exceeded.
                 cancelled = error
         if cancelled is not None:
             raise cancelled
@@ -43,5 +43,5 @@ class Threads:
 def _outcome(work: Callable[[], Any]) -> Outcome:
     try:
         return work(), None
-    except BaseException as error:  # also of sys.exit(), which is meant for the caller
+    except BaseException as error:  # including sys.exit(), which is meant for the caller
         return None, error

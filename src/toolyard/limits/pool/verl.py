@@ -3,9 +3,9 @@
     pool = init_execution_pool(num_workers=10, rate_limit=10)
     result = await pool.execute.remote(function, argument)
 
-In a Ray job the pool is an actor and the limit is the cluster's; without Ray both live in this process. *Connected to
-Ray* means that this process has called `ray.init()` or is one of Ray's own; nothing here starts Ray. `cluster` forces
-one or the other.
+In a Ray job the pool is an actor and the limit is cluster-wide; without Ray both live in this process. *Connected to
+Ray* means that this process has called `ray.init()` or belongs to Ray; nothing here starts Ray. `cluster` forces one or
+the other.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from toolyard.limits.protocol import DEFAULT_NAME
 
 class RemoteCallable(Protocol):
     def remote(self, fn: Callable[..., Any], /, *fn_args: Any, **fn_kwargs: Any) -> Any:
-        """To be awaited: a `Call`, or of an actor an `ObjectRef`, which `ray.get` takes as well."""
+        """Return an awaitable: a `Call` or, for an actor, an `ObjectRef`, which `ray.get` accepts as well."""
         ...
 
 
 class RemotePing(Protocol):
     def remote(self) -> Any:
-        """To be awaited, likewise: True."""
+        """Return an awaitable for True."""
         ...
 
 
 class RemotePool(Protocol):
-    """What an `ExecutionPool` and a Ray actor have in common."""
+    """The common interface of an `ExecutionPool` and a Ray actor."""
 
     @property
     def execute(self) -> RemoteCallable: ...
@@ -52,14 +52,14 @@ def init_execution_pool(
     tenant: str = "",
     cluster: bool | None = None,
 ) -> RemotePool:
-    """A pool that runs `num_workers` functions at once, and at most `rate_limit` of all pools with that `name`.
+    """Create a pool that runs `num_workers` functions at once, and at most `rate_limit` across all pools with `name`.
 
-    Connected to Ray, it is an actor: somewhere in the cluster, asking for no CPU, ended with the process that made it,
-    with the last handle or by `ray.kill`. Otherwise it is an `ExecutionPool`. `tenant` is whom its permits are
-    fair to.
+    If connected to Ray, it is an actor: somewhere in the cluster, requiring no CPU, and ended with the process that
+    created it, with its last handle or by `ray.kill`. Otherwise it is an `ExecutionPool`. `tenant` is the unit of
+    fairness for its permits.
 
     Raises:
-        LimitConflictError: a limiter of that name has another `rate_limit`.
+        LimitConflictError: a limiter with this name has another `rate_limit`.
         MissingDependencyError, ConfigError: `cluster=True` without Ray, or without a connection to it.
     """
     if on_cluster(cluster):
@@ -69,36 +69,36 @@ def init_execution_pool(
 
 
 class TokenBucketWorker(PermitBucket):
-    """The limit by itself, also as a Ray actor that any process may ask:
+    """The limit by itself, also as a Ray actor that any process can use:
     `TokenBucketWorker.options(name=…, get_if_exists=True).remote(10)`, then `ray.get(bucket.acquire.remote())`.
 
-    A process that takes a permit there and dies does not give it back.
+    A process that acquires a permit there and dies does not give it back.
     """
 
     @classmethod
     def options(cls, *, name: str | None = None, **options: Any) -> RemoteBucket:
-        """Ray's options of an actor. The limit is that of all pools and buckets called `name`."""
+        """Ray's actor options. The limit is shared by all pools and buckets with `name`."""
         return RemoteBucket(name, options)
 
     @classmethod
     def remote(cls, rate_limit: int | None = None) -> Any:
-        """An actor without a name of its own. See `RemoteBucket.remote`."""
+        """An actor without a name. See `RemoteBucket.remote`."""
         return cls.options().remote(rate_limit)
 
 
 class RemoteBucket:
-    """What `TokenBucketWorker.options` returns."""
+    """The result of `TokenBucketWorker.options`."""
 
     def __init__(self, name: str | None, options: Mapping[str, Any]) -> None:
         self._name = name
         self._options = options
 
     def remote(self, rate_limit: int | None = None) -> Any:
-        """The actor. Without `rate_limit`, that of the limiter which has this name already.
+        """Create the actor. Without `rate_limit`, use that of the existing limiter with this name.
 
         Raises:
-            LimitConflictError: a limiter of that name has another `rate_limit`.
-            MissingDependencyError, ConfigError: there is no Ray, no connection to it, or no limiter of that name.
+            LimitConflictError: a limiter with this name has another `rate_limit`.
+            MissingDependencyError, ConfigError: there is no Ray, no connection to it, or no limiter with this name.
         """
         return _actors().start_bucket(self._name, rate_limit, DEFAULT_NAME, self._options)
 

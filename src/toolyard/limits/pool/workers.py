@@ -1,4 +1,4 @@
-"""Functions run under the limiter of a name: this process's, or where Ray is connected the cluster's."""
+"""Runs functions under a named limiter: this process's or, if Ray is connected, the cluster's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ P = ParamSpec("P")
 
 
 class ExecutionWorker:
-    """Runs functions for the threads that call `execute`, each under a permit of the limiter called `name`.
+    """Runs functions for the threads that call `execute`, each under a permit of the limiter `name`.
 
-    In thread mode a function runs in the thread that calls. In process mode it runs in one of `num_workers` child
+    In thread mode a function runs in the calling thread. In process mode it runs in one of `num_workers` child
     processes, for which calls wait in order; `close` ends them.
     """
 
@@ -36,7 +36,7 @@ class ExecutionWorker:
         tenant: str = "",
         cluster: bool | None = None,
     ) -> None:
-        self._limiter = limiter_called(name, rate_limit, cluster) if enable_global_rate_limit else None
+        self._limiter = named_limiter(name, rate_limit, cluster) if enable_global_rate_limit else None
         self._tenant = tenant
         self._processes = (
             ExecutionPool(num_workers, self._limiter, mode=mode, tenant=tenant)
@@ -45,23 +45,23 @@ class ExecutionWorker:
         )
 
     def execute(self, fn: Callable[P, T], /, *fn_args: P.args, **fn_kwargs: P.kwargs) -> T:
-        """Block for what `fn` returns. What it raises is raised here, with its traceback.
+        """Run `fn` and return its result. What it raises is raised here, with its traceback.
 
         Raises:
             ExecutionWorkerDiedError: in process mode, the process that ran it died.
-            OutcomeLostError: in process mode, what it returned or raised cannot be pickled.
+            OutcomeLostError: in process mode, its result or exception cannot be pickled.
         """
         if self._processes is not None:
             call = self._processes.execute(fn, *fn_args, **fn_kwargs)
             try:
                 return call.result()
             finally:
-                call.cancel()  # of use when a signal interrupts the wait
+                call.cancel()  # needed if a signal interrupts the wait
         with self._permit(getattr(fn, "__qualname__", type(fn).__qualname__)):
             return fn(*fn_args, **fn_kwargs)
 
     def ping(self) -> bool:
-        """True: it is up."""
+        """Return True: the worker is up."""
         return True
 
     def close(self) -> None:
@@ -75,23 +75,23 @@ class ExecutionWorker:
 
 
 class PermitBucket:
-    """The limit by itself, for code that takes and gives in different places. From any thread.
+    """The limit by itself, for code that acquires and releases in different places. Works from any thread.
 
-    Prefer `with limiter.permit()`, which cannot forget to give back.
+    Prefer `with limiter.permit()`, which cannot forget to release.
     """
 
     def __init__(self, rate_limit: int | None, name: str = DEFAULT_NAME, cluster: bool | None = None) -> None:
-        self._limiter = limiter_called(name, rate_limit, cluster)
+        self._limiter = named_limiter(name, rate_limit, cluster)
         self._held: deque[Permit] = deque()
 
     def acquire(self) -> None:
-        """Block until there is a permit."""
+        """Block until a permit is available."""
         permit = self._limiter.permit(label="TokenBucketWorker.acquire")
         permit.__enter__()
         self._held.append(permit)
 
     def release(self) -> None:
-        """Give back the one that was taken first.
+        """Give back the permit acquired first.
 
         Raises:
             LimiterError: none is held through this object.
@@ -103,15 +103,15 @@ class PermitBucket:
         permit.__exit__(None, None, None)
 
     def get_current_count(self) -> int:
-        """Permits in use under this name, whoever holds them. Those of other processes are up to a second old."""
+        """Permits in use under this name, by any process. Counts of other processes are up to a second old."""
         return background().run(self._limiter.statistics()).result().in_flight
 
 
-def limiter_called(name: str, limit: int | None, cluster: bool | None) -> Limiter:
+def named_limiter(name: str, limit: int | None, cluster: bool | None) -> Limiter:
     if on_cluster(cluster):
         return cluster_limiter(name, limit)
     if limit is None:
-        raise ConfigError(f"limiter {name!r}: without Ray it needs a limit")
+        raise ConfigError(f"limiter {name!r}: a limit is required without Ray")
     return LocalLimiter(limit, name=name)
 
 

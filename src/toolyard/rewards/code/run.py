@@ -175,7 +175,7 @@ class Run:
         if batches is not None and self._plan.suite.checker is None:
             # One by one if a result may make others unnecessary, or workers wait for the first of them.
             all_wanted = not self._ledger.stops and not self._place.free
-            return batches.run_each(self._plan.program, stdins, self._plan.limits, in_bunches=all_wanted)
+            return batches.run_each(self._plan.program, stdins, self._plan.limits, batch_results=all_wanted)
         return self._one_by_one(stdins)
 
     async def _one_by_one(self, stdins: Sequence[str]) -> AsyncGenerator[Execution]:

@@ -34,7 +34,7 @@ class RunsEach(Protocol):
         stdins: Sequence[str | bytes | None],
         limits: Limits | None = None,
         *,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]: ...
 
 

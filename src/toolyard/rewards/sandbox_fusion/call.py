@@ -15,7 +15,7 @@ from toolyard.errors import ConfigError, SandboxBusyError, SandboxError, Toolyar
 from toolyard.rewards import blocking
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, Limits
-from toolyard.sandbox.remote.http import Connections, Retries, explain, trusting
+from toolyard.sandbox.remote.http import Connections, Retries, explain, ssl_context
 from toolyard.sandbox.wire import programs as wire
 
 _LIMITS = Limits(output_bytes=16 * MIB)
@@ -97,7 +97,7 @@ async def _connected(url: str, token: str | None) -> AsyncGenerator[Connections]
         limit=_CONNECTIONS,
         connect_seconds=_CONNECT_SECONDS,
         retries=Retries(),
-        trust=trusting(settings.sandbox_ca_file()),
+        trust=ssl_context(settings.sandbox_ca_file()),
     )
     await http.open()
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolyard.chat.protocol import ParsedTurn
-from toolyard.errors import RecordError, in_short
+from toolyard.errors import RecordError, summarize
 from toolyard.images import Image, image_of
 from toolyard.messages import JSON, ToolCall
 from toolyard.records.jsonl import decode, encode
@@ -85,7 +85,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> JSON:
     try:
         return decode(encode(metrics))
     except (RecordError, RecursionError, ValueError) as error:
-        return {"unreadable": in_short(error)}
+        return {"unreadable": summarize(error)}
 
 
 def _told(result: ToolResult) -> str:

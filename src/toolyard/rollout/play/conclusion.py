@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from toolyard.errors import RewardError, ToolyardError, blame, in_short
+from toolyard.errors import RewardError, ToolyardError, blame, summarize
 from toolyard.messages import JSON, Message
 from toolyard.records.audit import audit
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
@@ -248,7 +248,7 @@ async def _scored(play: Ending, solution: str) -> FinalScore | Unscored:
     except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
         _unless_cancelled(error)
         found = blame(error)
-        told = str(error) if isinstance(error, RewardError) else in_short(error)
+        told = str(error) if isinstance(error, RewardError) else summarize(error)
         whose = found.whose if isinstance(error, ToolyardError) else TASK
         return Unscored(told, whose, found.source or what, found.cause)
 

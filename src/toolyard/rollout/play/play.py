@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from toolyard.chat.protocol import ParsedCall
-from toolyard.errors import DivergenceError, InteractionError, RecordError, in_short
+from toolyard.errors import DivergenceError, InteractionError, RecordError, summarize
 from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rollout.blame import OURS, TASK, Broken, broken, late
@@ -246,7 +246,7 @@ class Play:
                 except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
                     if self._task.cancelling():
                         raise
-                    raise InteractionError(f"start failed: {in_short(error)}") from error
+                    raise InteractionError(f"start failed: {summarize(error)}") from error
                 self.simulating = True
             said = {name: told_at_creation(instance.creation) for name, instance in self._instances.items()}
             return Begun({name: text for name, text in said.items() if text})

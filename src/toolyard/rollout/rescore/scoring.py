@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from toolyard.errors import RecordError, RewardError, in_short
+from toolyard.errors import RecordError, RewardError, summarize
 from toolyard.messages import JSON
 from toolyard.records.dump import DumpLine, dump_files, lines_of, read_line
 from toolyard.records.lines import UNKNOWN
@@ -193,7 +193,7 @@ class Rescoring:
         except RewardError as error:
             scored = str(error)
         except Exception as error:  # a defect of a reward must not cost the other lines
-            scored = in_short(error)
+            scored = summarize(error)
         final, why = (None, scored) if isinstance(scored, str) else (scored, str(scored.extras.get("why", "")))
         combined = None if is_verls(trajectory) else self._combined(trajectory, final, why)
         if combined is None:

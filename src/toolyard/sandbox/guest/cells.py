@@ -1,7 +1,7 @@
-"""A session's interpreter: cells in, results out, variables kept. Runs inside the program's process.
+"""A session's interpreter: runs cells, returns results, keeps variables. Runs inside the program's process.
 
-A cell behaves as in a notebook: the value of a last expression is displayed, `display()` shows any object, figures of
-matplotlib appear, `await` works at top level, an exception ends the cell and not the session. Lines that begin with
+A cell behaves as in a notebook: the value of the last expression is displayed, `display()` shows any object, matplotlib
+figures appear, `await` works at top level, and an exception ends the cell but not the session. Lines that start with
 `!` run in the shell; `%matplotlib`, `%config` and `%load_ext` lines are accepted and do nothing.
 """
 
@@ -122,7 +122,7 @@ def _parse(code: str, name: str) -> ast.Module:
     try:
         return ast.parse(code, name)
     except SyntaxError as error:
-        # Only what is no Python may hold a notebook's commands: a `!` line inside a string must stay one.
+        # Look for notebook commands only if it is not valid Python: a `!` line inside a string must stay one.
         plain = _plain_python(code)
         if plain == code:
             raise
@@ -133,7 +133,7 @@ def _parse(code: str, name: str) -> ast.Module:
 
 
 def _bundle(value: Any) -> dict[str, str]:
-    """A MIME bundle: always text/plain, and what the object offers beyond it. A failing method is passed over."""
+    """A MIME bundle: always text/plain, plus what the object offers. A failing method is skipped."""
     bundle = {"text/plain": _clip(repr(value))}
     for mime, method in _RICH:
         offered: Any = getattr(cast("Any", type(value)), method, None)

@@ -1,4 +1,4 @@
-"""Memory and process-count groups, version 1 or 2, made by the zygote where it may. One group per worker."""
+"""Memory and process-count cgroups, version 1 or 2, created by the zygote if it may. One group per worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_base(version: int, controller: str) -> str | None:
 
 
 class Group:
-    """One worker's group: in every hierarchy it needs, a directory of the same name."""
+    """One worker's group: a directory of the same name in every hierarchy it needs."""
 
     def __init__(self, version: int, directories: list[str]) -> None:
         self._version = version
@@ -65,7 +65,7 @@ class Group:
 
 
 class Parent:
-    """The zygote's own directory, below which its workers' groups live."""
+    """The zygote's own directory, which contains its workers' groups."""
 
     def __init__(self, config: tuple[int, list[str]]) -> None:
         self._version, bases = config
@@ -79,7 +79,7 @@ class Parent:
                 _pass_on(directory)
 
     def group(self) -> Group:
-        """A group without processes and limits. Used ones are used again: the kernel is slow to forget a group."""
+        """A group without processes and limits. Groups are reused: the kernel is slow to release one."""
         if self._spare:
             group = self._spare.pop()
             group.lift_limits()
@@ -98,21 +98,21 @@ class Parent:
 
 
 def sweep(bases: Sequence[str], zygote: int | None = None) -> None:
-    """Remove what killed zygotes left: of `zygote` with patience, of others only what goes at once.
+    """Remove what killed zygotes left: retry for `zygote`, try once for others.
 
-    A group in use cannot be removed, and waiting for somebody else's would hold up everyone who starts or stops.
+    A group in use cannot be removed, and waiting for someone else's would delay everyone who starts or stops.
     """
     for base in bases:
         for name in os.listdir(base):
             pid = name.removeprefix(_NAME)
             if name.startswith(_NAME) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-                with contextlib.suppress(FileNotFoundError):  # somebody else sweeps, too
+                with contextlib.suppress(FileNotFoundError):  # another process may be sweeping too
                     inner = [entry.path for entry in os.scandir(f"{base}/{name}") if entry.is_dir()]
                     remove([*inner, f"{base}/{name}"], tries=100 if pid == str(zygote) else 1)
 
 
 def remove(directories: list[str], tries: int = 100) -> None:
-    """A group can be removed once its last process is gone for good, which takes the kernel a moment."""
+    """A group can be removed when its last process is completely gone, which takes the kernel a moment."""
     for directory in directories:
         for _ in range(tries):
             try:
@@ -133,11 +133,11 @@ def write(path: str, text: str) -> None:
 
 
 def usable() -> tuple[int, list[str]] | None:
-    """Where groups can be made, found by making one: version, and the directories that `Parent` needs. Else None."""
+    """Find where groups can be created, by creating one: version, and the directories for `Parent`. Otherwise None."""
     first = [base for controller in ("memory", "pids") if (base := own_base(1, controller))]
     if first and _works(1, first):
         return 1, first
-    # A group of version 2 that holds processes, as ours does, cannot pass its controllers on: go up to one that can.
+    # A version 2 group that has processes, as ours does, cannot delegate its controllers: go up to one that can.
     base = own_base(2, "memory")
     while base is not None and os.path.exists(f"{base}/cgroup.procs"):
         if _works(2, [base]):
@@ -147,7 +147,7 @@ def usable() -> tuple[int, list[str]] | None:
 
 
 def limit_processes(config: tuple[int, list[str]]) -> bool:
-    """Whether groups below these directories, which are `usable`, also limit the number of processes."""
+    """Whether groups in these directories, which are `usable`, also limit the number of processes."""
     version, bases = config
     if version == 1:
         return len(bases) > 1
@@ -171,7 +171,7 @@ def _works(version: int, bases: list[str]) -> bool:
 
 
 def _pass_on(directory: str) -> None:
-    """Let groups below have memory, which we need, and a limit on processes, which is good to have."""
+    """Delegate the memory controller, which we need, and the pids controller, which is good to have."""
     with open(f"{directory}/cgroup.subtree_control") as file:
         passed = file.read().split()
     if "memory" not in passed:

@@ -1,4 +1,4 @@
-"""A worker's child and what flows between them: pipes, and memory that no child inherits."""
+"""A worker's child and what flows between them: pipes, and memory that children do not inherit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 from . import program
 
 KEPT = 1 << 20
-"""Of each buffer; larger ones last for one request."""
+"""Bytes of each buffer that are kept; larger buffers last for one request."""
 _PIPE = 65536
 
 
 def private_memory(size: int) -> memoryview:
-    """Memory that forked children do not get."""
+    """Memory that forked children do not inherit."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(mmap.MADV_DONTFORK)
     return memoryview(area)
@@ -39,10 +39,10 @@ def reap() -> None:
 
 
 def reap_orphans(kept: Container[int]) -> None:
-    """What init does all the time: a dead orphan would go on counting as a process.
+    """As init does: a dead orphan would still count as a process.
 
-    Not those of `kept`: the program's first process, whose status is still wanted, and processes of our own, whose
-    numbers must not become those of others.
+    Spares `kept`: the program's first process, whose status is still needed, and our own processes, whose pids must not
+    be reused.
     """
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -52,9 +52,9 @@ def reap_orphans(kept: Container[int]) -> None:
 
 
 class BecomeError(BaseException):
-    """In a forked process: go back to where the worker began, and become what it was forked for.
+    """Raised in a forked process: return to where the worker began, and become what it was forked for.
 
-    So that programs have the same stack below them, and as much of it left, wherever they were forked.
+    This gives programs the same stack below them, with the same space left, wherever they were forked.
     """
 
     def __init__(self, role: Callable[[], NoReturn]) -> None:
@@ -70,7 +70,7 @@ class Pipes:
     stderr: int
 
     def feed(self, content: memoryview) -> memoryview:
-        """Write what fits into the pipe, and close it after the last byte or when nobody reads. Returns the rest."""
+        """Write what fits into the pipe; close it after the last byte or if no one reads it. Returns the rest."""
         try:
             while len(content):
                 content = content[os.write(self.stdin, content[:_PIPE]) :]
@@ -96,19 +96,19 @@ class Ending(NamedTuple):
     """How a case ended."""
 
     status: int
-    """As `wait` tells it."""
+    """As returned by `wait`."""
     cpu: float
     peak: int
-    """Bytes, of its largest process."""
+    """Bytes of its largest process."""
 
 
 class Case(Pipes):
-    """One run of a program that its parent is forked for."""
+    """One run of a program, forked from its parent process."""
 
     def __init__(self, stdout: int, stderr: int, stdin: int = -1) -> None:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self.pid = 0
-        """0: there is no such process yet."""
+        """0: the process does not exist yet."""
         self.ending: Ending | None = None
         """None while it runs."""
 
@@ -119,7 +119,7 @@ class Case(Pipes):
 
 
 class Child(Pipes):
-    """A forked process, prepared ahead, that waits for an order; later the program itself."""
+    """A forked process, prepared ahead, that waits for an order and later becomes the program."""
 
     def __init__(self, interpreter: program.Interpreter, null: int) -> None:
         stdin, self.stdin = os.pipe()
@@ -128,7 +128,7 @@ class Child(Pipes):
         command, self.command = os.pipe()
         self.status, status = os.pipe()
         os.set_blocking(self.stdin, False)
-        # Put in place before the fork: here it copies no page.
+        # Set up before the fork: here it copies no page.
         for target, source in enumerate((stdin, stdout, stderr, command, status)):
             os.dup2(source, target, target < program.COMMAND)
             os.close(source)
@@ -147,7 +147,7 @@ class Child(Pipes):
 
 
 class Stream:
-    """One output of a program, read into private memory; past its size it is read and dropped."""
+    """One output stream of a program, read into private memory; beyond its limit it is read and dropped."""
 
     def __init__(self) -> None:
         self.memory = private_memory(KEPT)
@@ -172,11 +172,11 @@ class Stream:
         return got
 
     def drain(self, handle: int, scratch: memoryview) -> None:
-        """Take what is in the pipe now; never wait for whoever may still hold its other end."""
+        """Read what is in the pipe now; never wait for a process that may still hold its other end."""
         os.set_blocking(handle, False)
         with contextlib.suppress(BlockingIOError):
             room = self.limit - self.size or len(scratch)
-            # A read that is not filled has emptied the pipe; one read past the limit tells that something was cut.
+            # A short read has emptied the pipe; one read beyond the limit shows that something was truncated.
             while self.take(handle, scratch) == room and not self.cut:
                 room = self.limit - self.size or len(scratch)
 

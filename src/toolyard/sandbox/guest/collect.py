@@ -1,7 +1,7 @@
-"""Moving files in and out of a finished run or a living session, by a short-lived child of the worker.
+"""Moves files in and out of a finished run or a live session, in a short-lived child of the worker.
 
-Reading goes through no symbolic link and takes regular files only, whatever the program left there: links, pipes,
-devices and directories are passed over.
+Reading follows no symbolic links and accepts regular files only, whatever the program left there: links, pipes, devices
+and directories are skipped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from . import frames, kernel, program
 Task = Callable[[str, bytes, bool], None]
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _MAX_LISTED = 10_000
-"""Entries looked at below one name: a tree without end must not take time without end."""
+"""Entries visited below one name: an endless tree must not take endless time."""
 
 
 def perform(task: Task, work: str, private_root: bool) -> NoReturn:
-    """In the child: read the whole order, do it, leave."""
+    """In the child: read the whole order, carry it out, exit."""
     order = bytearray()
     while chunk := os.read(program.COMMAND, 1 << 20):
         order += chunk
@@ -36,7 +36,7 @@ def perform(task: Task, work: str, private_root: bool) -> NoReturn:
 
 
 def read_files(work: str, order: bytes, private_root: bool) -> None:
-    """Answer with each file that exists, as `frames.FILE` records. A name that ends in `/` means all files below."""
+    """Reply with each file that exists, as `frames.FILE` records. A name that ends in `/` means all files below it."""
     left = frames.MAX_FETCH_BYTES
     for name in marshal.loads(order):
         for found, handle in _open_all(work, name, private_root):
@@ -76,9 +76,9 @@ def _open_all(work: str, name: str, private_root: bool) -> Iterator[tuple[str, i
 
 
 def _open(work: str, name: str, private_root: bool, kind: int = 0) -> int | None:
-    """A regular file of that name (or a directory, by `kind`), or None.
+    """Open a regular file of that name (or a directory, by `kind`). Returns None if there is none.
 
-    Absolute names are read inside the run's own root, if it has one.
+    Absolute names refer to the run's own root, if it has one.
     """
     absolute = name.startswith("/")
     if absolute and not private_root:
@@ -105,7 +105,7 @@ def _send(content: bytes | memoryview) -> None:
 
 
 def _send_file(handle: int, size: int) -> None:
-    """Exactly `size` bytes, as announced, even if a living session changes the file meanwhile."""
+    """Send exactly `size` bytes, as announced, even if a live session changes the file meanwhile."""
     while size:
         chunk = os.read(handle, min(size, 1 << 20))
         if not chunk:
@@ -116,6 +116,6 @@ def _send_file(handle: int, size: int) -> None:
 
 
 def write_files(work: str, order: bytes, private_root: bool) -> None:
-    """Into a living session. The order: length of the list of (name, size, mode), that list, then the contents."""
+    """Write files into a live session. The order: length of the list of (name, size, mode), the list, the contents."""
     size = int.from_bytes(order[:8], "little")
     program.write_files(work, marshal.loads(order[8 : 8 + size]), memoryview(order)[8 + size :])

@@ -1,11 +1,11 @@
-"""Ending a process tree without a pid namespace around it.
+"""Kills a process tree without a pid namespace around it.
 
-Killing one by one loses against a program that forks faster. Stopping does not: what is stopped cannot fork, keeps its
-place in the process limit, and so the rest soon has no room left.
+Killing one by one loses against a program that forks faster. Stopping does not: a stopped process cannot fork but still
+counts toward the process limit, so the rest soon cannot fork anymore.
 
-A process may end, and its number become somebody else's on the host, between the look at it and the signal to it. So
-each is held by a pidfd, and only what is seen below us again after that is signalled: if the number has changed hands
-in between, the pidfd's process is dead, and the signal goes nowhere.
+A process may end, and its pid be reused on the host, between finding it and signaling it. So each is held by a pidfd,
+and only those seen below us again afterwards are signaled: if the pid was reused in between, the pidfd's process is
+dead, and the signal goes nowhere.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import signal
 from collections.abc import Container
 
 _MOST_AT_ONCE = 256
-"""Processes that are held: each takes a descriptor."""
+"""Processes held at once: each takes a descriptor."""
 _THREADS = 15
-"""Where their number stands in /proc/PID/stat, counted from behind the parent's."""
+"""Position of the thread count in /proc/PID/stat, counted from after the parent pid."""
 
 
 def below(root: int, spared: Container[int] = ()) -> list[int]:
-    """All living processes that descend from `root`, as far as /proc shows them, without `spared` and those below.
+    """All live processes that descend from `root`, as far as /proc shows them, except `spared` and their descendants.
 
-    One whose first thread has ended looks dead, but lives on, with its children, as long as it has another thread.
+    A process whose first thread has ended looks dead but is alive, with its children, while it has another thread.
     """
     children: dict[int, list[int]] = {}
     dead: set[int] = set()
@@ -47,13 +47,13 @@ def below(root: int, spared: Container[int] = ()) -> list[int]:
 
 
 def end_all(root: int, spared: Container[int] = ()) -> None:
-    """Stop everything below `root` until nothing new appears, then kill it. `root` itself goes on, and reaps."""
+    """Stop everything below `root` until nothing new appears, then kill it. `root` itself continues, and reaps."""
     while _end_some(root, spared) == _MOST_AT_ONCE:
         pass
 
 
 def _end_some(root: int, spared: Container[int]) -> int:
-    """Returns how many."""
+    """Return how many were killed."""
     held: dict[int, int] = {}
     try:
         while new := [pid for pid in below(root, spared) if pid not in held][: _MOST_AT_ONCE - len(held)]:

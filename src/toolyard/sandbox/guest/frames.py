@@ -1,7 +1,7 @@
-"""The bytes between the host and a worker. Both sides import this file; nothing else defines them.
+"""The bytes exchanged by the host and a worker. Both sides import this file; nothing else defines them.
 
-A worker reads only the fixed header: numbers. Everything a program can know (source, names, file contents, stdin)
-stays opaque to it and is handed on, so that no byte of one run ends up in memory which the next child inherits.
+A worker reads only the fixed header: numbers. Everything a program can know (source, names, file contents, stdin) stays
+opaque to it and is passed on, so that no byte of one run ends up in memory that the next child inherits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ REQUEST = struct.Struct("<B7xddQIIQQQQQQQQQ")
 
 
 class Request(NamedTuple):
-    """The header of a request, field by field as `REQUEST` has them, and what follows from them.
+    """The header of a request: the fields of `REQUEST`, and what follows from them.
 
-    The body follows, in the order of the sizes.
+    The body follows, in the order of its sizes.
     """
 
     operation: int
@@ -27,16 +27,16 @@ class Request(NamedTuple):
     file_bytes: int
     disk_bytes: int
     output_bytes: int
-    """Kept of each stream."""
+    """Bytes kept of each stream."""
     flood_bytes: int
-    """Of one stream; a program that writes more is ended."""
+    """Bytes of one stream; a program that writes more is stopped."""
     meta_size: int
     code_size: int
     files_size: int
     stdin_size: int
     fetch_size: int
     order_end: int
-    """Where, in the whole request, that ends which a program's process needs to start."""
+    """End, within the whole request, of what a program's process needs to start."""
     stdin_end: int
     end: int
 
@@ -57,10 +57,10 @@ READ_FILES = 6
 CANCEL = 7
 EACH_PYTHON = 8
 EACH_COMMAND = 9
-"""One program, many inputs: a response for each, in order. A cancellation ends it with one more, CANCELLED."""
+"""One program, many inputs: one response each, in order. A cancellation ends it with one more response, CANCELLED."""
 
-# What stands before the inputs in the stdin part of an EACH request: how many there are, the processor to run them on
-# (ANY: as it comes) and whether responses may come in bunches, then the length of each.
+# Precedes the inputs in the stdin part of an EACH request: how many there are, the CPU to run them on (ANY: no
+# preference) and whether responses may be batched, then the length of each.
 CASES = struct.Struct("<Ii?")
 CASE = struct.Struct("<Q")
 ANY = -1
@@ -69,7 +69,7 @@ ANY = -1
 RESPONSE = struct.Struct("<BBxxidddQQQQ")
 
 ENDED = 0
-"""The program ended by itself; the wait status tells how."""
+"""The program ended by itself; see the wait status."""
 TIMED_OUT = 1
 CPU_EXCEEDED = 2
 MEMORY_EXCEEDED = 3
@@ -79,30 +79,30 @@ CANCELLED = 6
 REFUSED = 7
 """It never started: `extra` says why (bad file name, no such command)."""
 LOST = 8
-"""There is no session (any more) to run a cell in."""
+"""There is no session to run a cell in, or no longer."""
 STARVED = 9
-"""It waited for a processor for longer than a time limit is extended for that: it was not run."""
+"""It waited for a CPU longer than a time limit can be extended: it counts as not run."""
 
 STDOUT_CUT = 1
 STDERR_CUT = 2
 RETIRING = 4
-"""The worker exits now: it could not get clean, or its session ended. The result itself is good."""
+"""The worker exits now: it could not clean up, or its session ended. The result itself is valid."""
 FILES_CUT = 8
-"""More was asked back than one reply may carry."""
+"""More was requested than fits into one reply."""
 
-# A file handed back: length of name, length of content; then both.
+# A returned file: length of name, length of content; then both.
 FILE = struct.Struct("<II")
 MAX_FETCH_BYTES = 64 << 20
 
 
 def patience(seconds: float) -> float:
-    """How much longer than `seconds` a program may take that had to wait for a processor."""
+    """By how much a time limit of `seconds` may be extended for a program that had to wait for a CPU."""
     return max(5.0, seconds)
 
 
 NO_CPU_LIMIT = 0.0
 """In the header's cpu field."""
 
-# Why the zygote has no worker to give, where nobody refused it anything: another try may fare better.
+# Why the zygote has no worker to offer, although nothing was refused: trying again may help.
 LAUNCHER_DIED = "the launcher died"
 LAUNCHER_LATE = "took too long to start"

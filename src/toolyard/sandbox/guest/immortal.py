@@ -1,8 +1,8 @@
-"""Make the zygote's objects immortal, so that children reading them do not copy their pages.
+"""Makes the zygote's objects immortal, so that children that read them do not copy their pages.
 
 CPython counts references inside the object. A child that merely looks at a module writes to the object's page, and the
-kernel then copies 4 KiB. From 3.12 on an object whose count has a certain bit pattern is immortal (PEP 683) and its
-count is never written again. Children are short-lived and leave by `_exit`, so that nothing is ever freed is no loss.
+kernel then copies 4 KiB. Since 3.12, an object whose count has a certain bit pattern is immortal (PEP 683), and its
+count is never written again. Children are short-lived and exit with `_exit`, so never freeing anything costs nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import CodeType
 from typing import Any
 
 _IMMORTAL = {(3, 12): 0xFFFFFFFF, (3, 13): 0xFFFFFFFF}
-"""Count of an immortal object, per version it was tried with. Others keep counting: slower, never wrong."""
+"""Count of an immortal object, per version it was tested with. Other versions keep counting: slower but correct."""
 
 
-def immortalise() -> int:
-    """Make everything now alive immortal; returns how many objects. Does nothing where it is not known to work."""
+def immortalize() -> int:
+    """Make all current objects immortal; returns how many. Does nothing on versions it is not known to work on."""
     count = _IMMORTAL.get(sys.version_info[:2])
     if count is None or sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return 0

@@ -1,4 +1,4 @@
-"""System calls that Python has no name for: namespaces, mounts, capabilities, Landlock."""
+"""System calls that Python does not provide: namespaces, mounts, capabilities, Landlock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import struct
 libc = ctypes.CDLL(None, use_errno=True)
 MACHINE = platform.machine()
 
-# Numbers that differ between the two architectures; everything newer than 423 is shared by all.
+# Numbers that differ between the two architectures; all calls newer than 423 have the same number everywhere.
 _NUMBERS = {
     "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
     "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
@@ -64,11 +64,11 @@ def prctl(option: int, a: int = 0, b: int = 0) -> int:
 
 
 _prctl = ctypes.PyDLL(None).prctl
-"""Keeps the interpreter's lock and no error number: writes to half the pages that a call through `libc` writes to."""
+"""Keeps the GIL and stores no errno: writes to half as many pages as a call through `libc`."""
 
 
 def make_dumpable() -> None:
-    """So that a program may read its own /proc entries."""
+    """Let a program read its own /proc entries."""
     _prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
@@ -83,14 +83,14 @@ def umount(target: str) -> None:
 
 
 def pivot_root_here() -> None:
-    """Make the current directory the root of this mount namespace and let go of the old one."""
+    """Make the current directory the root of this mount namespace and unmount the old one."""
     syscall(_NUMBERS[MACHINE]["pivot_root"], "pivot_root", b".", b".")
     umount(".")
     os.chdir("/")
 
 
 def make_read_only(path: str, *, with_submounts: bool = False) -> None:
-    """Turn a mount read-only (also nosuid, nodev), keeping whatever flags it already has locked."""
+    """Make a mount read-only (also nosuid, nodev), keeping all flags that are locked."""
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
     flags = AT_RECURSIVE if with_submounts else 0
     try:
@@ -99,7 +99,7 @@ def make_read_only(path: str, *, with_submounts: bool = False) -> None:
         if error.errno != errno.ENOSYS:
             raise
         for mounted in _mounts_below(path) if with_submounts else [path]:
-            # Before Linux 5.12. A remount inside a user namespace must repeat every flag that is locked.
+            # Before Linux 5.12. A remount inside a user namespace must repeat every locked flag.
             kept = os.statvfs(mounted).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
             mount(None, mounted, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
 
@@ -111,13 +111,13 @@ def _mounts_below(path: str) -> list[str]:
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """With what is mounted below it: a bind that would uncover the directories under a mount is refused to us."""
+    """Includes what is mounted below: the kernel refuses a bind that would uncover directories under a mount."""
     mount(source, target, None, MS_BIND | MS_REC)
     make_read_only(target, with_submounts=True)
 
 
 def become(user: int) -> None:
-    """Take another user's id, and give up every capability."""
+    """Take another user's id, and drop all capabilities."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -125,7 +125,7 @@ def become(user: int) -> None:
 
 
 def drop_capabilities(kept: int = 0) -> None:
-    """Give up every capability but those of the mask, and with `no_new_privs` every way to get one back."""
+    """Drop all capabilities except those in the mask; with `no_new_privs`, they can never be regained."""
     for capability in range(64):
         if not kept >> capability & 1 and libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
@@ -140,9 +140,9 @@ def install_seccomp(program: bytes) -> None:
 
 
 def open_beneath(directory: int, name: str, flags: int, mode: int = 0, *, in_root: bool = False) -> int:
-    """Open `name` under `directory` through no symbolic link and without leaving it, however the tree changes.
+    """Open `name` under `directory` without following symbolic links or leaving it, however the tree changes.
 
-    `in_root` reads an absolute name as one below `directory`.
+    `in_root` treats an absolute name as one below `directory`.
     """
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | (RESOLVE_IN_ROOT if in_root else RESOLVE_BENEATH)
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
@@ -172,21 +172,21 @@ def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
 
 # ---------------------------------------------------------------------------------------------------------- Landlock
 _READ_ONLY = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
-_OVERWRITE = 1 << 1 | 1 << 14  # write to a file that is there, truncate it
-_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # the rights that make sense on a file: + truncate, ioctl
+_OVERWRITE = 1 << 1 | 1 << 14  # write to an existing file, truncate it
+_ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # rights that apply to files: also truncate, ioctl
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """The kernel's Landlock version; 0 if there is none."""
     return max(libc.syscall(ctypes.c_long(LANDLOCK_CREATE_RULESET), None, ctypes.c_long(0), ctypes.c_long(1)), 0)
 
 
 def restrict_with_landlock(
     read_only: list[str], writable: list[str], abi: int, *, overwritable: list[str] | None = None
 ) -> None:
-    """From here on this process and its children reach only these paths; nothing new is made below `overwritable`.
+    """Restrict this process and its children to these paths; no new files can be created below `overwritable`.
 
-    Also no TCP, and no signals or abstract sockets to processes outside, as far as version `abi` knows them.
+    Also no TCP, and no signals or abstract sockets to processes outside, as far as version `abi` supports it.
     """
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not available")
@@ -212,9 +212,9 @@ def restrict_with_landlock(
 
 
 def signal_scope(abi: int) -> int:
-    """A ruleset that forbids nothing but signals (and abstract sockets) to processes outside; -1 where unknown.
+    """A ruleset that forbids only signals (and abstract sockets) to processes outside; -1 if not supported.
 
-    Whoever restricts itself with it can no longer signal its parent. Made beforehand, since that is the dear part.
+    A process that restricts itself with it can no longer signal its parent. Created ahead, since that is expensive.
     """
     if abi < 6:
         return -1

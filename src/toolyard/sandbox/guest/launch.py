@@ -1,7 +1,7 @@
-"""From a fork of the zygote to a jailed worker: namespaces, private root, Landlock, user id, capabilities, seccomp.
+"""Turns a fork of the zygote into a jailed worker: namespaces, private root, Landlock, user id, capabilities, seccomp.
 
-Two processes: the launcher stays outside as the jail's parent, does nothing but wait, and dies with the zygote; the
-worker inside dies with the launcher, and with the worker, which is PID 1, dies everything it started.
+Two processes: the launcher stays outside as the jail's parent, only waits, and dies with the zygote; the worker inside
+dies with the launcher, and everything it started dies with the worker, which is PID 1.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .watch import Cgroup
 from .worker import Worker
 
 ROOT = "/mnt"
-"""Where the private root is mounted before it becomes the root. Only this mount namespace ever sees it."""
+"""Where the private root is mounted before it becomes the root. Visible only in this mount namespace."""
 OWN_USER_BASE = 1 << 30
-"""As root each worker gets a user id of its own: this plus its launcher's pid, so no two alive can be the same."""
+"""If we are root, each worker gets its own user id: this plus its launcher's pid, so no two live ones are the same."""
 FIXED_LIMITS = {
     resource.RLIMIT_SIGPENDING: 256,  # timers count as pending signals
     resource.RLIMIT_MEMLOCK: 64 << 10,
@@ -29,7 +29,7 @@ FIXED_LIMITS = {
     resource.RLIMIT_NICE: 0,
     resource.RLIMIT_RTPRIO: 0,
 }
-"""The same for every program. What the kernel counts per user it counts for the serving user as well."""
+"""The same for every program. What the kernel counts per user also counts for the serving user."""
 
 
 def _die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
@@ -37,12 +37,12 @@ def _die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any], cgroup: Cgroup | None) -> NoReturn:
-    """In a fork of the zygote. Says on `report` that ids may be mapped, waits on `go`, becomes the jail's parent."""
+    """Runs in a fork of the zygote. Reports that ids may be mapped, waits on `go`, becomes the jail's parent."""
     try:
         zygote = os.getppid()
         _use_ordinary_class()
         _start_no_core_handler()
-        # Without a pid namespace the launcher has orphans to see to before it goes.
+        # Without a pid namespace, the launcher has to clean up orphans before it exits.
         _die_with_parent(signal.SIGKILL if config["namespaces"] else signal.SIGTERM)
         if config["namespaces"]:
             kernel.unshare(kernel.NAMESPACES)
@@ -64,28 +64,28 @@ def launch(channel: socket.socket, report: int, go: int, config: dict[str, Any],
             handle.close()
         os.close(report)
         os.close(go)
-        _attend(pid, ours, config)
+        _wait_for_worker(pid, ours, config)
     except BaseException as error:
         _report(report, error)
     os._exit(0)
 
 
 def _use_ordinary_class() -> None:
-    """A program of a real-time class would keep its worker from the processor, and so outlive its limit."""
-    with contextlib.suppress(PermissionError):  # an ordinary user's host of the idle class: less than ordinary
+    """A program in a real-time class would starve its worker of CPU time, and so outlive its limit."""
+    with contextlib.suppress(PermissionError):  # a non-root host in the idle class: even lower priority
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _start_no_core_handler() -> None:
-    """Where core_pattern names a program, a crash starts it as the host's root. Only a limit of 1 forbids that."""
+    """If core_pattern names a program, a crash starts it as the host's root. Only a limit of 1 prevents that."""
     with contextlib.suppress(ValueError, OSError):  # the host's own hard limit is 0, which only root can raise
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 def count_processes() -> int:
-    """How many processes this user has, in every container that shares its id. The kernel is asked by trying."""
+    """Count this user's processes, in all containers that share its id. The kernel only reveals it by trying."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     refused, granted = 0, hard if hard != resource.RLIM_INFINITY else 1 << 22
     while granted - refused > 1:
@@ -104,10 +104,10 @@ def count_processes() -> int:
     return refused
 
 
-def _attend(worker: int, asked: socket.socket, config: dict[str, Any]) -> None:
-    """Until the worker is gone, and its programs with it: when the zygote reaps us, nothing of the jail is left.
+def _wait_for_worker(worker: int, asked: socket.socket, config: dict[str, Any]) -> None:
+    """Wait until the worker and its programs are gone: when the zygote reaps us, nothing of the jail is left.
 
-    Without a pid namespace: end its programs when it asks, and at last whatever outlived it.
+    Without a pid namespace: end its programs on request, and finally whatever outlived it.
     """
 
     def end_worker(number: int, frame: FrameType | None) -> None:
@@ -120,14 +120,14 @@ def _attend(worker: int, asked: socket.socket, config: dict[str, Any]) -> None:
             descendants.end_all(worker)
             asked.send(b"d")
     os.waitpid(worker, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its number may soon be somebody else's
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its pid may soon be reused
     if not config["namespaces"]:
         descendants.end_all(os.getpid())
         remove_directories(config["writable"])
 
 
 def remove_directories(writable: list[str]) -> None:
-    """What a worker without a private root leaves on the host's disk. Its programs are dead."""
+    """Remove what a worker without a private root leaves on the host's disk. Its programs are dead."""
     with contextlib.suppress(OSError):
         for path in writable:
             root.wipe(path)
@@ -136,7 +136,7 @@ def remove_directories(writable: list[str]) -> None:
 
 
 def _report(report: int, error: BaseException) -> NoReturn:
-    # Whatever happens: a fork that went on from here would take itself for the zygote.
+    # Exit in any case: a fork that continued from here would act as the zygote.
     try:
         os.write(report, b"e" + f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace")[:4000])
     finally:
@@ -145,7 +145,7 @@ def _report(report: int, error: BaseException) -> NoReturn:
 
 def _become_worker(
     channel: socket.socket,
-    undertaker: socket.socket,
+    launcher: socket.socket,
     report: int,
     go: int,
     config: dict[str, Any],
@@ -153,7 +153,7 @@ def _become_worker(
 ) -> NoReturn:
     try:
         _die_with_parent()
-        for limit, size in FIXED_LIMITS.items():  # not before the namespaces: all workers would share one count
+        for limit, size in FIXED_LIMITS.items():  # not before the namespaces, or all workers would share one count
             resource.setrlimit(limit, (size, size))
         if config["namespaces"]:
             root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"], config["devices"])
@@ -172,10 +172,10 @@ def _become_worker(
             kernel.become(1000 if config["namespaces"] else config["user"])
         else:
             kernel.drop_capabilities()
-        _die_with_parent()  # forgotten by the kernel when the user id changed
+        _die_with_parent()  # the kernel resets it when the user id changes
         os.chdir(config["work"])
-        worker = Worker(channel, undertaker, config, cgroup)
-        # Not dumpable: /proc/1 belongs to nobody the program can be, so its memory and files stay closed.
+        worker = Worker(channel, launcher, config, cgroup)
+        # Not dumpable: /proc/1 then belongs to no user the program can be, so its memory and files stay closed.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if config["seccomp"]:
             kernel.install_seccomp(
@@ -206,13 +206,13 @@ def _landlock(config: dict[str, Any]) -> None:
     devices = [*(f"/dev/{name}" for name in root.DEVICES), *config["devices"]]
     abi = config["landlock_abi"]
     if config["namespaces"]:
-        # CUDA names its threads in /proc, and fails where it cannot. In this /proc there are the worker's programs and
-        # the worker, whose files belong to nobody that a program can be.
+        # CUDA names its threads in /proc, and fails if it cannot. This /proc has only the worker's programs and the
+        # worker, whose files belong to no user that a program can be.
         named = ["/proc"] if config["devices"] else []
         kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi, overwritable=named)
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
-        if not config["cgroup"]:  # whoever can write to it can map it shared, which is memory that nobody counts
+        if not config["cgroup"]:  # a writable /dev/zero can be mapped shared, and that memory is not counted
             devices.remove("/dev/zero")
             readable.append("/dev/zero")
         kernel.restrict_with_landlock(readable, [*config["writable"], *devices], abi)

@@ -1,4 +1,4 @@
-"""What this machine grants, found out by doing it: every try is made in a child of its own and undone with it."""
+"""Finds out what this machine supports by trying it: every attempt runs in a child and is undone with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from . import cgroups, kernel, launch, root, seccomp
 
 MODULES = ("pytest",)
-"""What some languages need of the interpreter."""
+"""Modules that some languages need from the interpreter."""
 NAMESPACES = {
     "mount namespace": kernel.CLONE_NEWNS,
     "pid namespace": kernel.CLONE_NEWPID,
@@ -25,7 +25,7 @@ NAMESPACES = {
 
 
 def attempt(action: Callable[[], None], flags: int = 0) -> str:
-    """Run `action` in a child, inside new namespaces if asked; returns "" or why it failed."""
+    """Run `action` in a child, in new namespaces if `flags` say so; returns "" or why it failed."""
     said_read, said_write = os.pipe()
     go_read, go_write = os.pipe()
     pid = os.fork()
@@ -63,7 +63,7 @@ def attempt(action: Callable[[], None], flags: int = 0) -> str:
 
 
 def map_ids(pid: int) -> None:
-    """As root: the jail's root is root for its set-up, its user an id that nobody else has. Else both are ourselves."""
+    """If we are root: the jail's root is root during setup, its user an unused id. Otherwise both are our own user."""
     maps = {"uid_map": f"1000 {os.geteuid()} 1", "gid_map": f"1000 {os.getegid()} 1"}
     if os.geteuid() == 0:
         maps = dict.fromkeys(maps, f"0 0 1\n1000 {launch.OWN_USER_BASE + pid} 1")
@@ -87,7 +87,7 @@ def _landlock() -> None:
         os.listdir("/etc")
     except PermissionError:
         return
-    raise OSError("Landlock is there but does not restrict")
+    raise OSError("Landlock is present but does not restrict")
 
 
 def _seccomp() -> None:
@@ -98,11 +98,11 @@ def _seccomp() -> None:
     except OSError as error:
         if error.errno == errno.ENETUNREACH:
             return
-    raise OSError("the filter is there but does not refuse")
+    raise OSError("the seccomp filter is installed but does not refuse")
 
 
 def _own_user() -> None:
-    """Without a private root, another user must be able to reach the interpreter where it lies."""
+    """Without a private root, another user must be able to access the interpreter in its place."""
     closed = [folder for path in _prefixes() for folder in _above(path) if not os.stat(folder).st_mode & 0o001]
     kernel.become(launch.OWN_USER_BASE + os.getpid())
     try:
@@ -111,11 +111,11 @@ def _own_user() -> None:
         os.stat(sys.executable)
     except PermissionError:
         where = closed[0] if closed else sys.base_prefix
-        raise OSError(f"the interpreter lies in {where}, which is closed to other users") from None
+        raise OSError(f"the interpreter is in {where}, which other users cannot access") from None
 
 
 def _limit_processes() -> None:
-    """The kernel's limit on a user's processes does not bind the first user namespace's root."""
+    """The kernel's limit on a user's processes does not apply to root of the initial user namespace."""
     kernel.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     try:
@@ -138,7 +138,7 @@ def _above(path: str) -> list[str]:
 
 
 def probe() -> dict[str, object]:
-    """Feature by feature: "" when it works, else the reason why not."""
+    """Return for each feature "" if it works, otherwise the reason why not."""
     found: dict[str, str] = {"user namespace": attempt(lambda: None, kernel.CLONE_NEWUSER)}
     for name, flag in NAMESPACES.items():
         found[name] = attempt(lambda: None, kernel.CLONE_NEWUSER | flag)

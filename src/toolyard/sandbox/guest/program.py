@@ -1,8 +1,8 @@
 """The child between the fork and the program's first line, and after its last.
 
 A Python program runs in the forked interpreter itself; any other command is executed. Both see what they would see if
-they had been started by hand in an empty directory: own standard streams, exit codes, signals, `atexit`, joined
-threads, files flushed at exit.
+started by hand in an empty directory: their own standard streams, exit codes, signals, `atexit`, joined threads, files
+flushed at exit.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _INERT = frozenset({
     dict, list, tuple, set, frozenset, FunctionType, CellType, ModuleType, deque, defaultdict, OrderedDict,
 })  # fmt: skip
-"""Types whose objects nobody can see going. What the collector does not know, numbers and texts, is of that kind."""
+"""Types whose objects can be dropped unnoticed. So can objects that the collector does not track: numbers, strings."""
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Not blocking: a living session may have put a pipe there, which nobody reads."""
+"""Non-blocking: a live session may have put a pipe there that no one reads."""
 COMMAND, STATUS = 3, 4
-"""The child's descriptors besides the standard three: orders in, and why it could not start out."""
+"""The child's descriptors besides the standard three: for orders, and for reporting why it could not start."""
 BLOCKED = (int(signal.SIGINT), int(signal.SIGXCPU), int(signal.SIGCHLD))
 _UNBLOCK = int(signal.SIG_UNBLOCK)
 _signal_mask: Any = sys.modules["_signal"].pthread_sigmask
-"""Without the enums that `signal` wraps around it, which every child would copy pages for."""
-# What every program ends with, by names of our own: a module's attribute is three more pages to copy.
+"""Without the enums that `signal` wraps around it, for which every child would copy pages."""
+# Used at the end of every program, under local names: a module attribute would cost three more copied pages.
 _run_exit_functions: Any = cast("Any", atexit)._run_exitfuncs
 _modules, _collect, _get_objects, _exit, _exec = sys.modules, gc.collect, gc.get_objects, os._exit, exec
 
 Meta = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, int, int], ...]]
-"""Arguments, environment, and the files as (name, size, mode); marshalled, since that needs no import at all."""
+"""Arguments, environment, and the files as (name, size, mode); marshaled, since that needs no imports."""
 Order = tuple[Request, Meta, bytes, memoryview]
-"""The request's header, what `Meta` says, the code, and the contents of the files one after the other."""
+"""The request's header, its `Meta`, the code, and the concatenated contents of the files."""
 
 
 _orders = select.poll()
@@ -57,13 +57,13 @@ _NO_OUTPUT = b"print('', end='')\n"
 
 
 class RefusedError(Exception):
-    """The request cannot be carried out as asked; the message reaches the caller."""
+    """The request cannot be carried out; the message is sent to the caller."""
 
 
 class Interpreter:
     """Everything a Python program needs that does not depend on the program: built once, in the worker.
 
-    Children then only read it, and what is only read is never copied.
+    Children only read it, so its pages are never copied.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Interpreter:
     ) -> None:
         self.work = work
         self.scope = scope
-        """Landlock ruleset that keeps a program's signals from its worker; -1 where the worker is PID 1 and deaf."""
+        """Landlock ruleset that blocks a program's signals to its worker; -1 if it is PID 1, which ignores them."""
         self.others = others
-        """Processes that are not the program's but count against its limit, being the same user's."""
+        """Processes of the same user that are not the program's but count toward its limit."""
         self.data_factor = data_factor
-        """Memory limit times this bounds each process by itself where no cgroup bounds them all; 0: not needed."""
+        """The memory limit times this applies to each process if no cgroup limits them all; 0: not needed."""
         self.sessions = sessions
-        """What turns this process into a session's interpreter; None where the zygote was not made for that."""
+        """Turns this process into a session's interpreter; None if the zygote was not set up for sessions."""
         self.path = work + "/main.py"
         self.environment = environment
         sys.stdin = _stream(0, "<stdin>", "surrogateescape")
@@ -95,16 +95,16 @@ class Interpreter:
             "__cached__": None,
             "__annotations__": {},
         }
-        # The zygote's own modules stay reachable from here, and from nowhere a program would look.
+        # The zygote's own modules stay reachable from here, but nowhere a program would look.
         for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
             del sys.modules[name]
         sys.path[:] = [work, *(entry for entry in sys.path if entry and entry != os.path.dirname(__file__))]
         self.module_count = len(sys.modules)
-        for _ in range(3):  # the compiler's first allocations, made here instead of in every child
+        for _ in range(3):  # make the compiler's first allocations here instead of in every child
             exec(compile("x = 1\ndef f(a):\n    return a + 1\nf(2)\n", "warm", "exec"), {})  # noqa: S102
 
     def make_main(self) -> ModuleType:
-        """Made after the fork, or the garbage collector would not look at it when the program is over."""
+        """Created after the fork, or the garbage collector would not examine it when the program ends."""
         main = ModuleType("__main__")
         main.__dict__.update(self.globals)
         sys.modules["__main__"] = main
@@ -112,9 +112,9 @@ class Interpreter:
 
 
 def _stream(handle: int, name: str, errors: str, *, line_buffering: bool = False) -> io.TextIOWrapper:
-    """A standard stream as `python` makes it for a pipe.
+    """A standard stream as `python` creates it for a pipe.
 
-    It must find a pipe there now: a stream asks only once whether it can seek, and /dev/null can.
+    There must be a pipe now: a stream checks only once whether it can seek, and /dev/null can.
     """
     mode = "w" if handle else "r"
     before, pipe = os.dup(handle), os.pipe()
@@ -131,10 +131,10 @@ def _stream(handle: int, name: str, errors: str, *, line_buffering: bool = False
 
 
 def prepare(scope: int) -> None:
-    """Become a program's process as far as that goes without knowing the program. Runs ahead of any request.
+    """Become a program's process, as far as possible without knowing the program. Runs ahead of any request.
 
-    Every line here is paid for in copied pages, so the worker has done what it could: the streams are in place as
-    descriptors 0 to 4, and the signal handlers are set, only blocked.
+    Every line here costs copied pages, so the worker has done what it could: the streams are in place as descriptors 0
+    to 4, and the signal handlers are installed, but blocked.
     """
     if scope >= 0:
         kernel.restrict_self(scope)
@@ -156,14 +156,14 @@ def reseed() -> None:
 
 
 def install_handlers() -> None:
-    """In the worker. Blocked there, since a handler would make PID 1 answer to signals from inside its jail."""
+    """Runs in the worker. Blocked there, since a handler would make PID 1 react to signals from inside its jail."""
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGXCPU, _stop_at_limit)
 
 
 def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
-    """A limit was reached: hand over what is still in Python's buffers. Who ignores this is killed a moment later."""
+    """A limit was reached: flush Python's buffers. A program that does not exit is killed a moment later."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -172,10 +172,10 @@ def _stop_at_limit(signum: int, frame: FrameType | None) -> None:
 
 
 def rehearse(interpreter: Interpreter) -> None:
-    """Do once, for nobody, what every program's beginning and end do, so that the pages it writes to are copied now.
+    """Do what the start and end of every program do, so that the pages they write to are copied now.
 
-    A forked process copies a page when it first writes to it, and in Python even counting references is writing. Ahead
-    of any order nobody waits for that. Once there is one, the rest is left to the program itself.
+    A forked process copies a page when it first writes to it, and in Python even counting references is writing. Before
+    an order arrives, this delays no one. Once there is one, the rest is left to the program itself.
     """
     if _orders.poll(0):
         return
@@ -188,7 +188,7 @@ def rehearse(interpreter: Interpreter) -> None:
     _flush("stdout")
     _flush("stderr")
     if not _orders.poll(0):
-        _let_go(interpreter)
+        _drop_objects(interpreter)
 
 
 def run(interpreter: Interpreter) -> NoReturn:
@@ -210,7 +210,7 @@ def run(interpreter: Interpreter) -> NoReturn:
 def read_order() -> Order:
     data = bytearray(os.read(COMMAND, 65536))
     if len(data) < frames.REQUEST.size:
-        os._exit(0)  # the worker went away
+        os._exit(0)  # the worker is gone
     header = frames.read_request(data)
     while len(data) < header.order_end:
         chunk = os.read(COMMAND, min(header.order_end - len(data), 1 << 20))
@@ -224,7 +224,7 @@ def read_order() -> Order:
 
 
 def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
-    """Read the order and set everything up for it. Commands and sessions go their own way from here."""
+    """Read the order and set everything up for it. Commands and sessions do not return from here."""
     header, (args, environment, files), code, content = read_order()
     operation = header.operation
     write_files(interpreter.work, files, content)
@@ -233,7 +233,7 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
     if environment:
         os.environ.update(environment)
     if operation == frames.RUN_COMMAND:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ignoring it is Python's habit, and would be inherited
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, which would be inherited
         os.execve(args[0], args, {**interpreter.environment, **environment})
     if operation == frames.OPEN_SESSION:
         if interpreter.sessions is None:
@@ -244,7 +244,7 @@ def _receive_order(interpreter: Interpreter) -> tuple[tuple[str, ...], bytes]:
 
 
 def _refuse(error: BaseException) -> NoReturn:
-    """Say why on the status pipe, which closes before the first line of foreign code runs and so cannot be forged."""
+    """Report why on the status pipe, which closes before the first line of untrusted code runs: it cannot be forged."""
     os.write(STATUS, why_refused(error))
     os._exit(125)
 
@@ -255,30 +255,30 @@ def why_refused(error: BaseException) -> bytes:
 
 
 def apply_limits(header: Request, interpreter: Interpreter, ours: int = 2) -> None:
-    """All but those on files. `ours`: processes of the same user that are not the program's."""
+    """Apply all limits except those on files. `ours`: processes of the same user that are not the program's."""
     processes = header.processes
     if header.cpu_seconds != frames.NO_CPU_LIMIT:
-        # Per process; the worker adds up the tree. One second on top, so that SIGXCPU comes before SIGKILL.
+        # Per process; the worker sums up the tree. One second extra, so that SIGXCPU comes before SIGKILL.
         seconds = int(header.cpu_seconds) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     if interpreter.data_factor:
         size = int(header.memory_bytes * interpreter.data_factor)
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-    if interpreter.others:  # and so are programs of other workers: some room, rather than failing for their sake
+    if interpreter.others:  # other workers' programs count too: leave room for them
         processes = interpreter.others + 4 * processes
     resource.setrlimit(resource.RLIMIT_NPROC, (processes + ours, processes + ours))
 
 
 def limit_files(header: Request) -> None:
-    """After the files that are given were written: what counts is what the program writes itself."""
+    """Call it after the given files are written: the limits apply to what the program writes itself."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (header.open_files, header.open_files))
     resource.setrlimit(resource.RLIMIT_FSIZE, (header.file_bytes, header.file_bytes))
 
 
 def target_of(work: str, name: str) -> str:
-    """Where a file of that name goes. Lexical only: the jail around us is what makes it safe, this makes it clear."""
+    """The path of a file of that name. Lexical only: the jail provides the safety, this gives clear errors."""
     if not name or "\0" in name or name.endswith("/"):
-        raise RefusedError(f"file name {name!r} is not a name of a file")
+        raise RefusedError(f"file name {name!r} is not a valid file name")
     parts = name.split("/")
     if ".." in parts:
         raise RefusedError(f"file name {name!r} leaves the working directory: '..' is not allowed")
@@ -319,9 +319,9 @@ def execute(
     begin: Callable[[Any], object] | None = None,
     argument: Any = None,
 ) -> int:
-    """Run the program, compiled or not, as `python main.py` would; returns its exit code. Its module is made.
+    """Run the program, compiled or not, as `python main.py` would; returns its exit code. Its module must exist.
 
-    `begin` returns in a fork, whose beginning is here: with all that it needs at hand, it copies fewest pages.
+    `begin` returns in a fork, which starts here: with everything at hand, it copies the fewest pages.
     """
     run, space, text = _exec, _modules["__main__"].__dict__, None if isinstance(code, CodeType) else code
     try:
@@ -348,7 +348,7 @@ def exit_status(error: SystemExit) -> int:
 
 def report(error: BaseException) -> int:
     trace = error.__traceback__
-    trace = trace.tb_next if trace is not None else None  # without our own frame
+    trace = trace.tb_next if trace is not None else None  # skip our own frame
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     except BaseException:
@@ -357,7 +357,7 @@ def report(error: BaseException) -> int:
 
 
 def finish(interpreter: Interpreter, status: int) -> NoReturn:
-    """What the interpreter does at exit, in its order: threads, atexit, streams, objects (files flush)."""
+    """Do what the interpreter does at exit, in its order: threads, atexit, streams, objects (files flush)."""
     try:
         if "threading" in _modules:
             _modules["threading"]._shutdown()
@@ -367,21 +367,21 @@ def finish(interpreter: Interpreter, status: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # one is closed, or not there, or does not work
+    except BaseException:  # one is closed, missing or broken
         if not (_flush("stdout") & _flush("stderr")):
             status = 120
-    # Whether anything the program has made could show that it is dropped. Most have made lists and functions only.
+    # Check whether dropping any object the program created could have an effect. Most create only lists and functions.
     item: object = None
     kind = noticed = None
     for item in _get_objects():
         kind = type(item)
-        # Nearly as common, but written in Python: somebody may have given it a destructor.
+        # Nearly as common, but written in Python: someone may have given it a destructor.
         if kind not in _INERT and (kind is not Counter or "__del__" in Counter.__dict__):
             noticed = kind
             break
     if noticed is not None:
-        item = kind = noticed = None  # or it would not be dropped
-        _let_go(interpreter)
+        item = kind = noticed = None  # so that it can be dropped
+        _drop_objects(interpreter)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -402,18 +402,18 @@ def _flush(name: str) -> bool:
     return True
 
 
-def _let_go(interpreter: Interpreter) -> None:
-    """Drop the program's objects, so that files it left open are flushed and destructors run, with their globals."""
-    # Twice, as the interpreter does it: what is alive the first time is then in the order in which it refers to each
-    # other, so that the second time a file's buffer goes before its descriptor.
+def _drop_objects(interpreter: Interpreter) -> None:
+    """Drop the program's objects, so that files left open are flushed and destructors run with their globals."""
+    # Twice, as the interpreter does: after the first pass, surviving objects are ordered by their references, so that
+    # in the second a file's buffer is dropped before its descriptor.
     _collect()
-    # New modules stand at the end of the table. Looking at the others would copy the pages they lie on.
+    # New modules are at the end of the table. Looking at the others would copy their pages.
     count = len(_modules) - interpreter.module_count
     for name in ("__main__", *islice(reversed(_modules), count)) if count > 0 else ("__main__",):
         _modules.pop(name, None)
     _collect()
-    # What a module of the zygote's still holds, a hook or a handler, is not destroyed; but its bytes are saved.
-    # Also destructors may have printed, and not where the program had put its streams.
+    # Objects still held by the zygote's modules, such as hooks or handlers, are not destroyed, but their data is
+    # flushed. Destructors may also have printed, and not to the streams that the program had set.
     held = [item for item in _get_objects() if issubclass(type(item), _WRITERS)]
     for stream in (*held, sys.__stdout__, sys.__stderr__):
         try:

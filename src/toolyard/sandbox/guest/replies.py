@@ -1,4 +1,4 @@
-"""Replies on their way from a worker to the host, out of memory that no child inherits."""
+"""Replies from a worker to the host, sent from memory that children do not inherit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .child import Stream, private_memory
 
 _ROOM = 256 << 10
 SHORT_PATIENCE, LONG_PATIENCE = 0.008, 0.05
-"""Seconds that a reply is held back for others to come along: waking the host costs as much as a short case."""
+"""Seconds to hold a reply back so that others can join it: waking the host costs as much as a short case."""
 
 
 Numbers = tuple[int, int, int, float, float, float, int]
-"""Reason, flags, wait status; wall, processor and starved seconds; peak bytes."""
+"""Reason, flags, wait status; wall, CPU and starved seconds; peak bytes."""
 
 
 class Replies:
@@ -29,7 +29,7 @@ class Replies:
     def put(self, numbers: Numbers, streams: Sequence[Stream], *, hold: bool) -> None:
         """Send a reply.
 
-        `hold`: more will come soon, and `flush` at the latest when they do not.
+        `hold`: more will follow soon; if not, call `flush`.
         """
         sizes = [stream.size for stream in streams]
         at, end = self._size, self._size + frames.RESPONSE.size + sum(sizes)

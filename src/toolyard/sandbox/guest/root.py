@@ -1,4 +1,4 @@
-"""The private root: a read-only view of interpreter and toolchains, and a few size-limited writable directories."""
+"""The private root: a read-only view of the interpreter and toolchains, and a few size-limited writable directories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bind(root: str, source: str) -> None:
 
 
 def _outermost(paths: list[str]) -> list[str]:
-    """Without those that lie below another one of them: a bind brings its whole tree along."""
+    """Drop paths below another of them: a bind includes its whole tree."""
     kept: list[str] = []
     for path in sorted(set(paths)):
         if not any(path == other or path.startswith(other + "/") for other in kept):
@@ -43,7 +43,7 @@ def _outermost(paths: list[str]) -> list[str]:
 
 
 def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_bytes: int, devices: list[str]) -> None:
-    """Mount the new root on `root`. The caller is alone in its mount namespace and pivots there afterwards."""
+    """Mount the new root on `root`. The caller is alone in its mount namespace and pivots to it afterwards."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("root", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     _writable(root, disk_bytes)
@@ -62,7 +62,7 @@ def build(root: str, binds: list[tuple[str, str]], read_only: list[str], disk_by
             file.write(text)
     _devices(root, devices)
     os.makedirs(root + "/proc", exist_ok=True)
-    # While the old /proc is still in sight: the kernel refuses a new one to whoever cannot see a whole one already.
+    # While the old /proc is still visible: the kernel refuses a new one to a process that cannot see a complete one.
     kernel.mount("proc", root + "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
@@ -78,7 +78,7 @@ def _devices(root: str, more: list[str]) -> None:
 
 
 def _writable(root: str, disk_bytes: int) -> None:
-    """One tmpfs behind all writable directories, so that one size and one inode count bound them together."""
+    """Use one tmpfs for all writable directories, so that one size and one inode count limit them together."""
     hidden = root + "/.writable"
     os.mkdir(hidden)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -105,7 +105,7 @@ def _make_removable(directory: int, name: str) -> int:
 
 
 def fixtures(read_only: list[str]) -> frozenset[str]:
-    """Mount points, and directories above them, inside writable directories: an interpreter below /tmp, say."""
+    """Mount points inside writable directories, such as an interpreter below /tmp, and the directories above them."""
     kept: set[str] = set()
     for path in _outermost(read_only):
         above = path
@@ -116,12 +116,12 @@ def fixtures(read_only: list[str]) -> frozenset[str]:
 
 
 def wipe(path: str, kept: frozenset[str] = frozenset()) -> None:
-    """Empty a directory whose writers are all dead, but for `kept`.
+    """Empty a directory, except for `kept`. All processes that could write to it are dead.
 
-    Flattens instead of recursing, so that a tree three thousand levels deep costs no stack and no long path.
+    Flattens instead of recursing, so that a tree three thousand levels deep needs no stack and no long path.
     """
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        os.chmod(path, 0o700)  # `restore` sets it right
+        os.chmod(path, 0o700)  # `restore` resets it
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     moved = 0
     try:
@@ -146,13 +146,13 @@ def wipe(path: str, kept: frozenset[str] = frozenset()) -> None:
     finally:
         os.close(top)
     for inner_path in kept:
-        # Below a kept directory that we own there may be new files; a mount point itself is read-only.
+        # A kept directory that we own may contain new files; a mount point itself is read-only.
         if os.path.dirname(inner_path) == path and os.access(inner_path, os.W_OK):
             wipe(inner_path, kept)
 
 
 def restore(path: str, mode: int) -> None:
-    """Undo what a program can do to a directory itself where it owns it: attributes, access lists, mode, times."""
+    """Undo what a program can do to a directory it owns: attributes, access lists, mode, times."""
     for name in os.listxattr(path):
         if name.startswith(("user.", "system.posix_acl_")):
             os.removexattr(path, name)
@@ -162,13 +162,13 @@ def restore(path: str, mode: int) -> None:
 
 
 def renew_times(path: str) -> None:
-    """Make all times of an empty directory those of now, where setting them has no effect (see `seccomp`)."""
+    """Set all times of an empty directory to now, if setting them directly has no effect (see `seccomp`)."""
     os.mkdir(f"{path}/.now")
     os.rmdir(f"{path}/.now")
-    os.listdir(path)  # which is noted, since the directory has changed since it was last read
+    os.listdir(path)  # updates the access time, since the directory has changed
 
 
-class Rooms:
+class WritableDirectories:
     """The writable directories of a worker, between two programs."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -176,16 +176,16 @@ class Rooms:
         self._kept = fixtures(config["read_only"]) if config["namespaces"] else frozenset[str]()
         self._clean_inodes = -1
         self.free_inodes = -1
-        """If there are as many, and the usual file was removed, nothing else is to be done. -1: that is not enough."""
+        """If this many are free after the usual file was removed, there is nothing else to clean. -1: unknown."""
 
     def settle(self) -> None:
-        """As they are now is how they are to be."""
+        """Take their current state as the clean one."""
         self._clean_inodes = self._inodes()
         if self._clean_inodes >= 0 and not self._config["owns_directories"]:
             self.free_inodes = os.statvfs(self._config["work"]).f_ffree
 
     def clean(self, usual: str) -> bool:
-        """Remove everything a program wrote; `usual` is the one file that is always there. False: it cannot be done."""
+        """Remove everything a program wrote; `usual` is the one file that is always there. Returns False on failure."""
         try:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                 os.unlink(usual)
@@ -201,16 +201,16 @@ class Rooms:
             return False
 
     def forget_times(self) -> None:
-        """So that the next program does not learn when this one used which directory. Nobody waits for this."""
+        """Reset times, so that the next program cannot learn which directories this one used. No one waits for it."""
         if not self._config["namespaces"]:
             for path in self._config["writable"]:
                 renew_times(path)
-        elif not self._config["owns_directories"]:  # else `restore` has set them
+        elif not self._config["owns_directories"]:  # otherwise `restore` has set them
             for path in self._config["writable"]:
                 os.utime(path)
 
     def _inodes(self) -> int:
-        """How many there are. -1 where they cannot be counted."""
+        """How many are in use; -1 if they cannot be counted."""
         if not self._config["namespaces"]:
             return -1
         space = os.statvfs(self._config["work"])

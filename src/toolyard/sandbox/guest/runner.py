@@ -1,6 +1,6 @@
-"""Sees one program to its end: forks it, moves its bytes, holds it to its limits, kills what is left, and replies.
+"""Runs one program to its end: forks it, moves its bytes, enforces its limits, kills what is left, and replies.
 
-`Worker` and `Cases` say which program runs next; what both need of a jail is here.
+`Worker` and `Cases` decide which program runs next; what both need is here.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from . import collect, frames, program
 from .child import KEPT, Child, Pipes, Stream, private_memory, reap, reap_orphans, write_all
 from .frames import Request
 from .replies import Replies
-from .root import Rooms
+from .root import WritableDirectories
 from .watch import TICK, Cgroup, Watch
 
 NOTICEABLE = 0.005
-"""Seconds. A time limit is not extended by less."""
+"""Seconds. Time limits are not extended by less."""
 GRACE = 0.1
-"""Seconds between the polite end of a program at its limit and the certain one."""
+"""Seconds between asking a program to stop at its limit and killing it."""
 _PIPE = 65536
 
 
 class Runner:
     def __init__(
-        self, channel: socket.socket, undertaker: socket.socket, config: dict[str, Any], cgroup: Cgroup | None
+        self, channel: socket.socket, launcher: socket.socket, config: dict[str, Any], cgroup: Cgroup | None
     ) -> None:
         self.channel = channel
-        self.undertaker = undertaker
-        """The launcher, who ends our descendants for us where we cannot see them ourselves."""
+        self.launcher = launcher
+        """The launcher, which kills our descendants for us if we cannot see them ourselves."""
         self.config = config
         self.alone = config["alone"]
-        """Whether kill(-1) reaches exactly this worker's programs."""
+        """Whether kill(-1) reaches only this worker's programs."""
         self.interpreter = program.Interpreter(
             config["work"],
             config["environment"],
@@ -53,16 +53,16 @@ class Runner:
         self.out, self.err, self.extra = Stream(), Stream(), Stream()
         self.ready: Child | None = None
         self.prepares = True
-        """Whether to have a child ready ahead of the next request."""
+        """Whether to prepare a child ahead of the next request."""
         self.retiring = False
         self.starved = 0.0
-        """Seconds that the program, or the cell, has waited for a processor, if it was late."""
+        """Seconds that the program or cell waited for a CPU, if it was late."""
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         program.install_handlers()
-        self.rooms = Rooms(config)
+        self.directories = WritableDirectories(config)
 
     def run_child(self, header: Request, order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
-        """Run a program in a process of its own making and reply. Returns the reason of its end."""
+        """Run a program in a new process and reply. Returns the reason for its end."""
         child, self.ready = self.ready or Child(self.interpreter, self.null), None
         self.begin(header, child.pid)
         start = time.monotonic()
@@ -83,8 +83,8 @@ class Runner:
     def conclude(
         self, reason: int, status: int, cpu: float, peak: int, wall: float, fetch: memoryview, *, hold: bool = False
     ) -> int:
-        """Everything is dead: fetch files, clean up, reply. In `extra` is why it was refused, if it was."""
-        # Also where it does not count: what it has seen must not count again. What is refused has no time limit.
+        """Everything is dead: fetch files, clean up, reply. If it was refused, `extra` says why."""
+        # Call `verdict` in any case, so that OOM kills are not counted again. A refused program has no time limit.
         found = self.watch.verdict(0.0 if self.extra.size else wall - self.starved, cpu, peak)
         reason = found if reason == frames.ENDED else reason
         if reason == frames.ENDED and self.extra.size:
@@ -93,12 +93,12 @@ class Runner:
             self.extra.reset(0)
             if len(fetch):
                 self._collect(fetch)
-        self.retiring = not self.rooms.clean(self.interpreter.path)
+        self.retiring = not self.directories.clean(self.interpreter.path)
         self._respond(reason, status, cpu, peak, wall, hold=hold)
         return reason
 
     def conclude_clean(self, status: int, cpu: float, peak: int, wall: float) -> int:
-        """The same where nothing was killed for its memory, no output is cut and there are no files. Sent later."""
+        """Like `conclude`, if nothing was OOM-killed, no output was truncated and there are no files. Sent later."""
         reason = self.watch.verdict(wall - self.starved, cpu, peak, killed=False)
         numbers = (reason, 0, status, wall, cpu, self.starved, peak)
         self.replies.put(numbers, (self.out, self.err, self.extra), hold=True)
@@ -111,14 +111,14 @@ class Runner:
         self.starved = 0.0
 
     def _order(self, child: Child, order: memoryview) -> None:
-        write_all(child.command, order)  # if it died while reading, its wait status tells
+        write_all(child.command, order)  # if it died while reading, its wait status shows it
         os.close(child.command)
         child.command = -1
 
     def pump(self, child: Pipes, ended: int, stdin: memoryview, start: float, header: Request) -> int:
         """Move bytes until the program's first process is gone or a limit is reached. Returns the reason.
 
-        Its end is the process's end, which `ended` tells, not the pipes': a daemon that keeps them open delays nothing.
+        `ended` (a pidfd) marks its end, not the closing of its pipes: a daemon that keeps them open delays nothing.
         """
         poll = select.poll()
         streams = {child.stdout: self.out, child.stderr: self.err}
@@ -147,16 +147,16 @@ class Runner:
                 else:
                     self.cancelled()
                     reason = frames.CANCELLED
-            if reason < 0 and (not events or timeout == 0):  # due is due, however much there is to read
+            if reason < 0 and (not events or timeout == 0):  # check even if there is always more to read
                 reap_orphans({child.pid, *self.watch.ours})
                 if tick:
                     reason = self.watch.check()
-                    self._look_ahead(deadline)
+                    self._sample_before_deadline(deadline)
                 else:
                     deadline = self._extended(start, header)
                     if deadline < time.monotonic() + NOTICEABLE:
                         reason = self._too_late(header)
-        if reason == frames.ENDED and time.monotonic() > deadline:  # when we saw it
+        if reason == frames.ENDED and time.monotonic() > deadline:  # as observed
             self.starved = self.watch.starved() + self.watch.starvation.late_since(waited)
         if reason in (frames.TIMED_OUT, frames.CPU_EXCEEDED):
             self._ask_to_stop(child, poll, ended, streams)
@@ -165,13 +165,13 @@ class Runner:
             stream.drain(handle, self.scratch)
         return reason
 
-    def _look_ahead(self, deadline: float) -> None:
-        """A moment before the deadline: see `Starvation.seconds`."""
+    def _sample_before_deadline(self, deadline: float) -> None:
+        """Shortly before the deadline: see `Starvation.seconds`."""
         if deadline - time.monotonic() < 2 * TICK:
             self.watch.starved()
 
     def _extended(self, start: float, header: Request) -> float:
-        """The deadline of a program that has waited for a processor: that is not its time."""
+        """The deadline, extended by the time the program waited for a CPU: that is not its fault."""
         self.starved = self.watch.starved()
         return start + header.wall_seconds + min(self.starved, frames.patience(header.wall_seconds))
 
@@ -179,7 +179,7 @@ class Runner:
         return frames.STARVED if self.starved > frames.patience(header.wall_seconds) else frames.TIMED_OUT
 
     def give_up(self) -> None:
-        """The host says, between two cases, that it wants no more of them."""
+        """The host cancelled the batch between two cases."""
         self.cancelled()
         for stream in (self.out, self.err, self.extra):
             stream.reset(0)
@@ -190,7 +190,7 @@ class Runner:
             os._exit(0)
 
     def _ask_to_stop(self, child: Pipes, poll: select.poll, ended: int, streams: dict[int, Stream]) -> None:
-        """SIGXCPU: by default it ends a program at once; our Python programs flush their output first."""
+        """Send SIGXCPU: by default it kills a program at once; our Python programs flush their output first."""
         os.kill(child.pid, signal.SIGXCPU)
         until = time.monotonic() + GRACE
         while (left := until - time.monotonic()) > 0:
@@ -201,20 +201,20 @@ class Runner:
                     poll.unregister(handle)
 
     def _end(self, child: Child) -> tuple[int, resource.struct_rusage]:
-        """Kill everything the program started and reap it; the first process's status is what counts."""
-        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        """Kill everything the program started and reap it. Returns the status of its first process."""
+        os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         _, status, usage = os.wait4(child.pid, 0)
         self.end_all()
         return status, usage
 
     def end_all(self) -> None:
-        if self.alone:  # at one stroke: nobody forks past it, and every orphan is ours to reap
+        if self.alone:  # at once: nothing can fork past it, and every orphan is ours to reap
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
                 reap()
         else:
-            self.undertaker.send(b"k")
-            self.undertaker.recv(1)
+            self.launcher.send(b"k")
+            self.launcher.recv(1)
             reap()
 
     def drop_ready(self) -> None:
@@ -224,7 +224,7 @@ class Runner:
             self.ready = None
 
     def _collect(self, names: memoryview) -> None:
-        """Read files back through a child of our own: names and contents never enter this process's heap."""
+        """Read files back through a child process: names and contents never enter this process's heap."""
         self.watch.make_room(frames.MAX_FETCH_BYTES)
         self.extra.reset(frames.MAX_FETCH_BYTES)
         self._helper(collect.read_files, names, self.extra)
@@ -265,7 +265,7 @@ class Runner:
 def _keeps_up(pid: int, handle: int, event: int) -> bool:
     """Wait until the helper at the other end of `handle` has done its part; False if it was stopped instead.
 
-    A session's code can do that: it runs as the same user. Nothing would ever come from there again.
+    A session's code can stop it, since it runs as the same user. Then nothing more would ever arrive.
     """
     poll = select.poll()
     poll.register(handle, event)

@@ -1,8 +1,8 @@
-"""The system-call filter: what a program has no business asking the kernel for.
+"""The system-call filter: system calls that programs have no need for.
 
-A list of refusals, not of permissions: programs come from thirty languages, and namespaces, Landlock and the missing
-capabilities already bound what they reach. The filter takes away kernel attack surface, ways to leave something behind
-for the next run, and ways to change the worker, which shares the program's user id.
+A deny list, not an allow list: programs come from thirty languages, and namespaces, Landlock and the missing
+capabilities already limit what they can reach. The filter removes kernel attack surface, ways to leave something behind
+for the next run, and ways to affect the worker, which shares the program's user id.
 """
 
 from __future__ import annotations
@@ -49,35 +49,35 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "semtimedop": (220, 192), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
 }  # fmt: skip
 
-# Answered "no such call", so that libraries fall back: io_uring to epoll, clone3 to clone, whose flags we can see,
-# asynchronous I/O to threads, inotify to polling. The last two are counted per user of the host or for the whole
-# machine, and inotify would also tell which files of a shared directory the host uses.
+# Answered with "no such call", so that libraries fall back: io_uring to epoll, clone3 to clone, whose flags we can see,
+# asynchronous I/O to threads, inotify to polling. The last two are counted per host user or for the whole machine, and
+# inotify would also reveal which files of a shared directory the host uses.
 _ABSENT: dict[str, tuple[int, int | None]] = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435),
     "io_setup": (206, 0), "inotify_init": (253, None), "inotify_init1": (294, 26),
 }  # fmt: skip
 _MEMFD_CREATE = (319, 279)
 
-# Where the file tree is the host's. Landlock knows nothing of these calls; they succeed without effect, since programs
-# that copy files make them in passing and would fail for nothing. Times can be set on what everybody may write, ...
+# If the file tree is the host's. Landlock does not cover these calls; they succeed without effect, since programs that
+# copy files make them in passing and would fail needlessly. Times can be set on files that everyone may write, ...
 _TIMES: dict[str, tuple[int | None, int | None]] = {
     "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
 }  # fmt: skip
-# ... modes on what is one's own, which without a user id of one's own is all of the host user's.
+# ... modes on files one owns, which without a separate user id are all of the host user's.
 _MODES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
 }  # fmt: skip
-# These may say that the file system has no such thing, and be believed.
+# These may report that the file system does not support them, and programs accept it.
 _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466),
 }  # fmt: skip
-# Before its version 3, Landlock does not know of truncation. By name it can be refused, and so can opening a file to
-# truncate it without writing to it, for which Landlock does not ask the right to write.
+# Before version 3, Landlock does not cover truncation. By name it can be refused, and so can opening a file to truncate
+# it without writing to it, for which Landlock does not require the right to write.
 _LANDLOCK_TRUNCATES = 3
 _TRUNCATE: tuple[int, int] = (76, 45)
-_OPENS_BY_FLAGS: dict[tuple[int, int | None], int] = {(2, None): 1, (257, 56): 2}  # open, openat: which argument it is
+_OPENS_BY_FLAGS: dict[tuple[int, int | None], int] = {(2, None): 1, (257, 56): 2}  # open, openat: index of flags
 _O_TRUNC, _ACCESS_MODES, _READ_ONLY, _NO_ACCESS = 0x200, 3, 0, 3
 _CLONE, _SOCKET, _SOCKETPAIR, _SETSOCKOPT, _IOCTL = (56, 220), (41, 198), (53, 199), (54, 208), (16, 29)
 _PRLIMIT64, _SETRLIMIT, _SCHED_SETAFFINITY, _SETPRIORITY = (302, 261), (160, 164), (203, 122), (141, 140)
@@ -90,11 +90,11 @@ _NUMBER, _ARCH = 0, 4
 _AF_UNIX, _SOL_SOCKET, _SO_SNDBUF = 1, 1, 7
 _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
 _REFUSED_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820)
-"""Typing into a terminal (TIOCSTI, TIOCLINUX); marks on files that stay (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)."""
+"""Typing into a terminal (TIOCSTI, TIOCLINUX); persistent file flags (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)."""
 
 _REFUSED_FCNTLS = (1024, 1026, 1031)
-"""A lease, which holds up others who open the file (F_SETLEASE); notices of what others do in a directory (F_NOTIFY);
-larger pipes, whose pages are counted per user (F_SETPIPE_SZ)."""
+"""Leases, which block others that open the file (F_SETLEASE); notifications of what others do in a directory
+(F_NOTIFY); larger pipes, whose pages are counted per user (F_SETPIPE_SZ)."""
 _RLIMIT_CORE = 4
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_GROWSDOWN = 0x1, 0x20, 0x100
 
@@ -124,23 +124,23 @@ def _none_of(index: int, refused: tuple[int, ...]) -> list[Instruction]:
 def _special_cases() -> dict[tuple[int, int], list[Instruction]]:
     refuse, allow = (_RETURN, 0, 0, _error(errno.EPERM)), (_RETURN, 0, 0, _ALLOW)
     no_effect = (_RETURN, 0, 0, _error(0))
-    # "Network is unreachable" is what a program on an unplugged machine would see, and what its author understands.
+    # "Network is unreachable" is what a program on an offline machine would see, and what its author understands.
     local = [_argument(0), (_JUMP_EQUAL, 0, 1, _AF_UNIX), allow, (_RETURN, 0, 0, _error(errno.ENETUNREACH))]
     return {
         _CLONE: [_argument(0), (_JUMP_SET, 0, 1, NAMESPACES | CLONE_NEWCGROUP), refuse, allow],
         _SOCKET: local,
         _SOCKETPAIR: local,
-        # A larger buffer is a wish that may go unheard, and ours does: what sits in sockets is no process's memory.
+        # A larger buffer is only a hint, which we ignore: data in sockets is not counted as any process's memory.
         _SETSOCKOPT: [
             _argument(1), (_JUMP_EQUAL, 0, 3, _SOL_SOCKET), _argument(2), (_JUMP_EQUAL, 0, 1, _SO_SNDBUF),
             no_effect, allow,
         ],
         _IOCTL: _none_of(1, _REFUSED_IOCTLS),
         _FCNTL: _none_of(1, _REFUSED_FCNTLS),
-        # The limit on core files stays at 1 (see `launch`). Lowering it to 0 is a habit of careful programs, and would
-        # let a crash start the host's handler: it succeeds without effect.
+        # The core file limit stays at 1 (see `launch`). Careful programs lower it to 0, which would let a crash start
+        # the host's handler: the call succeeds without effect.
         _SETRLIMIT: [_argument(0), (_JUMP_EQUAL, 0, 1, _RLIMIT_CORE), no_effect, allow],
-        # Reading another process's limits (a null new limit) does no harm; setting them would poison the worker.
+        # Reading another process's limits (a null new limit) is harmless; setting them would affect the worker.
         _PRLIMIT64: [
             _argument(1), (_JUMP_EQUAL, 0, 6, _RLIMIT_CORE), _argument(2), (_JUMP_EQUAL, 0, 3, 0),
             _argument(2, high=True), (_JUMP_EQUAL, 0, 1, 0), allow, no_effect,
@@ -163,7 +163,7 @@ def _search(cases: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 
 
 def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
-    """No unix sockets either, but for pairs that cannot be connected elsewhere: the host's services listen there."""
+    """No unix sockets either, except pairs that cannot be connected elsewhere: the host's services listen there."""
     refuse, allow = (_RETURN, 0, 0, _error(errno.ENETUNREACH)), (_RETURN, 0, 0, _ALLOW)
     return {
         _SOCKET: [refuse],
@@ -175,9 +175,9 @@ def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
 
 
 def _counted_memory_only() -> list[Instruction]:
-    """Only memory that the limit of a process counts: nothing anonymous that is shared or poses as a stack.
+    """Allow only memory that a process's limit counts: no anonymous memory that is shared or marked as a stack.
 
-    A file may be shared. What it takes counts as disk.
+    Files may be shared: they count as disk.
     """
     return [
         _argument(3), (_JUMP_SET, 0, 2, _MAP_ANONYMOUS), (_JUMP_SET, 2, 0, _MAP_SHARED),
@@ -187,7 +187,7 @@ def _counted_memory_only() -> list[Instruction]:
 
 def _without_truncation(column: int) -> dict[int, list[Instruction]]:
     refuse, allow = (_RETURN, 0, 0, _error(errno.EACCES)), (_RETURN, 0, 0, _ALLOW)
-    # What openat2 is asked for lies in memory, which a filter does not see. It is new enough to be missing.
+    # The flags of openat2 are in memory, which a filter cannot see. The call is new enough to be missing.
     cases: dict[int, list[Instruction]] = {
         _TRUNCATE[column]: [refuse],
         OPENAT2: [(_RETURN, 0, 0, _error(errno.ENOSYS))],
@@ -215,13 +215,13 @@ def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Inst
 def build_filter(
     *, cgroup: bool, namespaces: bool = True, own_user: bool = True, landlock: int = _LANDLOCK_TRUNCATES
 ) -> bytes:
-    """The filter as BPF.
+    """Build the filter as BPF.
 
-    `cgroup=False` refuses `memfd_create`, memory that nobody can see without a cgroup; and shared anonymous memory
-    where nobody looks at a program's processes either, for want of a pid namespace.
+    `cgroup=False` refuses `memfd_create`, whose memory is invisible without a cgroup; also shared anonymous memory if
+    the program's processes cannot be inspected either, for lack of a pid namespace.
     `namespaces=False`: the network and the file tree are the host's.
-    `own_user=False`: and so is the user, to whom many of the files belong.
-    `landlock`: its version. What the version does not know is refused here where the file tree is the host's.
+    `own_user=False`: so is the user, who owns many of the files.
+    `landlock`: its version. If the file tree is the host's, what that version does not cover is refused here.
     """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
@@ -248,7 +248,7 @@ def build_filter(
         (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH[MACHINE]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        # The x32 calls of x86_64 are a second, unfiltered door to the same kernel.
+        # The x32 calls of x86_64 are a second, unfiltered way into the same kernel.
         (_JUMP_GREATER_EQUAL, 0, 1, 0x40000000),
         (_RETURN, 0, 0, _KILL),
         *_search(sorted(cases.items())),

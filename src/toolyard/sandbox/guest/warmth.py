@@ -1,7 +1,7 @@
-"""What a worker does once so that its forks need not do it, each for itself.
+"""Work that a worker does once so that its forks need not repeat it.
 
-A forked process copies a page when it first writes to it. The interpreter writes when it remembers where it has found
-an attribute, when it adapts code to what it is used for, and when it puts a new object into a gap between old ones.
+A forked process copies a page when it first writes to it. The interpreter writes when it caches where it found an
+attribute, when it specializes code, and when it puts a new object into a gap between old ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 _OFTEN = 12
-"""How often code has to run until the interpreter has adapted it, and a little more."""
+"""How often code has to run until the interpreter has specialized it, and a little more."""
 _PROGRAM = b"""
 import sys
 from collections import Counter, defaultdict, deque
@@ -37,7 +37,7 @@ def solve(data):
     return str(best) + " ".join(map(str, numbers)) + f"{best:.3f}" + "a b".strip().replace("a", "b")[::-1]
 
 data = stdin.read().split()
-# An abstract class remembers of every class it is asked about whether that is one of its own, and so asks once.
+# An abstract class caches for every class it is asked about whether it is a subclass, and so checks only once.
 for kind in (
     data, tuple(data), "ab", b"ab", range(2), {}, {}.keys(), {}.values(), {}.items(), set(), frozenset(), deque(),
     iter(data), reversed(data), iter("ab"), iter({}), (word for word in data), map(str, data), zip(data),
@@ -52,11 +52,12 @@ stdout.write("\\n".join(data))
 stdout.flush()
 """
 _POOL, _FIRST, _BLOCK, _LARGEST = 1 << 14, 48, 16, 512
-"""CPython's small objects lie in pools of this size, from this place on, in blocks of a multiple of this up to this."""
+"""CPython's small objects lie in pools of this size, starting at this offset, in blocks of a multiple of this size, up
+to this size."""
 _POOLED = {(3, 11), (3, 12), (3, 13)}
-"""Versions in which that is so."""
+"""Versions for which this is true."""
 _MOST_GAPS = 1 << 20
-"""Bytes, of each size of blocks."""
+"""Bytes, per block size."""
 _MUCH = 100_000
 """Bytes; more than any gap, and less than what the C library asks the kernel for."""
 _kept: list[object] = []
@@ -65,7 +66,7 @@ _malloc.restype, _free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
 
 def rehearse(compiled: Callable[[bytes], Any]) -> None:
-    """Run what a typical program runs. `compiled`: as programs are compiled here."""
+    """Run what a typical program runs. `compiled` compiles as for programs."""
     for _ in range(_OFTEN):
         read, write = os.pipe()
         os.write(write, b"1 2 3\n")
@@ -74,9 +75,9 @@ def rehearse(compiled: Callable[[bytes], Any]) -> None:
             exec(compiled(_PROGRAM), {"__name__": "__main__", "stdin": stdin, "stdout": stdout})  # noqa: S102
 
 
-class Recall:
-    """Looks up what most programs look up. The interpreter remembers where it has found an attribute, but only until it
-    finds another whose place in its memory is the same; a case would look again and write it down, on a few pages."""
+class AttributeWarmer:
+    """Looks up the attributes that most programs look up. The interpreter caches where it found an attribute, but only
+    until another takes the same cache entry; a case would look it up again and write to a few pages."""
 
     def __init__(self) -> None:
         self._decoder: Any = codecs.getincrementaldecoder("utf-8")()
@@ -93,24 +94,24 @@ class Recall:
 
 
 def fill_gaps() -> None:
-    """So that new objects lie side by side, on few pages, instead of where others have gone between those that stay."""
+    """Make new objects lie side by side, on few pages, instead of in gaps between old objects."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] not in _POOLED:
         return
     for size in range(_BLOCK, _LARGEST + 1, _BLOCK):
         for number in range(_MOST_GAPS // size):
             filler = _filler(size, number)
             _kept.append(filler)
-            if id(filler) % _POOL == _FIRST:  # a pool was begun: all before it are full
+            if id(filler) % _POOL == _FIRST:  # a new pool: all before it are full
                 break
 
 
 def sort_gaps() -> None:
-    """The same for large objects, whose gaps the C library sorts, page by page, when it is next asked for much."""
+    """The same for large objects, whose gaps the C library sorts, page by page, on the next large allocation."""
     _free(_malloc(_MUCH))
 
 
 def _filler(size: int, number: int) -> object:
-    """An object that takes a block of that size. No bytes are as small as the two smallest."""
+    """An object that takes a block of that size. Bytes objects are larger than the two smallest sizes."""
     if size == _BLOCK:
         return object()
     return (1 << 40) + number if size == 2 * _BLOCK else bytes(size - b"".__sizeof__())

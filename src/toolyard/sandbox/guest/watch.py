@@ -1,8 +1,8 @@
-"""Limits of a whole process tree: memory, processor time, disk.
+"""Limits of a whole process tree: memory, CPU time, disk.
 
 Sampled every few milliseconds once a program runs longer than that. With a cgroup the kernel counts memory, and this
-reads its books. Without one the worker looks at the tree itself, counts also what hides from resident size (files in
-memory, shared mappings that were let go, page tables, what sits in sockets), and kills at the limit.
+reads its counters. Without one the worker inspects the tree itself, including what resident size does not show (files
+in memory, released shared mappings, page tables, data in sockets), and kills at the limit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .starvation import NOTHING, Starvation, see
 
 TICK = 0.02
 SLOW_TICK = 0.1
-"""Where a sample means walking a directory tree."""
+"""If a sample means walking a directory tree."""
 OWN_MEMORY = 8 << 20
-"""What the worker itself may hold inside its group besides the program."""
+"""What the worker itself may use inside its group besides the program."""
 OWN_PROCESSES = 5
 """In the same group: the launcher, the worker, a child prepared ahead or a parent of cases and its origin, a helper."""
 CEILING = 128 << 20
-"""How far beyond its limit, and a quarter of that, a program can get within a sample before the kernel stops it."""
+"""How far beyond 125% of its limit a program can get within a sample before the kernel stops it."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_ENTRIES, _DEEPEST = 32768, 128
-"""Of a tree that is walked to know its size. In a private root the file system itself counts."""
+"""Limits for walking a tree to find its size. In a private root the file system itself counts."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Cgroup:
-    """The worker's own memory group, by files opened before it was jailed."""
+    """The worker's own memory group, through files opened before it was jailed."""
 
     def __init__(self, processes: int | None, limit: int, events: int, usage: int, statistics: int) -> None:
         self._processes_file = processes
@@ -44,13 +44,13 @@ class Cgroup:
         self._statistics_file = statistics
         self._limit = self._allowed = -1
         self.events = os.pread(events, 4096, 0)
-        """What the kernel told of the group last."""
+        """The group's events, as last read."""
 
     def set_limit(self, size: int) -> None:
-        """Allow `size`. The kernel's limit lies higher: it is there for growth between two samples.
+        """Allow `size`. The kernel's limit is higher, to leave room for growth between two samples.
 
-        At the kernel's limit everybody in the group stands still, this worker too, until its killer comes, which it
-        does one at a time for the whole machine. So sampling its books ends programs first, and in time.
+        At the kernel's limit everything in the group stops, including this worker, until the OOM killer acts, which
+        handles one group at a time for the whole machine. So sampling the counters stops programs earlier.
         """
         self._allowed = size
         ceiling = size + size // 4 + CEILING
@@ -59,13 +59,13 @@ class Cgroup:
             self._limit = ceiling
 
     def set_processes(self, count: int) -> None:
-        """How many processes may exist, this worker included."""
+        """How many processes may exist, including this worker."""
         if self._processes_file is not None and count != self._processes:
             os.pwrite(self._processes_file, b"%d" % count, 0)
             self._processes = count
 
     def exceeded(self) -> bool:
-        """Whether more is held than allowed, not counting what the kernel could take back (cached files)."""
+        """Whether more is in use than allowed, not counting what the kernel could reclaim (cached files)."""
         if int(os.pread(self._usage_file, 64, 0)) <= self._allowed:
             return False
         held = 0
@@ -76,13 +76,13 @@ class Cgroup:
         return held > self._allowed
 
     def lift_limit(self, size: int) -> None:
-        """For the worker's own copies of what goes in and out, which count here too."""
+        """Make room for the worker's own copies of inputs and outputs, which count here too."""
         if size > self._limit:
             os.pwrite(self._limit_file, b"%d" % size, 0)
             self._limit = size
 
     def killed(self) -> bool:
-        """Whether the kernel killed something here since this was last asked."""
+        """Whether the OOM killer struck here since the last call."""
         before, self.events = self.events, os.pread(self.events_file, 4096, 0)
         return self.events != before and _kills(self.events) != _kills(before)
 
@@ -96,7 +96,7 @@ def _kills(events: bytes) -> int:
 
 
 class Watch:
-    """One run's limits that no per-process rlimit can express."""
+    """The limits of a run that per-process rlimits cannot express."""
 
     def __init__(self, cgroup: Cgroup | None, writable: list[str], disk_bytes: int, *, pidns: bool) -> None:
         self.cgroup = cgroup
@@ -106,30 +106,30 @@ class Watch:
         self._pidns = pidns
         self.starvation = Starvation()
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        """Resident in every child from its start: pages of the zygote's, which it shares."""
+        """Resident in every child from its start: pages shared with the zygote."""
         self._memory = self._space = 0
         self._seconds = self._cpu = 0.0
-        self.by_looking = False
-        """Whether the program's processes are looked at, since nobody else counts for us."""
+        self.inspects_processes = False
+        """Whether to inspect the program's processes, because nothing else counts for us."""
         self._next = 0.0
         self._cpu_before = 0.0
         self.ours: set[int] = set()
-        """Processes besides this one that are not the program's, by their numbers."""
+        """Pids besides this one that are not the program's."""
 
     def make_room(self, size: int) -> None:
-        """Before the worker itself takes `size` bytes, while no program runs."""
+        """Call before the worker itself takes `size` bytes, while no program runs."""
         if self.cgroup is not None:
             self.cgroup.lift_limit(2 * size + OWN_MEMORY)
 
     def begin(self, header: Request, first: int = 0) -> None:
-        """`first`: the program's first process, if it is there already."""
+        """`first`: pid of the program's first process, if it exists already."""
         self._seconds, self._cpu = header.wall_seconds, header.cpu_seconds
         self._memory, self._space = header.memory_bytes, header.disk_bytes
         if self.cgroup is not None:
             self.cgroup.set_limit(self._memory + OWN_MEMORY + header.end)
             self.cgroup.set_processes(header.processes + OWN_PROCESSES)
         by_sampling = not self._pidns or self.cgroup is None
-        self.by_looking = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
+        self.inspects_processes = by_sampling or self._cpu != frames.NO_CPU_LIMIT or self._space < self._disk_bytes
         self._next = time.monotonic() + self._tick
         self._cpu_before = self._reaped_seconds()
         if first and self._pidns:
@@ -138,7 +138,7 @@ class Watch:
             self.starvation.begin()
 
     def next_wait(self, deadline: float) -> tuple[float, bool]:
-        """Milliseconds to wait for events, and whether it is a sample, rather than the deadline, that then is due."""
+        """Milliseconds to wait for events, and whether a sample (rather than the deadline) is due then."""
         now = time.monotonic()
         if self._next < deadline:
             return max(self._next - now, 0.0) * 1000, True
@@ -149,12 +149,12 @@ class Watch:
         if self.cgroup is not None and (self.cgroup.killed() or self.cgroup.exceeded()):
             return frames.MEMORY_EXCEEDED
         self._next = time.monotonic() + self._tick
-        if not self.by_looking:
+        if not self.inspects_processes:
             return -1
         used = self._used()
         if used > self._space:
             return frames.DISK_EXCEEDED
-        if not self._pidns:  # /proc is closed to us: per-process limits must do
+        if not self._pidns:  # we cannot use /proc: per-process limits have to do
             return -1
         memory, seconds = self._sample()
         if self.cgroup is None and memory + used > self._memory and self._exact_memory() + used > self._memory:
@@ -164,12 +164,12 @@ class Watch:
         return -1
 
     def begin_here(self) -> None:
-        """Of what runs already: from here on it counts how long it waits for a processor."""
+        """For what is already running: count its waiting time for a CPU from here on."""
         self._cpu_before = self._reaped_seconds()
         self.starvation.begin(see(self._processes()) if self._pidns else NOTHING)
 
     def starved(self) -> float:
-        """Seconds that the program has waited for a processor; 0 where /proc is closed to us."""
+        """Seconds that the program has waited for a CPU; 0 if we cannot use /proc."""
         if not self._pidns:
             return 0.0
         found = see(self._processes())
@@ -184,15 +184,14 @@ class Watch:
 
     def verdict(self, wall: float, cpu: float = 0.0, peak: int = 0, *, killed: bool | None = None) -> int:
         """The reason for an end that looked like the program's own. `wall`: seconds from its start to its end.
-        `peak`: the largest resident size of a process. `killed`: whether the kernel killed something for its memory,
-        where that is known."""
+        `peak`: the largest resident size of a process. `killed`: whether the OOM killer struck, if known."""
         if killed is None:
             killed = self.cgroup is not None and self.cgroup.killed()
-        if killed or peak > self._memory + self._inherited:  # the latter came and went between two samples
+        if killed or peak > self._memory + self._inherited:  # the latter happened between two samples
             return frames.MEMORY_EXCEEDED
         if self._cpu != frames.NO_CPU_LIMIT and cpu >= self._cpu:
             return frames.CPU_EXCEEDED
-        # It ended by itself before a late worker came to stop it.
+        # It may have ended by itself before a late worker stopped it.
         return frames.TIMED_OUT if wall > self._seconds else frames.ENDED
 
     def _reaped_seconds(self) -> float:
@@ -200,7 +199,7 @@ class Watch:
         return usage.ru_utime + usage.ru_stime
 
     def _sample(self) -> tuple[int, float]:
-        """Bytes (an upper bound: shared pages count once per process) and processor seconds of the tree."""
+        """Bytes (an upper bound: shared pages count once per process) and CPU seconds of the tree."""
         pages = ticks = span = 0
         processes = self._processes()
         for pid in processes:
@@ -214,12 +213,12 @@ class Watch:
             span += int(fields[20])
         memory = pages * _PAGE
         if self.cgroup is None:
-            # More address space than memory: look for what hides there.
+            # More address space than memory: look for memory that resident sizes do not show.
             memory += _in_sockets() + (_beyond_resident(processes) if span > self._memory else 0)
         return memory, ticks / _TICKS_PER_SECOND + self._reaped_seconds() - self._cpu_before
 
     def _exact_memory(self) -> int:
-        """Proportional sizes: pages shared with siblings and with the zygote count in part. Costs more; asked late."""
+        """Proportional sizes: pages shared with siblings and the zygote count in part. Expensive, so used last."""
         processes = self._processes()
         return sum(map(_proportional, processes)) + _beyond_resident(processes) + _in_sockets()
 
@@ -229,7 +228,7 @@ class Watch:
 
 
 def _with_memory(pid: str) -> str:
-    """The number of a thread that shows the process's memory: another one than the first, if that has ended."""
+    """The id of a thread that shows the process's memory: not the first, if that has ended."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         if len(threads) > 1:
@@ -242,7 +241,7 @@ def _with_memory(pid: str) -> str:
 
 
 def _tree_bytes(path: str) -> int:
-    """Without deleted files. A tree too large, too deep or too closed to be looked through counts as a full disk."""
+    """Ignores deleted files. A tree that is too large, too deep or unreadable counts as a full disk."""
     handle = os.open(path, _FOLDER)
     try:
         return _bytes_below(handle, [_MOST_ENTRIES], _DEEPEST)
@@ -268,12 +267,12 @@ def _bytes_below(folder: int, entries_left: list[int], levels_left: int) -> int:
                     finally:
                         os.close(inner)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # it changes under our eyes
+                continue  # it may change meanwhile
     return total
 
 
 def _proportional(pid: str) -> int:
-    """Without files in memory and shared mappings, which are counted elsewhere and once."""
+    """Excludes files in memory and shared mappings, which are counted elsewhere, once."""
     sizes: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
@@ -281,15 +280,15 @@ def _proportional(pid: str) -> int:
                 name, size, *_ = line.split()
                 sizes[name] = int(size) * 1024
     except OSError:
-        return 0  # gone, or hidden: `_beyond_resident` counts all of such a one
+        return 0  # gone, or hidden: `_beyond_resident` counts its whole address space
     return sizes[b"Pss:"] - sizes.get(b"Pss_Shmem:", 0)
 
 
 def _beyond_resident(processes: list[str]) -> int:
-    """What resident sizes leave out, whole: shared mappings, page tables, and the kernel's records of mappings.
+    """What resident sizes leave out: shared mappings, page tables, and the kernel's records of mappings.
 
-    Pages of a shared mapping stay in memory when the process lets go of them. A process that hides its mappings from us
-    counts with all its address space.
+    Pages of a shared mapping stay in memory when the process releases them. A process that hides its mappings from us
+    counts with its whole address space.
     """
     total = 0
     shared: dict[tuple[bytes, bytes], int] = {}
@@ -321,7 +320,7 @@ def _status(pid: str, field: bytes) -> int:
 
 
 def _in_sockets() -> int:
-    """The most that can sit in the buffers of all sockets of this network namespace."""
+    """The most that can be in the buffers of all sockets of this network namespace."""
     try:
         with open("/proc/net/sockstat", "rb", buffering=0) as file:
             return int(file.read(64).split()[2]) * _SOCKET_BUFFER
@@ -338,7 +337,7 @@ def _socket_buffer() -> int:
 
 
 def _shared_device() -> bytes:
-    """Where the kernel keeps shared memory that has no file."""
+    """The device on which the kernel keeps shared memory that has no file."""
     with mmap.mmap(-1, _PAGE), open("/proc/self/maps", "rb") as file:
         return next((line.split()[3] for line in file if line.endswith(b"/dev/zero (deleted)\n")), b"00:01")
 
@@ -346,4 +345,4 @@ def _shared_device() -> bytes:
 _SHARED_DEVICE = _shared_device()
 _SOCKET_BUFFER = _socket_buffer()
 _MAPPING_RECORD = 256
-"""About the size of the kernel's note about one mapping."""
+"""Approximate size of the kernel's record of one mapping."""

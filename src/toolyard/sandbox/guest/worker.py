@@ -1,8 +1,8 @@
-"""A worker: PID 1 of its own jail. Takes one request at a time, forks the program, sees it to its end, cleans up.
+"""A worker: PID 1 of its own jail. Takes one request at a time, forks the program, waits for its end, cleans up.
 
-It never runs foreign code and never looks into a request beyond the header's numbers. All bytes of a request or of an
-output live in memory that forks do not inherit (`MADV_DONTFORK`), so no program finds traces of an earlier one.
-A result leaves only when every process is dead and every file is gone.
+It never runs untrusted code and reads only the numbers in a request's header. All request and output bytes live in
+memory that forks do not inherit (`MADV_DONTFORK`), so no program finds traces of an earlier one. A result is sent only
+when every process is dead and every file is gone.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _REPLY = 8 << 20
 
 class Worker(Runner):
     def __init__(
-        self, channel: socket.socket, undertaker: socket.socket, config: dict[str, Any], cgroup: Cgroup | None
+        self, channel: socket.socket, launcher: socket.socket, config: dict[str, Any], cgroup: Cgroup | None
     ) -> None:
-        super().__init__(channel, undertaker, config, cgroup)
+        super().__init__(channel, launcher, config, cgroup)
         self.session: Child | None = None
         self.cases = Cases(self, config["library"])
 
     def serve(self) -> NoReturn:
-        """Requests until the host closes its end."""
-        self.rooms.settle()
+        """Serve requests until the host closes its end."""
+        self.directories.settle()
         gc.collect()
         warmth.fill_gaps()
         gc.freeze()
         try:
             self._serve()
         except BecomeError as forked:
-            # Kept: to let go of it and of the frames it has left would be work for every child.
+            # Kept: releasing it and the frames it has left would be work for every child.
             self.forked = forked
         self.forked.role()
 
@@ -68,7 +68,7 @@ class Worker(Runner):
             if self.retiring:
                 os._exit(0)
             if self.session is None:
-                self.rooms.forget_times()
+                self.directories.forget_times()
             self._shrink()
 
     # ----------------------------------------------------------------------------------------------- frames
@@ -78,7 +78,7 @@ class Worker(Runner):
         have = self._receive_at_least(0, frames.REQUEST.size)
         header = frames.read_request(self.request)
         if header.operation == frames.CANCEL:
-            return header  # came after its run had ended: nothing is left to cancel
+            return header  # arrived after its run ended: nothing to cancel
         if header.end > len(self.request):
             self.watch.make_room(header.end)
             larger = private_memory(header.end)
@@ -89,9 +89,9 @@ class Worker(Runner):
 
     def _receive_at_least(self, have: int, wanted: int) -> int:
         while have < wanted:
-            got = self.channel.recv_into(self.request[have:wanted])  # and nothing of what may follow: a cancellation
+            got = self.channel.recv_into(self.request[have:wanted])  # not what may follow: a cancellation
             if not got:
-                os._exit(0)  # the host is gone, and this jail with it
+                os._exit(0)  # the host is gone: end the jail
             have += got
         return have
 
@@ -151,7 +151,7 @@ class Worker(Runner):
         self._respond(reason, status, wall=wall)
 
     def _pump_cell(self, child: Child, start: float, header: Request) -> tuple[int, bool]:
-        """Until the cell's answer is whole. At the deadline SIGINT, which most code heeds; then the end.
+        """Move bytes until the cell's answer is whole. At the deadline send SIGINT, which most code obeys, then kill.
 
         Returns the reason, and whether the session is still alive.
         """
@@ -179,7 +179,7 @@ class Worker(Runner):
                 reap_orphans({child.pid})
                 found = self.watch.check()
                 reason, alive = (found, False) if found >= 0 else (reason, alive)
-                self._look_ahead(deadline)
+                self._sample_before_deadline(deadline)
             elif due and reason == frames.ENDED:
                 deadline = self._extended(start, header)
                 if deadline < time.monotonic() + NOTICEABLE:
@@ -198,7 +198,7 @@ class Worker(Runner):
         return self.extra.size >= 4 and self.extra.size >= 4 + int.from_bytes(self.extra.memory[:4], "little")
 
     def _lose(self, child: Child) -> int:
-        """The session's process is beyond saving: end it, and this worker with it."""
+        """The session's process cannot be saved: end it, and this worker with it."""
         status, _ = self._end(child)
         child.close()
         self.session = None
@@ -206,7 +206,7 @@ class Worker(Runner):
         return status
 
     def _guard_idle_session(self) -> None:
-        """Between cells, threads of the session may still grow: keep watching while nothing is asked."""
+        """Between cells, threads of the session may still use more: keep watching while no request arrives."""
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
         while self.session is not None and not poll.poll(100):

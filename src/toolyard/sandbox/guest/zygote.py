@@ -1,8 +1,8 @@
-"""The zygote: a warm, single-threaded interpreter that the host starts afresh with an empty environment.
+"""The zygote: a warm, single-threaded interpreter, started by the host with an empty environment.
 
-It imports what programs will want, makes itself cheap to fork, and then forks workers on request. No foreign code ever
-runs in it. It dies with the host: by the closed socket, and by watching the host's pid should a copy of the socket
-have survived somewhere.
+It imports what programs are likely to use, makes itself cheap to fork, and then forks workers on request. No untrusted
+code ever runs in it. It dies with the host: it notices the closed socket, and watches the host's pid in case a copy of
+the socket survives somewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import cgroups, descendants, frames, immortal, kernel, launch, probe, pro
 from .native import Native
 
 START_SECONDS = 10.0
-"""How long a worker may take to be ready."""
+"""How long a worker may take to become ready."""
 
 _WARM_UP = {
     "numpy": "import numpy as n, numpy.random; n.linalg.inv(n.eye(2) + n.ones((2, 2))); str(n.arange(3) * 1.5)",
@@ -36,11 +36,11 @@ _WARM_UP = {
     "scipy": "import scipy.stats, scipy.optimize, scipy.linalg",
     "matplotlib": "import matplotlib; matplotlib.use('Agg'); import matplotlib.pyplot",
 }
-"""Importing is half of it: running a few typical calls once also fills caches that every child would fill again."""
+"""Importing is only half of it: running a few typical calls also fills caches that every child would have to fill."""
 
 
 def preload(modules: list[str]) -> list[str]:
-    """Import and warm up; returns those that failed or started threads, which a fork would lose."""
+    """Import and warm up. Returns the modules that failed. A module that starts threads, which a fork loses, raises."""
     failed: list[str] = []
     for name in modules:
         try:
@@ -51,14 +51,13 @@ def preload(modules: list[str]) -> list[str]:
         if len(os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")
     for name in sys.builtin_module_names:
-        _note_as_imported(sys.modules.get(name))
+        _mark_as_imported(sys.modules.get(name))
     return failed
 
 
-def _note_as_imported(module: ModuleType | None) -> None:
-    """As the import of any module does, but not that of those which the interpreter begins with, `sys` for one. Who
-    imports such a one again finds nothing noted, and that makes an exception: one that nobody sees, but for which a
-    case copies a dozen pages."""
+def _mark_as_imported(module: ModuleType | None) -> None:
+    """Set an attribute that importing a module sets, but that modules loaded at startup, such as `sys`, lack. Importing
+    those again would raise and catch an exception internally, for which a case copies a dozen pages."""
     spec: Any = getattr(module, "__spec__", None)
     if spec is not None and not hasattr(spec, "_initializing"):
         spec._initializing = False
@@ -106,7 +105,7 @@ class Zygote:
         for _, _, content in ancillary:
             handles.frombytes(content[: len(content) - len(content) % handles.itemsize])
         with socket.socket(fileno=handles[0]) as channel:
-            if not _hung_up(channel):  # cancelled while others were served: nobody wants it any more
+            if not _hung_up(channel):  # cancelled while it was waiting
                 self._say(ticket, *self._spawn(ticket, channel))
         return True
 
@@ -115,7 +114,7 @@ class Zygote:
             self._control.send(marshal.dumps(message, 4))
 
     def _spawn(self, ticket: int, channel: socket.socket) -> tuple[int, int, str, str]:
-        """One worker. Returns launcher pid, worker pid, its cgroup, and the error if there is none of these."""
+        """Spawn a worker. Returns launcher pid, worker pid, its cgroup, and the error, if any."""
         report_read, report_write = os.pipe()
         go_read, go_write = os.pipe()
         group = None
@@ -129,19 +128,19 @@ class Zygote:
                 _close_all_but(channel.fileno(), report_write, go_read)
                 if group is not None:
                     group.join()
-                self._make_own(config)
+                self._add_own_settings(config)
                 launch.launch(channel, report_write, go_read, config, group.for_worker() if group else None)
             os.close(report_write)
             self._launchers[pid] = (ticket, group)
-            return (pid, *self._see_off(pid, report_read, go_write, group))
+            return (pid, *self._await_worker(pid, report_read, go_write, group))
         except OSError as error:
             return (0, 0, "", str(error))
         finally:
             for handle in (report_read, go_read, go_write):
                 os.close(handle)
 
-    def _make_own(self, config: dict[str, Any]) -> None:
-        """What depends on the launcher's pid: its own user id, and without a private root its own directories."""
+    def _add_own_settings(self, config: dict[str, Any]) -> None:
+        """Set what depends on the launcher's pid: its own user id and, without a private root, its own directories."""
         if config["user"]:
             config["user"] = launch.OWN_USER_BASE + os.getpid()
         if not config["namespaces"]:
@@ -151,8 +150,8 @@ class Zygote:
             places = {"HOME": f"{base}/work", "TMPDIR": f"{base}/tmp", "MPLCONFIGDIR": f"{base}/tmp"}
             config["environment"] = {**config["environment"], **places}
 
-    def _see_off(self, pid: int, report: int, go: int, group: cgroups.Group | None) -> tuple[int, str, str]:
-        """Answer the launcher's reports until its worker is ready. Returns worker pid, cgroup, error."""
+    def _await_worker(self, pid: int, report: int, go: int, group: cgroups.Group | None) -> tuple[int, str, str]:
+        """Handle the launcher's reports until its worker is ready. Returns worker pid, cgroup, error."""
         worker = 0
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -167,7 +166,7 @@ class Zygote:
                         try:
                             probe.map_ids(pid)
                         except OSError:
-                            # Of a launcher that was killed meanwhile, nobody may write these files.
+                            # If the launcher was killed meanwhile, these files cannot be written.
                             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                                 raise
                             return 0, "", frames.LAUNCHER_DIED
@@ -190,17 +189,17 @@ class Zygote:
                 return
             _, group = self._launchers.pop(pid, (0, None))
             if status and not self._config["namespaces"]:
-                self._inherit(pid)
+                self._clean_up_after(pid)
             if group is not None and self._groups is not None:
                 self._groups.take_back(group)
 
-    def _inherit(self, launcher: int) -> None:
-        """A launcher that was killed could not see to its programs, and without a pid namespace they live on."""
+    def _clean_up_after(self, launcher: int) -> None:
+        """A killed launcher could not clean up its programs, and without a pid namespace they live on."""
         descendants.end_all(os.getpid(), spared=self._launchers)
         launch.remove_directories(_directories(f"{self._config['host_directory']}/{launcher}"))
 
     def _end_launcher(self, pid: int) -> None:
-        os.kill(pid, signal.SIGTERM)  # not SIGKILL: it goes when its worker and all programs are gone
+        os.kill(pid, signal.SIGTERM)  # not SIGKILL: it exits after its worker and all programs
 
     def _end(self) -> NoReturn:
         for pid in self._launchers:
@@ -212,13 +211,13 @@ class Zygote:
         if self._groups is not None:
             self._groups.remove()
         if os.getppid() != self._host and not self._config["namespaces"]:
-            with contextlib.suppress(OSError):  # of several zygotes the last one finds it empty
+            with contextlib.suppress(OSError):  # only the last of several zygotes finds it empty
                 os.rmdir(self._config["host_directory"])
         os._exit(0)
 
 
 def _directories(base: str) -> list[str]:
-    """A worker's writable directories, where it has no private root."""
+    """The writable directories of a worker without a private root."""
     return [f"{base}/work", f"{base}/tmp"]
 
 
@@ -232,11 +231,11 @@ def _hung_up(channel: socket.socket) -> bool:
 
 
 def _wake_up(signum: int, frame: FrameType | None) -> None:
-    """Its arrival is all: the wake-up descriptor tells the loop."""
+    """Does nothing: the signal's arrival wakes the loop through the wake-up descriptor."""
 
 
 def _close_all_but(*kept: int) -> None:
-    """A worker that held the zygote's own descriptors would keep its socket open after the zygote's death."""
+    """A worker that kept the zygote's own descriptors would keep its socket open after the zygote's death."""
     for name in os.listdir("/proc/self/fd"):
         handle = int(name)
         if handle > program.STATUS and handle not in kept:
@@ -245,14 +244,14 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _above_streams(handle: int) -> int:
-    """Move a descriptor out of the way: in every child, 0 to 4 become the program's pipes and are written over."""
+    """Move a descriptor out of the way: in every child, 0 to 4 become the program's pipes."""
     moved = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, program.STATUS + 1)
     os.close(handle)
     return moved
 
 
 def main() -> NoReturn:
-    """Started as `python zygote-entry HOST_PID CONTROL_FD`; the first message holds the configuration."""
+    """Started as `python zygote-entry HOST_PID CONTROL_FD`; the first message is the configuration."""
     host = _above_streams(os.pidfd_open(int(sys.argv[1])))
     control = socket.socket(fileno=_above_streams(int(sys.argv[2])))
     config = marshal.loads(control.recv(1 << 20))
@@ -262,7 +261,7 @@ def main() -> NoReturn:
     try:
         failed = preload(config["modules"])
         config["library"] = None
-        with contextlib.suppress(OSError):  # built for another machine: `doctor` says so
+        with contextlib.suppress(OSError):  # built for another machine: `doctor` reports it
             config["library"] = Native(config["native"]) if config["native"] else None
         config["sessions"] = None
         if config["with_sessions"]:
@@ -273,7 +272,7 @@ def main() -> NoReturn:
         del sys.argv[1:]
         gc.collect()
 
-        immortal.immortalise()
+        immortal.immortalize()
         gc.freeze()
         control.send(marshal.dumps((0, failed, ""), 4))
     except BaseException as error:

@@ -1,1 +1,1 @@
-"""The host's side of the embedded sandbox: zygotes, their workers, and what is sent to them."""
+"""The host's side of the embedded sandbox: zygotes, their workers, and the requests sent to them."""

@@ -1,4 +1,4 @@
-"""One program on many inputs: the host's part of it."""
+"""One program on many inputs: the host's side."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dataclasses import replace
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.pool import Pool
 from toolyard.sandbox.host.requests import Order, accepted, header_of, inputs_part
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.protocol import Limits
 
 _EACH = {frames.RUN_PYTHON: frames.EACH_PYTHON, frames.RUN_COMMAND: frames.EACH_COMMAND}
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 class Processors:
-    """Which processor a batch starts its cases on.
+    """Chooses the CPU on which a batch starts its cases.
 
-    A case takes a fraction of a millisecond, and twice that when the kernel moves it to another processor than the one
-    its parent runs on. So a batch stays where it is; this sees to it that two of them do not stay in the same place.
-    The programs themselves may run anywhere.
+    A case takes a fraction of a millisecond, and twice that if the kernel moves it away from its parent's CPU. So a
+    batch stays on one CPU, and this class gives concurrent batches different ones.
+    The programs themselves may run on any CPU.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Processors:
     @contextmanager
     def lend(self) -> Generator[int]:
         least = min(self._lent.values())
-        # By chance, since other processes' batches choose as well.
-        processor = _chance.choice([number for number, lent in self._lent.items() if lent == least])
+        # At random, since batches of other processes choose as well.
+        processor = _random.choice([number for number, lent in self._lent.items() if lent == least])
         self._lent[processor] += 1
         try:
             yield processor
@@ -52,13 +52,13 @@ async def replies(
     limits: Limits,
     processor: int,
     *,
-    in_bunches: bool,
-) -> AsyncGenerator[Reply]:
-    """One for each input, in order. When a worker retires, another goes on."""
+    batch_results: bool,
+) -> AsyncGenerator[WorkerReply]:
+    """Yield one reply per input, in order. If a worker retires, another continues."""
     order = replace(order, operation=_EACH[order.operation])
     done = 0
     while done < len(stdins):
-        parts = order.parts(inputs_part(stdins[done:], processor, in_bunches=in_bunches))
+        parts = order.parts(inputs_part(stdins[done:], processor, batch_results=batch_results))
         header = header_of(order.operation, limits, limits.run_seconds, parts)
         async with pool.worker(profile) as worker:
             answers = worker.request_each(header, parts, limits.run_seconds, len(stdins) - done)
@@ -69,27 +69,27 @@ async def replies(
 
 
 _AHEAD = 4
-"""Replies that a share may be ahead of the one whose turn it is."""
+"""How many replies a share may be ahead of the share whose turn it is."""
 
 
-async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Reply]:
-    """The first of each share, the second of each, and so on, while all of them go on at the same time.
+async def interleave(shares: Sequence[AsyncGenerator[WorkerReply]]) -> AsyncGenerator[WorkerReply]:
+    """Yield the first reply of each share, then the second of each, and so on, while all shares run concurrently.
 
-    What a share raises is raised when it is that share's turn, and ends the others.
+    An error of a share is raised when it is that share's turn, and stops the others.
     """
     if len(shares) == 1:
         async with aclosing(shares[0]) as only:
             async for reply in only:
                 yield reply
         return
-    queues = [asyncio.Queue[Reply | Exception | None](_AHEAD) for _ in shares]
-    # Not a TaskGroup: a generator that is closed early would leave it with an error of its own.
+    queues = [asyncio.Queue[WorkerReply | Exception | None](_AHEAD) for _ in shares]
+    # Not a TaskGroup: a generator that is closed early would make it raise an error of its own.
     tasks = [asyncio.create_task(_put(share, queue)) for share, queue in zip(shares, queues, strict=True)]
     try:
         for turn in itertools.cycle(queues):
             reply = await turn.get()
             if reply is None:
-                return  # the shares differ by one at most, and the first that ends is the one after the last reply
+                return  # shares differ by at most one reply, so the first to end comes right after the last reply
             if isinstance(reply, Exception):
                 raise reply
             yield reply
@@ -99,7 +99,7 @@ async def in_turn(shares: Sequence[AsyncGenerator[Reply]]) -> AsyncGenerator[Rep
         await asyncio.wait(tasks)
 
 
-async def _put(share: AsyncGenerator[Reply], queue: asyncio.Queue[Reply | Exception | None]) -> None:
+async def _put(share: AsyncGenerator[WorkerReply], queue: asyncio.Queue[WorkerReply | Exception | None]) -> None:
     try:
         async with aclosing(share):
             async for reply in share:

@@ -1,4 +1,4 @@
-"""What a zygote is told: how its workers are to be jailed, at which level, with what in sight."""
+"""The configuration of a zygote: how its workers are jailed, at which level, and what they can see."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from toolyard.sandbox.isolation import SCOPED_SIGNALS, Grants, Level
 
 
 def environment_for(python: str) -> dict[str, str]:
-    """All a program finds in `os.environ`. One thread for numerical libraries: parallelism is across programs.
+    """The program's whole `os.environ`. Numerical libraries get one thread: parallelism is across programs.
 
-    The hash seed is fixed, so that the same program prints its sets in the same order every time.
+    The hash seed is fixed, so that the same program always prints its sets in the same order.
     """
     return {
         "PATH": f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin",
@@ -34,7 +34,7 @@ def environment_for(python: str) -> dict[str, str]:
 
 
 def gpu_devices() -> list[str]:
-    """The device files of NVIDIA's driver."""
+    """The device files of the NVIDIA driver."""
     paths = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"))
     return [path for path in paths if stat.S_ISCHR(os.stat(path).st_mode)]
 
@@ -51,8 +51,8 @@ def zygote_config(
     host_directory: str | None,
     devices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Plain values only: they travel to another interpreter. `binds` maps host directories to places in the jail,
-    `devices` are shown in it beside the usual ones."""
+    """Plain values only: they are sent to another interpreter. `binds` maps host directories to paths in the jail;
+    `devices` are visible there in addition to the usual ones."""
     jailed = level in (Level.FULL, Level.NAMESPACES)
     confined = level is Level.CONFINED
     own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
@@ -65,7 +65,7 @@ def zygote_config(
         "landlock": level is not Level.NONE and grants.has("landlock"),
         "seccomp": level is not Level.NONE and grants.has("seccomp"),
         "user": int(own_user),
-        # Whether kill(-1) reaches exactly a worker's programs: by its pid namespace, its user id, or Landlock's scope.
+        # Whether kill(-1) reaches only a worker's programs: by its pid namespace, its user id, or Landlock's scope.
         "alone": jailed or own_user or (confined and grants.landlock_abi >= SCOPED_SIGNALS),
         "owns_directories": not (jailed and own_user),
         "directory_mode": 0o1777 if jailed else 0o700,

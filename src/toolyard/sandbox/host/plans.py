@@ -1,4 +1,4 @@
-"""A program on its way to a worker: what there is to send before its input is known, and to tell after it ran."""
+"""A program ready for a worker: what to send apart from its input, and how to convert the reply to an `Execution`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, replace
 
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.requests import Order, as_bytes, manifest, stage_result, unpack_files
-from toolyard.sandbox.host.worker import Reply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.languages.builds import Build
 from toolyard.sandbox.languages.toolchains import Toolchain
 from toolyard.sandbox.protocol import Execution, Program, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutionPlan:
     order: Order
     build: Build | None = None
-    """What the compiler made of it; None for Python and languages without one."""
+    """The compiler's result; None for Python and other languages that are not compiled."""
     cached: bool = False
     queued: float = 0.0
-    """Seconds that the compiler waited for a worker."""
+    """Seconds the compile stage waited for a worker."""
     gpu: bool = False
-    """Whether it is to see the machine's GPUs."""
+    """Whether it sees the machine's GPUs."""
     warm: bool = False
-    """Whether a run costs so little, forked from a prepared process, that many are best done one after the other."""
+    """Whether runs are forked from a prepared process, so cheaply that many are best run one after the other."""
 
     @property
     def compiles(self) -> bool:
         return self.build is None or self.build.stage.verdict is Verdict.OK
 
-    def again(self) -> Plan:
-        """For the next input."""
+    def again(self) -> ExecutionPlan:
+        """The plan for the next input."""
         return replace(self, cached=self.build is not None, queued=0.0)
 
-    def execution(self, reply: Reply | None, level: str, queued: float = 0.0) -> Execution:
-        """What became of it. None: the compiler refused it."""
+    def execution(self, reply: WorkerReply | None, level: str, queued: float = 0.0) -> Execution:
+        """Convert the worker's reply. None: compilation failed."""
         compiled = self.build.stage if self.build else None
         stage = stage_result(reply) if reply else None
         return Execution(
@@ -49,9 +49,9 @@ class Plan:
         )
 
 
-def python_plan(program: Program) -> Plan:
+def python_plan(program: Program) -> ExecutionPlan:
     meta = (tuple(program.args), dict(program.env), manifest(program.files, 0o644))
-    return Plan(Order(frames.RUN_PYTHON, meta, program.code, program.files, program.fetch_files))
+    return ExecutionPlan(Order(frames.RUN_PYTHON, meta, program.code, program.files, program.fetch_files))
 
 
 def sources(toolchain: Toolchain, program: Program) -> dict[str, bytes]:

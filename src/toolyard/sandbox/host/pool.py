@@ -1,4 +1,4 @@
-"""Who may run now, and on which worker: slots given out first come, first served, and workers kept warm per profile."""
+"""Slots and workers: slots are given out first come, first served; workers are kept warm per profile."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from toolyard.sandbox.host.zygote import Worker, Zygote
 
 _log = logging.getLogger(__name__)
 _PAUSE = 60
-"""Seconds between two tries to start a zygote that nobody waits for."""
+"""Seconds between attempts to start a zygote that no one is waiting for."""
 
 
 class Slots:
-    """At most `count` at once; whoever came first goes first. A freed slot is handed over, never up for grabs."""
+    """At most `count` at once, first come, first served. A freed slot goes straight to the next waiter."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -32,10 +32,10 @@ class Slots:
         return len(self._waiters)
 
     async def take(self, within: float | None) -> float:
-        """Wait for a slot; returns the seconds waited.
+        """Wait for a slot. Return the seconds waited.
 
         Raises:
-            SandboxBusyError: none came free in time.
+            SandboxBusyError: none became free in time.
         """
         if self._closed:
             raise SandboxClosedError("the sandbox is closed")
@@ -50,20 +50,20 @@ class Slots:
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                # Handed over in the same moment as we gave up: pass it on, or the slot is lost for ever.
+                # The slot was handed over just as we gave up: pass it on, or it is lost forever.
                 self.give()
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
             if isinstance(error, TimeoutError):
                 raise SandboxBusyError(
-                    f"no sandbox worker came free within {within:g} s ({self.count} workers, {self.waiting} waiting)",
+                    f"no sandbox worker became free within {within:g} s ({self.count} workers, {self.waiting} waiting)",
                     retry_after=max(1.0, within or 1.0),
                 ) from None
             raise
         return time.monotonic() - start
 
     def take_idle(self) -> bool:
-        """Take one if that keeps nobody waiting."""
+        """Take a slot if that keeps no one waiting."""
         if self.free <= 0 or self._closed:
             return False
         self.free -= 1
@@ -86,7 +86,7 @@ class Slots:
 
 
 class Pool:
-    """Idle workers by profile. Zygotes are started when first needed and again when they died."""
+    """Idle workers by profile. Zygotes are started on first use, and restarted if they die."""
 
     def __init__(self, make_zygote: Callable[[str], Zygote], *, idle: int, max_runs: int) -> None:
         self._make_zygote = make_zygote
@@ -98,10 +98,10 @@ class Pool:
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
         self._closed = False
         self.live: dict[str, int] = {}
-        """Workers alive, by profile: idle ones and those in use."""
+        """Live workers by profile, both idle and busy."""
 
     def ready(self, profile: str) -> bool:
-        """Whether that profile's zygote is warm. If not, it is being started now, and others serve meanwhile."""
+        """Whether the profile's zygote is warm. If not, it is started in the background; others serve meanwhile."""
         zygote = self.zygotes.get(profile)
         if zygote is not None and zygote.alive:
             return True
@@ -128,25 +128,25 @@ class Pool:
     def _started(self, profile: str, task: asyncio.Task[Zygote]) -> None:
         self._starting.pop(profile, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Whoever waits gets it too. Programs run from another zygote meanwhile.
-            _log.warning("zygote %r did not start, next try in %d s: %s", profile, _PAUSE, error)
+            # Waiters get the error too. Meanwhile, programs run from another zygote.
+            _log.warning("zygote %r did not start, trying again in %d s: %s", profile, _PAUSE, error)
             self._not_before[profile] = time.monotonic() + _PAUSE
 
     async def zygote(self, profile: str) -> Zygote:
         zygote = self.zygotes.get(profile)
         if zygote is not None and zygote.alive:
             return zygote
-        if self._closed:  # or one that is being told so would start another, which nobody stops
+        if self._closed:  # or a zygote would be started that nothing stops
             raise SandboxClosedError("the sandbox is closed")
         task = self._starting.get(profile) or self._begin(profile)
-        await asyncio.wait([task])  # unlike the task itself, cancelled by no one but our own caller
+        await asyncio.wait([task])  # unlike awaiting the task, only our own caller can cancel this
         if task.cancelled():
             raise SandboxClosedError("the sandbox was closed while a zygote started")
         return task.result()
 
     @asynccontextmanager
     async def worker(self, profile: str) -> AsyncGenerator[Worker]:
-        """A worker for one request. Comes back to the pool unless it died, retired, or has served its time."""
+        """A worker for one request. It returns to the pool unless it died, retired, or reached its number of runs."""
         worker = await self._take(profile)
         try:
             yield worker
@@ -156,7 +156,7 @@ class Pool:
     async def _take(self, profile: str) -> Worker:
         idle = self._idle.setdefault(profile, deque())
         while idle:
-            # The one that rested longest: its next child is forked by now.
+            # Take the one idle longest: its next child has been forked by now.
             worker = idle.popleft()
             if worker.alive and worker.zygote.alive:
                 return worker
@@ -171,7 +171,7 @@ class Pool:
             except SandboxError:
                 if zygote.alive or attempt == 2:
                     raise
-                continue  # it died between two requests: a new one is at hand in a moment
+                continue  # it died between two requests: start a new one
             self.live[profile] = self.live.get(profile, 0) + 1
             return worker
         raise AssertionError("unreachable")
@@ -188,7 +188,7 @@ class Pool:
         self.live[profile] -= 1
 
     async def warm_up(self, count: int) -> None:
-        """Have `count` workers of the light profile ready."""
+        """Start `count` workers of the light profile."""
         for _ in range(count):
             self._idle.setdefault(LIGHT, deque()).append(await self.spawn(LIGHT))
 

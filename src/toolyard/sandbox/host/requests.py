@@ -1,4 +1,4 @@
-"""Between the sandbox's nouns and a worker's frames: limits to header bytes, replies to results, file records."""
+"""Converts between the sandbox's types and a worker's frames: limits to headers, replies to results, file records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from toolyard.errors import ProgramError, SandboxError
 from toolyard.sandbox.guest import frames
-from toolyard.sandbox.host.worker import Reply, Worker
+from toolyard.sandbox.host.worker import Worker, WorkerReply
 from toolyard.sandbox.protocol import MIB, Limits, Program, StageResult, Verdict
 
 _REASONS = {
@@ -29,7 +29,7 @@ Input = str | bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker is to run, but for the input."""
+    """What a worker is to run, without the input."""
 
     operation: int
     meta: tuple[Any, ...]
@@ -51,21 +51,21 @@ class Order:
 def refuse_oversize(program: Program, stdins: Sequence[Input]) -> None:
     """
     Raises:
-        ProgramError: a worker would not take it.
+        ProgramError: it is larger than a worker accepts.
     """
     size = len(program.code) + sum(len(stdin or "") for stdin in stdins) + sum(map(len, program.files.values()))
     if size > MAX_PROGRAM_BYTES:
-        raise ProgramError(f"code, stdin and files are {size} bytes together; at most {MAX_PROGRAM_BYTES} can be sent")
+        raise ProgramError(f"code, stdin and files are {size} bytes in total; the maximum is {MAX_PROGRAM_BYTES}")
 
 
 def input_bytes(stdin: Input) -> bytes:
     return as_bytes(stdin) if isinstance(stdin, str) else stdin or b""
 
 
-def inputs_part(stdins: Sequence[bytes], processor: int, *, in_bunches: bool) -> bytes:
+def inputs_part(stdins: Sequence[bytes], processor: int, *, batch_results: bool) -> bytes:
     """The stdin part of an EACH request."""
     table = struct.pack(f"<{len(stdins)}Q", *map(len, stdins))
-    return b"".join((frames.CASES.pack(len(stdins), processor, in_bunches), table, *stdins))
+    return b"".join((frames.CASES.pack(len(stdins), processor, batch_results), table, *stdins))
 
 
 def manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int], ...]:
@@ -73,7 +73,7 @@ def manifest(files: Mapping[str, bytes], mode: int) -> tuple[tuple[str, int, int
 
 
 def as_bytes(text: str) -> bytes:
-    """UTF-8. Lone surrogates, which JSON can carry, become bytes that a reader will find invalid, as they are."""
+    """Encode as UTF-8. Lone surrogates, which JSON can carry, become bytes that are equally invalid."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -93,31 +93,31 @@ def header_of(operation: int, limits: Limits, seconds: float, parts: Sequence[by
     )
 
 
-async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdin: Input) -> Reply:
+async def ask(worker: Worker, order: Order, limits: Limits, seconds: float, stdin: Input) -> WorkerReply:
     """
     Raises:
-        ProgramError: it cannot be run as asked.
+        ProgramError: it cannot be run as requested.
         SandboxError: it was not run.
     """
     parts = order.parts(input_bytes(stdin))
     return accepted(await worker.request(header_of(order.operation, limits, seconds, parts), parts, seconds))
 
 
-def accepted(reply: Reply) -> Reply:
+def accepted(reply: WorkerReply) -> WorkerReply:
     if reply.reason == frames.REFUSED:
         raise ProgramError(reply.extra.decode("utf-8", "replace"))
     if reply.reason == frames.STARVED:
         raise SandboxError(
-            f"the machine is too busy: of {reply.wall:.1f} s the program waited {reply.starved:.1f} s for a processor, "
-            "and was stopped; it can be run again"
+            f"the machine is too busy: the program waited {reply.starved:.1f} s of {reply.wall:.1f} s for a CPU and "
+            "was stopped; it can be run again"
         )
     if reply.reason == frames.CANCELLED:
         raise SandboxError("the program was cancelled")
     return reply
 
 
-def verdict_of(reply: Reply) -> tuple[Verdict, int | None]:
-    """The verdict and the exit code: None where we stopped it, negative for a signal of its own."""
+def verdict_of(reply: WorkerReply) -> tuple[Verdict, int | None]:
+    """The verdict and the exit code: None if we stopped it, negative if a signal killed it."""
     if reply.reason != frames.ENDED:
         return _REASONS[reply.reason], None
     code = os.waitstatus_to_exitcode(reply.status)
@@ -126,7 +126,7 @@ def verdict_of(reply: Reply) -> tuple[Verdict, int | None]:
     return (Verdict.SIGNALED if code < 0 else Verdict.FAILED), code
 
 
-def stage_result(reply: Reply) -> StageResult:
+def stage_result(reply: WorkerReply) -> StageResult:
     verdict, code = verdict_of(reply)
     return StageResult(
         verdict=verdict,
@@ -143,16 +143,16 @@ def stage_result(reply: Reply) -> StageResult:
 
 
 def unpack_files(records: bytes) -> dict[str, bytes]:
-    """File records as a worker's child wrote them.
+    """Parse file records written by a worker's child.
 
     Raises:
-        SandboxError: they are cut short, because more was asked back than one reply carries.
+        SandboxError: they are truncated, because more was requested than fits into one reply.
     """
     files: dict[str, bytes] = {}
     at = 0
     while at < len(records):
         if at + frames.FILE.size > len(records):
-            raise SandboxError("the list of files that came back is damaged")
+            raise SandboxError("the returned files are truncated")
         name_size, size = frames.FILE.unpack_from(records, at)
         at += frames.FILE.size
         name = os.fsdecode(records[at : at + name_size])

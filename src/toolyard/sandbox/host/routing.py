@@ -1,4 +1,4 @@
-"""Which zygote a Python program is forked from: one that has already imported what the program will import.
+"""Chooses the zygote a Python program is forked from: one that has already imported what the program will import.
 
 A wrong guess costs time, never correctness, so a pattern over the source is enough.
 """
@@ -24,7 +24,7 @@ def imported_packages(code: str) -> set[str]:
 
 
 def choose_profile(code: str, profiles: Mapping[str, frozenset[str]]) -> str:
-    """The profile that covers most of what `code` imports and carries least beyond it."""
+    """The profile that covers most of what `code` imports with the fewest extra packages."""
     wanted = imported_packages(code)
     best, best_rank = LIGHT, (0, 0)
     for name, modules in profiles.items():

@@ -1,4 +1,4 @@
-"""A session of the embedded sandbox: one jail and one interpreter of its own, kept between cells."""
+"""A session of the embedded sandbox: a jail and an interpreter kept between cells."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from toolyard.errors import ProgramError, SessionLostError
 from toolyard.sandbox.guest import frames
 from toolyard.sandbox.host.pool import Slots
 from toolyard.sandbox.host.requests import as_bytes, header_of, unpack_files, verdict_of
-from toolyard.sandbox.host.worker import Reply, Worker, WorkerDiedError
+from toolyard.sandbox.host.worker import Worker, WorkerDiedError, WorkerReply
 from toolyard.sandbox.protocol import CellError, CellResult, Limits, Verdict
 
 _FILES_SECONDS = 30.0
-_INTERFERED = "the files could not be moved: the session's own program interfered"
+_INTERFERED = "the files could not be transferred: the session's own program interfered"
 
 
 class LocalSession:
-    """See `Session`. Made by `LocalSandbox.session()`; cells of one session run one after the other."""
+    """See `Session`. Created by `LocalSandbox.session()`; cells of one session run one after the other."""
 
     def __init__(
         self, slots: Slots, limits: Limits, idle_seconds: float, on_close: Callable[[LocalSession], None]
@@ -34,7 +34,7 @@ class LocalSession:
         self._discard: Callable[[], None] | None = None
         self._turn = asyncio.Lock()
         self._wanted = 0
-        """By how many, the one whose turn it is among them."""
+        """How many calls are waiting or running."""
         self._expiry: asyncio.TimerHandle | None = None
         self._why_lost = "the session is closed"
 
@@ -65,10 +65,10 @@ class LocalSession:
             return _cell_result(reply, lost=lost)
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Put files into the session's directory.
+        """Write files into the session's directory.
 
         Raises:
-            ProgramError: a name is not allowed, or there is no room.
+            ProgramError: a name is not allowed, or there is no space.
         """
         manifest = marshal.dumps(tuple((name, len(content), 0o644) for name, content in files.items()), 4)
         order = len(manifest).to_bytes(8, "little") + manifest + b"".join(files.values())
@@ -78,10 +78,10 @@ class LocalSession:
             raise ProgramError(reply.extra.decode("utf-8", "replace") or _INTERFERED)
 
     async def read_files(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those of `names` that exist and are regular files.
+        """Read those of `names` that exist and are regular files.
 
         Raises:
-            ProgramError: the session's own program kept them from being read.
+            ProgramError: the session's own program prevented reading them.
         """
         order = marshal.dumps(list(names), 4)
         async with self._our_turn():
@@ -90,7 +90,7 @@ class LocalSession:
             raise ProgramError(_INTERFERED)
         return unpack_files(reply.extra)
 
-    async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> Reply:
+    async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> WorkerReply:
         worker = self._worker
         if worker is None or not worker.alive:
             raise SessionLostError(self._why_lost)
@@ -98,13 +98,13 @@ class LocalSession:
             return await worker.request(header_of(operation, self._limits, seconds, parts), parts, seconds)
         except BaseException as error:
             if self._worker is not worker and isinstance(error, WorkerDiedError):
-                raise SessionLostError(self._why_lost) from error  # we ended it ourselves, meanwhile
-            self._lose("the session ended in mid-cell: its cell was cancelled or its worker died")
+                raise SessionLostError(self._why_lost) from error  # we closed it ourselves meanwhile
+            self._lose("the session ended mid-cell: its cell was cancelled or its worker died")
             raise
 
     @asynccontextmanager
     async def _our_turn(self) -> AsyncGenerator[None]:
-        """The session does not expire meanwhile, nor while anybody waits for a turn or for a worker."""
+        """Keeps the session from expiring, also while calls wait for their turn or for a worker."""
         self._wanted += 1
         if self._expiry is not None:
             self._expiry.cancel()
@@ -127,13 +127,13 @@ class LocalSession:
             self._on_close(self)
 
     async def close(self) -> None:
-        """End the interpreter; its files and processes go with it. Closing twice is fine."""
+        """Stop the interpreter and delete its files and processes. Closing twice is fine."""
         self._lose("the session is closed")
         self._on_close(self)
 
 
-def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
-    display, error = _read_account(reply.extra)
+def _cell_result(reply: WorkerReply, *, lost: bool) -> CellResult:
+    display, error = _read_report(reply.extra)
     verdict, code = verdict_of(reply)
     if verdict is Verdict.OK and error is not None:
         verdict = Verdict.FAILED
@@ -155,8 +155,8 @@ def _cell_result(reply: Reply, *, lost: bool) -> CellResult:
     )
 
 
-def _read_account(extra: bytes) -> tuple[tuple[dict[str, str], ...], CellError | None]:
-    """The interpreter's own account. The program can write anything there, so what makes no sense says nothing."""
+def _read_report(extra: bytes) -> tuple[tuple[dict[str, str], ...], CellError | None]:
+    """Parse the interpreter's own report. The program can write anything there, so invalid content is ignored."""
     try:
         found = json.loads(extra[4:])
         if not isinstance(found, dict):
@@ -184,5 +184,5 @@ def _displays(found: Any) -> tuple[dict[str, str], ...]:
 
 
 def _text(value: Any) -> str:
-    """Lone surrogates become escapes, as bytes that are not UTF-8 do: no JSON could carry them any further."""
+    """Escape lone surrogates, like bytes that are not UTF-8: JSON could not carry them."""
     return str(value).encode("utf-8", "backslashreplace").decode()

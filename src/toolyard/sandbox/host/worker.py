@@ -1,4 +1,4 @@
-"""The host's end of one worker: requests out, replies in, in the event loop."""
+"""The host's end of a worker: sends requests and receives replies in the event loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toolyard.errors import SandboxError
 from toolyard.sandbox.guest import frames
 
 _OVERTIME = 3.0
-"""A worker that has not answered this long after its program's limit is broken, and is killed."""
+"""A worker that has not replied this long after its program's limit is broken and gets killed."""
 _AHEAD = 8 << 20
-"""Bytes of replies that are kept for somebody who is slow to take them; then the worker has to wait."""
+"""Bytes of replies buffered for a slow consumer; beyond it, the worker has to wait."""
 
 
-class Reply(NamedTuple):
-    """A worker's answer: numbers from the header, and the bytes."""
+class WorkerReply(NamedTuple):
+    """A worker's reply: numbers from the header, and the bytes."""
 
     reason: int
     flags: int
@@ -38,11 +38,11 @@ class Reply(NamedTuple):
 
 
 class WorkerDiedError(SandboxError):
-    """The worker was killed or crashed in mid-run. The program died with it; running it again is safe."""
+    """The worker crashed or was killed mid-run. The program died with it; running it again is safe."""
 
 
 class Parent(Protocol):
-    """The zygote that forked a worker: it lives as long as its workers, and kills those that do not answer."""
+    """The zygote that forked a worker: it lives as long as its workers, and kills those that do not reply."""
 
     alive: bool
 
@@ -50,7 +50,7 @@ class Parent(Protocol):
 
 
 class Worker:
-    """One jail. Takes one request at a time; the pool sees to that."""
+    """One jail. Takes one request at a time, which the pool ensures."""
 
     def __init__(self, channel: socket.socket, zygote: Parent, launcher: int, pid: int, cgroup: str) -> None:
         self.zygote = zygote
@@ -63,16 +63,16 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._buffer = bytearray()
-        self._answer: asyncio.Future[Reply] | None = None
-        self._early: deque[Reply] | None = None
-        """Replies to one request that came before anybody asked for them; None where one is all there is."""
-        self._early_bytes = 0
+        self._answer: asyncio.Future[WorkerReply] | None = None
+        self._buffered: deque[WorkerReply] | None = None
+        """Replies that arrived before they were asked for; None if the request has only one reply."""
+        self._buffered_bytes = 0
         self._retired = False
-        """It left after a reply, as it said, or as the kernel's memory killer made it."""
+        """It exited after a reply, either as announced or killed by the kernel's OOM killer."""
         self._loop.add_reader(channel.fileno(), self._readable)
 
-    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> Reply:
-        """Send one request and wait for its answer; cancelling stops the program and leaves the worker usable.
+    async def request(self, header: bytes, parts: Sequence[bytes], seconds: float) -> WorkerReply:
+        """Send one request and wait for its reply. Cancelling stops the program and leaves the worker usable.
 
         Raises:
             WorkerDiedError: it died; nothing of the program is left.
@@ -94,10 +94,10 @@ class Worker:
 
     async def request_each(
         self, header: bytes, parts: Sequence[bytes], seconds: float, count: int
-    ) -> AsyncGenerator[Reply]:
-        """Send one request and yield its `count` answers, or fewer if the worker retires.
+    ) -> AsyncGenerator[WorkerReply]:
+        """Send one request and yield its `count` replies, or fewer if the worker retires.
 
-        Closing it before the last one stops the program and leaves the worker usable.
+        Closing the generator early stops the program and leaves the worker usable.
 
         Raises:
             WorkerDiedError: it died; nothing of the program is left.
@@ -105,48 +105,48 @@ class Worker:
         if not self.alive:
             raise WorkerDiedError("the sandbox worker died before the program started")
         self.runs += 1
-        self._early = deque()
+        self._buffered = deque()
         try:
             await self._send([header, *parts])
             while count:
-                # A case that loses the process it was forked from is run again from the start.
+                # A case whose parent process dies is run again from the start.
                 reply = await self._next(2 * (seconds + frames.patience(seconds)) + _OVERTIME)
                 count -= 1
                 yield reply
-                if self._retired and not self._early:
+                if self._retired and not self._buffered:
                     return
         finally:
             if count and self.alive:
                 await self._abandon(count)
-            self._early = None
-            self._early_bytes = 0
+            self._buffered = None
+            self._buffered_bytes = 0
 
-    async def _next(self, seconds: float) -> Reply:
-        assert self._early is not None
-        if self._early:
-            reply = self._early.popleft()
-            if self._early_bytes > _AHEAD >= self._early_bytes - reply.size and self.alive:
+    async def _next(self, seconds: float) -> WorkerReply:
+        assert self._buffered is not None
+        if self._buffered:
+            reply = self._buffered.popleft()
+            if self._buffered_bytes > _AHEAD >= self._buffered_bytes - reply.size and self.alive:
                 self._loop.add_reader(self._channel.fileno(), self._readable)
-            self._early_bytes -= reply.size
+            self._buffered_bytes -= reply.size
             return reply
         if not self.alive:
-            raise WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
+            raise WorkerDiedError("the sandbox worker died mid-run; the run can be repeated")
         answer = self._answer = self._loop.create_future()
         overdue = self._loop.call_later(seconds, self._overdue)
         try:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
-                # It came in the same moment: whoever abandons the batch still has to count it.
-                self._early.appendleft(answer.result())
-                self._early_bytes += answer.result().size
+                # It arrived at the same moment: abandoning the batch still has to count it.
+                self._buffered.appendleft(answer.result())
+                self._buffered_bytes += answer.result().size
             raise
         finally:
             overdue.cancel()
             self._answer = None
 
     async def _abandon(self, count: int) -> None:
-        """Stop the case that runs, forget the others, and wait for the worker to be clean again."""
+        """Stop the running case, forget the others, and wait for the worker to be clean again."""
         try:
             self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
             async with asyncio.timeout(_OVERTIME):
@@ -173,15 +173,15 @@ class Worker:
             except OSError:
                 self._dead()
             except asyncio.CancelledError:
-                self._answer = None  # nobody waits for it any more
-                self.kill()  # half a request went out: there is no way back to a known state
+                self._answer = None  # no one is waiting for it anymore
+                self.kill()  # half a request was sent: the worker's state is unknown
                 raise
 
-    async def _cancel(self, answer: asyncio.Future[Reply]) -> None:
+    async def _cancel(self, answer: asyncio.Future[WorkerReply]) -> None:
         """Stop the program and wait for the worker to be clean again. A second cancellation kills the worker."""
         if not self.alive or not answer.cancelled():
             return
-        # Our cancellation took the awaited future with it; the worker's answer still comes, to this one.
+        # Cancelling also cancelled the awaited future; the worker's reply arrives at this new one.
         answer = self._answer = self._loop.create_future()
         try:
             self._channel.send(frames.REQUEST.pack(frames.CANCEL, 0, 0, *[0] * 12))
@@ -208,7 +208,7 @@ class Worker:
             self._buffer += chunk[self._take(chunk) :]
 
     def _take(self, content: bytes | bytearray) -> int:
-        """Pass on the replies in there; returns how many bytes they were."""
+        """Dispatch the complete replies in `content`; returns their size in bytes."""
         at = 0
         while len(content) - at >= frames.RESPONSE.size:
             reason, flags, status, wall, cpu, starved, peak, out, err, extra = frames.RESPONSE.unpack_from(content, at)
@@ -217,7 +217,7 @@ class Worker:
             if len(content) < end:
                 break
             parts = (bytes(content[at_out:at_err]), bytes(content[at_err:at_extra]), bytes(content[at_extra:end]))
-            self._arrived(Reply(reason, flags, status, wall, cpu, starved, peak, *parts))
+            self._arrived(WorkerReply(reason, flags, status, wall, cpu, starved, peak, *parts))
             at = end
             if flags & frames.RETIRING:
                 self._retired = True
@@ -225,26 +225,26 @@ class Worker:
                 break
         return at
 
-    def _arrived(self, reply: Reply) -> None:
+    def _arrived(self, reply: WorkerReply) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(reply)
-        elif self._early is not None:
-            self._early.append(reply)
-            self._early_bytes += reply.size
-            if self._early_bytes > _AHEAD:
+        elif self._buffered is not None:
+            self._buffered.append(reply)
+            self._buffered_bytes += reply.size
+            if self._buffered_bytes > _AHEAD:
                 self._loop.remove_reader(self._channel.fileno())
 
     def _dead(self) -> None:
         if not self.alive:
             return
-        if (self._answer is not None or self._early is not None) and self._kills() > self._kills_before:
-            # It went down with its program: then that is a verdict, not our failure.
-            self._arrived(Reply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
+        if (self._answer is not None or self._buffered is not None) and self._kills() > self._kills_before:
+            # The OOM killer hit the worker along with its program: that is a verdict, not our failure.
+            self._arrived(WorkerReply(frames.MEMORY_EXCEEDED, 0, 9, 0.0, 0.0, 0.0, 0, b"", b"", b""))
             self._retired = True
         self.close()
 
     def _kills(self) -> int:
-        """How often the kernel killed for memory in the worker's group, ever."""
+        """How often the OOM killer has struck in the worker's cgroup."""
         for name in ("memory.oom_control", "memory.events"):
             with contextlib.suppress(OSError), open(f"{self._cgroup}/{name}") as file:
                 return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
@@ -252,32 +252,30 @@ class Worker:
 
     def _overdue(self) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(WorkerDiedError("the sandbox worker did not answer in time and was replaced"))
+            self._answer.set_exception(WorkerDiedError("the sandbox worker did not reply in time and was replaced"))
         self.kill()
 
     def kill(self) -> None:
-        """For a worker that may not be listening any more; `close` is enough for one that is."""
+        """Kill a worker that may be stuck; `close` is enough for one that still listens."""
         if self.alive:
             self.zygote.kill(self._launcher)
         self.close()
 
     def close(self) -> None:
-        """Let go of the channel: the worker sees it and leaves, and everything in its jail with it.
+        """Close the channel: the worker notices and exits, along with everything in its jail.
 
-        Whoever still waits for its answer is told: nothing else would ever wake them.
+        A caller still waiting for a reply gets an error, since nothing else would wake it.
         """
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._channel.fileno())
             hang_up(self._channel)
             if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(
-                    WorkerDiedError("the sandbox worker died in mid-run; the run can be repeated")
-                )
+                self._answer.set_exception(WorkerDiedError("the sandbox worker died mid-run; the run can be repeated"))
 
 
 def hang_up(channel: socket.socket) -> None:
-    """Also for copies of it that a fork of the host may hold."""
+    """Shut the channel down as well, since a fork of the host may hold copies of it."""
     with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_RDWR)
     channel.close()

@@ -16,18 +16,18 @@ from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 from toolyard.sandbox.guest import cgroups, frames
-from toolyard.sandbox.host.worker import Reply as Reply
 from toolyard.sandbox.host.worker import Worker, hang_up
+from toolyard.sandbox.host.worker import WorkerReply as WorkerReply
 from toolyard.sandbox.isolation import GUEST_MAIN
 
 _START_SECONDS = 60.0
-"""For a zygote with large packages to import."""
+"""Long enough for a zygote that imports large packages."""
 _SPAWN_SECONDS = 30.0
-"""For one worker, others asked for before it included."""
+"""For one worker, including those requested before it."""
 
 
-_BINDING = {"LD_BIND_NOW": "1"}
-"""Else every child looks up the same functions of the same libraries again, and copies the pages they are noted on."""
+_EAGER_BINDING = {"LD_BIND_NOW": "1"}
+"""Otherwise every child resolves the same library functions again and copies the pages that record them."""
 
 
 class Zygote:
@@ -47,7 +47,7 @@ class Zygote:
         """Start the process and wait until it is warm.
 
         Raises:
-            SandboxError: it could not be started, or died while importing; the message holds what it printed.
+            SandboxError: it could not be started, or died while importing; the message contains its output.
         """
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
@@ -56,7 +56,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [self._python, GUEST_MAIN, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._complaints,
-                env={**self._config["environment"], **_BINDING}, pass_fds=(theirs.fileno(),), cwd="/",
+                env={**self._config["environment"], **_EAGER_BINDING}, pass_fds=(theirs.fileno(),), cwd="/",
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -88,7 +88,7 @@ class Zygote:
 
         Raises:
             IsolationError: the kernel refused a layer; the message names it.
-            SandboxError: the zygote died, or the worker before it was ready.
+            SandboxError: the zygote died, or the worker died before it was ready.
         """
         if not self.alive:
             raise SandboxError(f"zygote {self.name!r} is gone")
@@ -103,13 +103,13 @@ class Zygote:
                 launcher, pid, cgroup, error = await answer
         except TimeoutError:
             ours.close()
-            self._process.kill()  # stopped or stuck: the next one that needs it starts another
-            raise SandboxError(f"zygote {self.name!r} made no worker within {_SPAWN_SECONDS:.0f} s") from None
+            self._process.kill()  # stopped or stuck: the next caller starts another
+            raise SandboxError(f"zygote {self.name!r} did not fork a worker within {_SPAWN_SECONDS:.0f} s") from None
         except OSError as error:
             ours.close()
             raise SandboxError(f"zygote {self.name!r} does not answer: {error}") from error
         except BaseException:
-            ours.close()  # whatever was forked meanwhile sees this and leaves
+            ours.close()  # a worker forked meanwhile notices and exits
             raise
         finally:
             theirs.close()
@@ -117,7 +117,7 @@ class Zygote:
         if error:
             ours.close()
             if error in (frames.LAUNCHER_DIED, frames.LAUNCHER_LATE):
-                raise SandboxError(f"cannot start a sandbox worker: {error}; it may be tried again")
+                raise SandboxError(f"cannot start a sandbox worker: {error}; try again")
             raise IsolationError(f"cannot set up a sandbox worker: {error}; see `toolyard doctor`")
         ours.setblocking(False)
         return Worker(ours, self, launcher, pid, cgroup)
@@ -156,7 +156,7 @@ class Zygote:
                 answer.set_exception(SandboxError(f"the sandbox zygote {self.name!r} died{reason}"))
 
     async def stop(self) -> None:
-        """End the process and all its workers, and wait until they are gone."""
+        """Stop the process and all its workers, and wait until they are gone."""
         self._dead()
         handle = os.pidfd_open(self.pid) if self._process.poll() is None else None
         if handle is not None:
@@ -172,5 +172,5 @@ class Zygote:
                 os.close(handle)
         self._process.wait()
         if self._config["cgroup"]:
-            cgroups.sweep(self._config["cgroup"][1], self.pid)  # in case it was killed before it could tidy up
+            cgroups.sweep(self._config["cgroup"][1], self.pid)  # in case it was killed before it could clean up
         self._complaints.close()

@@ -1,7 +1,7 @@
-"""Which languages programs may be written in, and the toolchains of this machine that run them.
+"""The languages programs may be written in, and this machine's toolchains for them.
 
-`find_language` turns a name into a row of the table (`table`), `resolve` turns a row into the `Toolchain` installed
-here (`toolchains`). `compilers` keeps them for a sandbox, with what makes compiling quick: `builds` and `headers`.
+`find_language` turns a name into a row of the table (`table`); `resolve` turns a row into the `Toolchain` installed
+here (`toolchains`). `compilers` keeps them for a sandbox, with caches that speed up compiling: `builds` and `headers`.
 """
 
 from toolyard.sandbox.languages.table import ALL, find_language, own_name, refuse_unknown

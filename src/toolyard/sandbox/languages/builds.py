@@ -1,7 +1,7 @@
-"""Compiled programs by content: the same source compiled the same way is compiled once, however many inputs it runs on.
+"""Cache of compiled programs: a source compiled the same way is compiled once, no matter how many inputs it runs on.
 
-An artifact comes out of the jail that compiled it and goes only into jails that run the very same source, so a
-poisoned compile can poison nobody but itself.
+An artifact leaves the jail that compiled it only for jails that run the same source, so a malicious compile can affect
+no other program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolyard.sandbox.protocol import Program, StageResult, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What the compiler said, and what it made: empty unless it succeeded."""
+    """The compiler's result, and the artifacts: empty unless it succeeded."""
 
     stage: StageResult
     artifacts: Mapping[str, bytes]
@@ -29,8 +29,8 @@ class Build:
         return sum(map(len, self.artifacts.values())) + len(self.stage.stdout_bytes) + len(self.stage.stderr_bytes)
 
 
-def made_of(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]) -> Build:
-    """A compiler that is content, but whose product is missing or too large to hand over, has failed all the same."""
+def make_build(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]) -> Build:
+    """A compile whose artifacts are missing or too large to transfer has failed, whatever the compiler says."""
     if stage.verdict is not Verdict.OK:
         return Build(stage, {})
     missing = [
@@ -39,7 +39,7 @@ def made_of(toolchain: Toolchain, stage: StageResult, files: Mapping[str, bytes]
     if not missing:
         return Build(stage, files)
     largest = frames.MAX_FETCH_BYTES >> 20
-    said = f"what the compiler was to make is missing or too large (more than {largest} MiB): {', '.join(missing)}\n"
+    said = f"the compiler's output is missing or too large (more than {largest} MiB): {', '.join(missing)}\n"
     return Build(replace(stage, verdict=Verdict.FAILED, stderr_bytes=stage.stderr_bytes + said.encode()), {})
 
 
@@ -57,7 +57,7 @@ def _files(program: Program) -> list[bytes]:
 
 
 class Builds:
-    """Least recently used first out, by total size. Failures are kept too: they are as deterministic as successes."""
+    """Evicts the least recently used by total size. Keeps failures too: they are as deterministic as successes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -66,9 +66,9 @@ class Builds:
         self._running: dict[bytes, asyncio.Future[None]] = {}
 
     async def get(self, key: bytes, make: Callable[[], Awaitable[tuple[Build, bool]]]) -> tuple[Build, bool]:
-        """The build of that key and whether it was there already. Concurrent callers of one key compile once.
+        """Return the build for `key` and whether it was cached. Concurrent callers with the same key compile once.
 
-        `make` returns the build and whether it may be kept (a compile that hit the clock may not).
+        `make` returns the build and whether to keep it (not if the compiler timed out).
         """
         while (running := self._running.get(key)) is not None:
             await asyncio.shield(running)

@@ -1,4 +1,4 @@
-"""Languages whose compilers make programs of their own."""
+"""Languages that compile to executables."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from toolyard.sandbox.languages.toolchains import Found, Language, Way, beside_path, inside
 
 CPP_FLAGS = ("-O2", "-std=c++17", "-pthread")
-"""What decides whether a precompiled header fits a program: `headers` builds with these and no others."""
+"""A precompiled header works only with the same flags: `headers` builds with exactly these."""
 
 _GO = {
-    # A thread for each core would meet the process limit on a large machine.
+    # One thread per core would hit the process limit on a large machine.
     "GOMAXPROCS": "2",
     "GOPROXY": "off",
     "GOTOOLCHAIN": "local",
     "GOTELEMETRY": "off",
-    # Without a go.mod of the program's own, it may import what Debian has packaged.
+    # A program without a go.mod may import Debian's Go packages.
     "GO111MODULE": "auto",
     "GOPATH": "{packages}",
 }
@@ -26,7 +26,7 @@ _TESTIFY = "golang-github-stretchr-testify-dev"
 
 
 def _fast_linker(found: Found, search_path: str) -> Found:
-    # Three times faster than ld.bfd on libstdc++; part of binutils in some distributions, so only where it is.
+    # Three times faster than ld.bfd on libstdc++. Not every distribution's binutils has it.
     path = shutil.which("ld.gold", path=search_path)
     return {**found, "linker": "-fuse-ld=gold" if path and inside(path) else ""}
 
@@ -36,7 +36,7 @@ def _debian_packages(found: Found, search_path: str) -> Found:
 
 
 def _real_rustc(found: Found, search_path: str) -> Found | None:
-    """Look behind rustup's shim, which would want rustup's whole home and its environment inside the jail."""
+    """Find the real rustc behind rustup's shim, which would need rustup's home and environment inside the jail."""
     shim = found["rustc"]
     real = os.path.realpath(shim)
     sibling = os.path.join(os.path.dirname(shim), "rustup")
@@ -46,7 +46,7 @@ def _real_rustc(found: Found, search_path: str) -> Found | None:
     for home in (cargo_home.with_name(".rustup"), cargo_home.with_name("rustup"), Path.home() / ".rustup"):
         toolchains = sorted(path.parent.parent.name for path in home.glob("toolchains/*/bin/rustc"))
         if toolchains:
-            # Without a default: "stable" sorts behind "nightly" and dated versions.
+            # If there is no default: "stable" sorts after "nightly" and dated versions.
             wanted = _rustup_default(home / "settings.toml") or "stable"
             chosen = next((name for name in toolchains if name.startswith(wanted)), toolchains[-1])
             return {**found, "rustc": str(home / "toolchains" / chosen / "bin" / "rustc")}
@@ -145,7 +145,7 @@ ROWS: tuple[Language, ...] = (
     ),
     Language(
         "go_test",
-        "Go's tests",
+        "Go tests",
         "main_test.go",
         ways=(
             Way(
@@ -201,7 +201,7 @@ ROWS: tuple[Language, ...] = (
     ),
     Language(
         "D_ut",
-        "D's unit tests",
+        "D unit tests",
         "main.d",
         aliases=("d", "dlang"),
         ways=(
@@ -232,7 +232,7 @@ ROWS: tuple[Language, ...] = (
         ways=(
             Way(
                 needs=("iverilog", "vvp"),
-                # Modules that the source does not define are looked for in files of their name.
+                # Modules that the source does not define are looked up in files of the same name.
                 compile="{iverilog} -g2012 -y . -Y .sv -o program.vvp main.sv",
                 run="{vvp} -n program.vvp",
                 artifacts=("program.vvp",),
@@ -254,7 +254,7 @@ ROWS: tuple[Language, ...] = (
                 compile="{mcs} -optimize+ -out:program.exe main.cs",
                 run="{mono} program.exe",
                 artifacts=("program.exe",),
-                # Mono logs to stdout, at the least that it may not change its threads' priority.
+                # Mono logs to stdout, if only that it may not change thread priorities.
                 env={"MONO_LOG_DEST": "/dev/null"},
                 etc=("/etc/mono",),
                 version="{mono} --version",

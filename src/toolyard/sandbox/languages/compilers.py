@@ -1,4 +1,4 @@
-"""The toolchains of this machine, and what makes compiling with them quick."""
+"""This machine's toolchains, with caches that speed up compiling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Compilers:
     """Every language found here. Precompiled headers and packages are built in the background after the first program
     that could use them.
 
-    `modules`: what the programs' Python has of the modules that rows of the table need.
+    `modules`: the modules that the programs' Python has, out of those that rows of the table need.
     """
 
     def __init__(self, modules: Container[str]) -> None:
@@ -37,20 +37,20 @@ class Compilers:
 
     @property
     def read_only(self) -> set[str]:
-        """Host paths that the toolchains need in sight."""
+        """Host paths that the toolchains must be able to read."""
         commands = (found for found in self._found.values() if not found.language.in_python)
         return {path for toolchain in commands for path in toolchain.binds}
 
     @property
     def binds(self) -> dict[str, str]:
-        """Host directories and where compilers look for them."""
+        """Host directories and where compilers in the jail find them."""
         places = ((self._headers, headers.HEADERS_IN_JAIL), (self._go, headers.GO_PACKAGES_IN_JAIL))
-        return {str(shelf.directory): place for shelf, place in places if shelf and shelf.directory.is_dir()}
+        return {str(cache.directory): place for cache, place in places if cache and cache.directory.is_dir()}
 
     def start(self) -> None:
-        for shelf in (self._headers, self._go):
-            if shelf is not None:
-                self._background.append(asyncio.get_running_loop().create_task(shelf.maintain()))
+        for cache in (self._headers, self._go):
+            if cache is not None:
+                self._background.append(asyncio.get_running_loop().create_task(cache.maintain()))
 
     async def stop(self) -> None:
         for task in self._background:
@@ -65,14 +65,14 @@ class Compilers:
         """
         return self._found.get(language.name) or resolve(language, settings.search_path(), self._modules)
 
-    def toolchain(self, language: Language, program: Program, limits: Limits, *, shelves: bool) -> Toolchain:
-        """How to compile and run this very program. `shelves`: whether the jail has our precompiled files in sight.
+    def toolchain(self, language: Language, program: Program, limits: Limits, *, precompiled: bool) -> Toolchain:
+        """How to compile and run this program. `precompiled`: whether the jail can see our precompiled files.
 
         Raises:
             ToolchainMissingError: the language has no compiler or runtime here.
         """
         fitted = self.find(language).fitted(program.code, limits.memory_bytes)
-        if not shelves or fitted.compile_argv is None:
+        if not precompiled or fitted.compile_argv is None:
             return fitted
         if language.name == "cpp" and self._headers:
             return replace(fitted, compile_argv=fitted.compile_argv + self._headers.flags(program.code))

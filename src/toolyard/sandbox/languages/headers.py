@@ -1,11 +1,11 @@
-"""What compilers would do again for every program, done once: C++ headers and Go's standard library.
+"""Work that compilers would repeat for every program, done once: C++ headers and Go's standard library.
 
-Both are built from the system's own files only, on the host, at the lowest priority, after the first program that
-could use them; programs never wait for them. They lie under the cache directory, named after the compiler that made
-them, are shown to programs read-only, and never change what compiles or what it means:
+Both are built on the host from the system's own files only, at the lowest priority, after the first program that could
+use them; programs never wait for them. They are stored in the cache directory under the compiler's fingerprint, are
+read-only for programs, and never change what compiles or what it means:
 
-* `PrecompiledHeaders` loads, before a program, standard headers that it includes itself at its very top.
-* `GoPackages` is a build cache, needed from Go 1.20 on, whose installations no longer hold compiled packages.
+* `PrecompiledHeaders` loads standard headers that a program includes at its very top.
+* `GoPackages` is a build cache, needed since Go 1.20, whose installations no longer contain compiled packages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ HEADERS_IN_JAIL = "/opt/toolyard/headers"
 GO_PACKAGES_IN_JAIL = "/opt/toolyard/go"
 
 LEARN_AFTER = 3
-"""A set of headers is built when this many programs began with it: one more costs a second of processor time."""
+"""Build a set of headers after this many programs started with it: building one costs a second of CPU time."""
 HEADERS_BUDGET = 512 * MIB
-"""Where learning ends. One set takes 12 to 60 MB on disk, bits/stdc++.h 101 MB (GCC 12)."""
+"""Disk space for sets. One takes 12 to 60 MB, bits/stdc++.h 101 MB (GCC 12)."""
 
 EVERYTHING = "bits/stdc++.h"
 STARTERS = tuple(
@@ -57,7 +57,7 @@ _LIGHT = frozenset(
     | {"stdarg.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "time.h", "exception", "limits"}
     | {"initializer_list", "new", "numeric", "optional", "ratio", "string_view", "tuple", "type_traits", "utility"}
 )
-"""Parsed in a few milliseconds: read past them, but not worth a set of their own."""
+"""Parsed in a few milliseconds: skipped over, but not worth a set of their own."""
 
 _STREAMS = frozenset({"iostream", "sstream", "fstream", "iomanip", "istream", "ostream"})
 
@@ -70,20 +70,20 @@ _GO_PACKAGES = (
     *("sync/atomic", "text/tabwriter", "time", "unicode", "unicode/utf8"),
 )
 _TESTIFY = "github.com/stretchr/testify/assert"
-"""What most tests in Go import. It needs an HTTP server, and so seven seconds to compile."""
+"""What most Go tests import. It depends on an HTTP server, and so takes seven seconds to compile."""
 _GO_TEST = 'package main\n\nimport (\n\t"testing"\n\t%s\n)\n\nfunc TestNothing(t *testing.T) {}\n'
 
 _log = logging.getLogger(__name__)
 
 
 class _BuildFailedError(ToolyardError):
-    """Never leaves this file: without its help a program compiles slower, and that is all."""
+    """Never leaves this file: programs then just compile more slowly."""
 
 
 def leading_includes(code: str) -> list[str]:
-    """The standard headers a program includes before anything else, comments aside.
+    """The standard headers a program includes before anything but comments.
 
-    Whatever could change what a header means (a macro, a pragma, a header we do not know) ends the list.
+    Anything that could change what a header means (a macro, a pragma, an unknown header) ends the list.
     """
     names: list[str] = []
     position = 0
@@ -96,23 +96,23 @@ def leading_includes(code: str) -> list[str]:
         position = match.end()
 
 
-class _Shelf:
-    """A directory of finished things, filled by one builder at a time over all processes of the machine."""
+class _BuildCache:
+    """A directory of finished builds, filled by one builder at a time across all processes of the machine."""
 
     def __init__(self, kind: str, toolchain: Toolchain, cache: Path | None) -> None:
         key = hashlib.sha256(f"{toolchain.fingerprint} {_stamp('/usr/include/features.h')}".encode()).hexdigest()[:16]
         self.toolchain = toolchain
         self.directory = (cache or settings.cache_dir()) / kind / key
-        """To be shown read-only to compilers. It may be missing where the cache directory is not writable."""
+        """Shown read-only to compilers. Missing if the cache directory is not writable."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.directory.chmod(0o755)
         except OSError as error:
-            _log.warning("%s cannot be made, so programs compile slower: %s", self.directory, error)
+            _log.warning("%s cannot be created, so programs compile more slowly: %s", self.directory, error)
 
     @asynccontextmanager
-    async def _workplace(self) -> AsyncGenerator[Path]:
-        """An empty directory beside the finished things, for the one builder at work."""
+    async def _work_directory(self) -> AsyncGenerator[Path]:
+        """An empty directory beside the finished builds, for one builder at a time."""
         with (self.directory / ".lock").open("w") as lock:
             while True:
                 try:
@@ -120,18 +120,18 @@ class _Shelf:
                     break
                 except BlockingIOError:
                     await asyncio.sleep(0.5)
-            for leftover in self.directory.glob(".build-*"):  # of a builder that was killed
+            for leftover in self.directory.glob(".build-*"):  # left by a builder that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".build-", dir=self.directory, ignore_cleanup_errors=True) as work:
                 yield Path(work)
 
 
-class PrecompiledHeaders(_Shelf):
-    """Sets of C++ headers, compiled; for each program the largest set that it includes by itself.
+class PrecompiledHeaders(_BuildCache):
+    """Precompiled sets of C++ headers. Each program gets the largest set that it includes itself.
 
     GCC can load one precompiled header, and only before the first token. So `flags` names a file to include ahead of
-    the program, which holds nothing but headers the program begins with. A few usual sets are built after the first
-    call, and others when programs keep asking for them.
+    the program, containing only headers the program starts with. A few common sets are built after the first call,
+    others when programs keep asking for them.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class PrecompiledHeaders(_Shelf):
 
     @property
     def ready(self) -> frozenset[frozenset[str]]:
-        """The sets that are there to be used."""
+        """The sets that can be used."""
         return frozenset(self._sizes)
 
     def flags(self, code: str, *, directory: str = HEADERS_IN_JAIL) -> tuple[str, ...]:
-        """What to add to the compile command of this program: nothing, or a set of headers to load.
+        """Flags to add to the program's compile command: nothing, or a set of headers to load.
 
         `directory`: where the compiler finds `self.directory`.
         """
@@ -161,13 +161,13 @@ class PrecompiledHeaders(_Shelf):
         self._ask(names)
         for best in sorted((known for known in self._sizes if known <= names), key=self._sizes.__getitem__)[::-1]:
             label = _label(best)
-            # The text stands in for a precompiled file that GCC finds unsuitable; without either it would give up.
+            # GCC falls back to the text if the precompiled file is unsuitable; without either it would fail.
             if (self.directory / f"{label}.h.gch").exists() and (self.directory / f"{label}.h").exists():
                 return "-include", f"{directory}/{label}.h"
         return ()
 
     async def maintain(self) -> None:
-        """Build what programs ask for, one set at a time, until cancelled. Does nothing before the first program."""
+        """Build the sets that programs ask for, one at a time, until cancelled. Idle before the first program."""
         while True:
             names = await self._wanted.get()
             try:
@@ -188,16 +188,16 @@ class PrecompiledHeaders(_Shelf):
         finished = self.directory / f"{label}.h.gch"
         if names in self._sizes or sum(self._sizes.values()) > HEADERS_BUDGET:
             return
-        async with self._workplace() as work:
+        async with self._work_directory() as work:
             if not finished.exists():
                 assert self.toolchain.compile_argv
                 compiler = (self.toolchain.compile_argv[0], *CPP_FLAGS)
                 text, compiled = work / f"{label}.h", work / finished.name
-                # Compilers' messages tell where a header was included from: say the program, which is true.
+                # Compiler messages show where a header was included from: name the program, which is true.
                 lines = ['#line 1 "main.cpp"', *(f"#include <{name}>" for name in sorted(names)), ""]
                 text.write_text("\n".join(lines))
                 await _run(*compiler, "-x", "c++-header", str(text), "-o", str(compiled))
-                # Trust no version number: see that it is taken before it is offered.
+                # Do not trust version numbers: check that GCC accepts it before offering it.
                 (work / "trial.cpp").write_text("int main() {}\n")
                 trial = ("-include", str(text), "-Winvalid-pch", "-Werror", "-fsyntax-only", str(work / "trial.cpp"))
                 await _run(*compiler, *trial)
@@ -206,8 +206,8 @@ class PrecompiledHeaders(_Shelf):
         self._sizes[names] = finished.stat().st_size
 
 
-class GoPackages(_Shelf):
-    """The usual packages, compiled: 50 MB of the standard library, which would take 10 s of each program's time, and
+class GoPackages(_BuildCache):
+    """Common packages, precompiled: 50 MB of the standard library, which would take 10 s of each program's time, and
     testify."""
 
     def __init__(self, toolchain: Toolchain, *, cache: Path | None = None) -> None:
@@ -218,7 +218,7 @@ class GoPackages(_Shelf):
         has_testify = any(Path(path, "src", _TESTIFY).is_dir() for path in roots if path)
         self._test = _GO_TEST % (f'_ "{_TESTIFY}"' if has_testify else "")
         self.needed = has_testify or not any(root.glob("pkg/linux_*/fmt.a"))
-        """Whether there is something to compile: newer versions of Go come without compiled packages."""
+        """Whether there is anything to compile: newer Go versions come without compiled packages."""
         self._finished = self.directory / "packages"
         self._asked = asyncio.Event()
 
@@ -228,12 +228,12 @@ class GoPackages(_Shelf):
         return {"GOCACHE": f"{directory}/packages"} if self.needed and self._finished.is_dir() else {}
 
     async def maintain(self) -> None:
-        """Build the packages after the first program asked for them. Ends when they are there."""
+        """Build the packages after the first program needs them. Returns when they are ready."""
         await self._asked.wait()
         if not self.needed or self._finished.is_dir():
             return
         try:
-            async with self._workplace() as work:
+            async with self._work_directory() as work:
                 if not self._finished.is_dir():
                     await self._build(work / "packages")
         except (OSError, _BuildFailedError) as error:
@@ -243,8 +243,8 @@ class GoPackages(_Shelf):
         assert self.toolchain.compile_argv
         go = self.toolchain.compile_argv[0]
         env = {**self.toolchain.env, "GOCACHE": str(target), "HOME": str(target.parent)}
-        # The list leaves an index of all packages, without which Go cannot find those not built yet in a cache that
-        # it may not write to.
+        # `go list` leaves an index of all packages. Without it, Go cannot find packages that are not built yet in a
+        # cache that it may not write to.
         await _run(go, "list", "std", env=env)
         await _run(go, "build", *_GO_PACKAGES, env=env)
         test = target.parent / "main_test.go"
@@ -269,7 +269,7 @@ def _names(label: str) -> frozenset[str]:
 
 
 def _publish(made: Path, finished: Path) -> None:
-    """Move it into place at once and whole, readable for the users that programs run as, whatever our umask."""
+    """Move it into place atomically, readable for the users that programs run as, whatever our umask."""
     for path in (made, *made.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     made.rename(finished)
@@ -284,10 +284,10 @@ def _stamp(path: str) -> str:
 
 
 async def _run(*argv: str, env: Mapping[str, str] | None = None) -> None:
-    """Run a build command in the background of everything else. Cancelled, it takes the command down with it."""
+    """Run a build command at low priority. Cancelling kills it."""
     process = await asyncio.create_subprocess_exec(
         *("nice", "-n", "19", *argv),
-        # Nothing of our environment: CPATH or GOFLAGS would make something else than programs are compiled with.
+        # Do not pass on our environment: CPATH or GOFLAGS would make the build differ from how programs are compiled.
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **(env or {})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -302,4 +302,4 @@ async def _run(*argv: str, env: Mapping[str, str] | None = None) -> None:
             await process.wait()
     if process.returncode:
         message = stderr.decode("utf-8", "replace").strip()[-500:]
-        raise _BuildFailedError(f"{argv[0]} ended with {process.returncode}: {message}")
+        raise _BuildFailedError(f"{argv[0]} exited with {process.returncode}: {message}")

@@ -1,4 +1,4 @@
-"""Languages of the Java virtual machine. Assertions are on in all of them."""
+"""Languages of the Java virtual machine. Assertions are enabled in all of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _JAVA_PACKAGE = re.compile(r"^\s*package\s+([\w.]+)\s*;", re.MULTILINE)
 
 
 def java_names(code: str) -> tuple[str, str]:
-    """The source file's name and the class to start: `("Solver.java", "Solver")` for a `public class Solver`.
+    """The source file's name and the class to run: `("Solver.java", "Solver")` for a `public class Solver`.
 
-    The started class is the first top-level one that declares `main`, whether public or not.
+    The class to run is the first top-level one that declares `main`, whether public or not.
     """
     text = _JAVA_NOISE.sub(" ", code)
     depth = 0
@@ -34,7 +34,7 @@ def java_names(code: str) -> tuple[str, str]:
         if match["brace"]:
             depth += 1 if match["brace"] == "{" else -1
         elif match["main"]:
-            if depth == 0:  # a compact source file, from Java 25 on: its class is named after the file
+            if depth == 0:  # a compact source file (Java 25): its class is named after the file
                 return "Main.java", "Main"
             if depth == 1:
                 started = started or types[-1]
@@ -55,7 +55,7 @@ _SCALA_STARTED = re.compile(
 
 
 def scala_main(code: str) -> str:
-    """The object to start: the first that extends App or declares `main`, or else a function marked `@main`."""
+    """The object to run: the first that extends App or declares `main`, or a function marked `@main`."""
     current = "Main"
     for match in _SCALA_STARTED.finditer(_JAVA_NOISE.sub(" ", code)):
         if match["function"]:
@@ -67,7 +67,7 @@ def scala_main(code: str) -> str:
 
 
 def _heap(memory_bytes: int) -> str:
-    # The JVM would size its heap by the machine, and be killed for garbage it saw no reason to collect.
+    # The JVM would size its heap by the machine, and be killed for garbage it had no reason to collect.
     return f"-Xmx{max(16, memory_bytes * 3 // 4 // MIB - 64)}m"
 
 
@@ -103,7 +103,7 @@ def _fit_kotlin(toolchain: Toolchain, code: str, memory_bytes: int) -> Toolchain
 
 def _jars(*names: str) -> Callable[[Found, str], Found]:
     def adapt(found: Found, search_path: str) -> Found:
-        """Add `{libraries}`: those of the jars that are installed, each behind a colon."""
+        """Add `{libraries}`: those of the jars that are installed, each after a colon."""
         jars = (find_jar(name, search_path) for name in names)
         return {**found, "libraries": "".join(f":{jar}" for jar in jars if jar and inside(jar))}
 
@@ -112,7 +112,7 @@ def _jars(*names: str) -> Callable[[Found, str], Found]:
 
 _JVM = "-XX:+UseSerialGC -XX:-UsePerfData -XX:ActiveProcessorCount=2"
 _COMPILER = f"{_JVM} -XX:TieredStopAtLevel=1 -Xmx512m"
-"""Most of a compiler's run is over before code that the second compiler makes would have paid."""
+"""A compiler run is mostly over before code from the second-tier compiler pays off."""
 _JAVAC = " ".join(f"-J{flag}" for flag in _COMPILER.split())
 _JAVA_LIBRARIES = ("javatuples.jar",)
 _CONSOLE = "junit-platform-console-standalone.jar"
@@ -194,7 +194,7 @@ ROWS: tuple[Language, ...] = (
             Way(
                 needs=("kotlinc", "java"),
                 run="{kotlinc} -script main.kts",
-                # The script runs in the compiler's own machine, which is told that its options are outdated.
+                # The script runs in the compiler's own JVM, which warns that these options are outdated.
                 env={"JAVA_OPTS": f"-XX:-PrintWarnings -ea {_COMPILER}", "JAVACMD": "{java}"},
                 etc=("/etc/java-*",),
                 version="{kotlinc} -version",

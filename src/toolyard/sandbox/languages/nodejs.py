@@ -1,4 +1,4 @@
-"""Node.js, TypeScript and jest, with the packages that npm has installed for everybody."""
+"""Node.js, TypeScript and jest, with npm's globally installed packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ENV = {"NODE_PATH": "{packages}"}
 
 
 def _packages(found: Found, search_path: str) -> Found:
-    """Add `{packages}`: where npm installs for everybody."""
+    """Add `{packages}`: npm's global directories."""
     return {**found, "packages": os.pathsep.join(beside_path(search_path, "lib/node_modules"))}
 
 
 def _node_strips_types(found: Found, search_path: str) -> Found | None:
-    """Node.js runs TypeScript by itself from 22.7 on. Its headers tell the version without starting it."""
+    """Node.js runs TypeScript itself since 22.7. Its headers show the version without starting it."""
     header = Path(os.path.realpath(found["node"])).parent.parent / "include/node/node_version.h"
     try:
         numbers = dict(re.findall(r"#define NODE_(MAJOR|MINOR)_VERSION (\d+)", header.read_text()))
@@ -27,7 +27,7 @@ def _node_strips_types(found: Found, search_path: str) -> Found | None:
     return _packages(found, search_path) if version >= (22, 7) else None
 
 
-# Types are removed, not checked, whichever way is used: a check needs @types/node, which hardly any machine has.
+# Types are removed, not checked, in all of these ways: checking needs @types/node, which few machines have.
 _TRANSPILE = """
 const [ts, source, target] = [require(process.argv[1]), process.argv[2], process.argv[3]];
 const { outputText, diagnostics } = ts.transpileModule(require("fs").readFileSync(source, "utf8"), {
@@ -48,7 +48,7 @@ def _typescript_library(found: Found, search_path: str) -> Found | None:
 
 
 def _tsx_loader(found: Found, search_path: str) -> Found | None:
-    """Beside the command, which would start another Node.js and talk to it over a socket."""
+    """The loader beside the tsx command; the command itself would start another Node.js and connect over a socket."""
     loader = Path(os.path.realpath(found["tsx"])).with_name("loader.mjs")
     return _packages({**found, "loader": str(loader)}, search_path) if loader.is_file() else None
 
@@ -126,7 +126,7 @@ ROWS: tuple[Language, ...] = (
         ways=(
             Way(
                 needs=("jest", "esbuild", "node"),
-                # In CommonJS, in which jest itself moves `jest.mock` in front of the imports.
+                # As CommonJS, where jest itself hoists `jest.mock` above the imports.
                 compile="{esbuild} main.test.ts --format=cjs --platform=node --outfile=main.test.js"
                 " --log-level=warning",
                 run="{node} {jest} --config={} --rootDir=. --runInBand --cache=false --testMatch=**/main.test.js",

@@ -1,4 +1,4 @@
-"""Python and what its interpreter runs: programs, tests of pytest's, programs for a GPU."""
+"""Python and what its interpreter runs: programs, pytest tests, GPU programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 sys.exit(int(pytest.main(["-s", "-p", "no:cacheprovider", "test_main.py", *sys.argv[1:]])))
 """
-"""`-s`, so that tests can read stdin. It comes first: arguments of the program's may say otherwise."""
+"""`-s`, so that tests can read stdin. It comes first, so that the program's arguments can override it."""
 
 
 def _as_it_is(program: Program) -> Program:
@@ -19,14 +19,14 @@ def _as_it_is(program: Program) -> Program:
 
 def _tested(program: Program) -> Program:
     files = {"test_main.py": program.code.encode("utf-8", "surrogatepass"), **program.files}
-    # Importing Hypothesis takes a second, which its plugin does for every test, whether that uses it or not.
+    # Its plugin imports Hypothesis, which takes a second, for every test, whether it is used or not.
     unused = (
         () if any("hypothesis" in text for text in (program.code, *program.args)) else ("-p", "no:hypothesispytest")
     )
     return program.model_copy(update={"code": _RUN_TESTS, "files": files, "args": (*unused, *program.args)})
 
 
-# The commands are descriptions for doctor and other readers: all of these are forked from a warm interpreter.
+# The commands are only descriptions, for `doctor` and readers: all of these are forked from a warm interpreter.
 ROWS: tuple[Language, ...] = (
     Language(
         "python",

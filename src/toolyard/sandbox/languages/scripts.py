@@ -1,4 +1,4 @@
-"""Languages whose programs are run as they are written."""
+"""Languages that run from source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAN_MAIN = re.compile(r"^[ \t]*(?:(?:partial|unsafe|noncomputable)[ \t]+)*def[
 
 
 def _fit_lean(toolchain: Toolchain, code: str, memory_bytes: int) -> Toolchain:
-    """A program with `main` is checked and then run, anything else is checked only."""
+    """A program with `main` is checked and then run; anything else is only checked."""
     if not _LEAN_MAIN.search(code):
         return toolchain
     lean, source = toolchain.run_argv
@@ -107,7 +107,7 @@ ROWS: tuple[Language, ...] = (
         ways=(
             Way(
                 needs=("racket",),
-                # Checks of rackunit's only print what failed. Its log knows, and makes it the exit code.
+                # rackunit's checks only print failures. Its log turns them into the exit code.
                 run='{racket} -l racket/base -t main.rkt -e "(with-handlers ([void void])'
                 " ((dynamic-require 'rackunit/log 'test-log) #:display? #f #:exit? #t))\" --",
                 etc=("/etc/racket",),

@@ -1,7 +1,7 @@
-"""How a row of the language table meets this machine: looking for its executables and filling in its commands.
+"""Resolves a row of the language table on this machine: finds its executables and fills in its commands.
 
-Nothing here starts a process, but for `probe_version`. A toolchain outside the directories that every jail shows is
-listed in `Toolchain.binds`, as its installation prefix where that is safe to show.
+Nothing here starts a process except `probe_version`. A toolchain outside the directories that every jail can see is
+listed in `Toolchain.binds`, as its installation prefix if that is safe to expose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolyard.errors import ToolchainMissingError
 from toolyard.sandbox.protocol import Program
 
 DEFAULT_ROOTS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-"""What every jail shows of the host, read-only. A toolchain outside of them is listed in `Toolchain.binds`."""
+"""The host directories that every jail can read. A toolchain outside of them is listed in `Toolchain.binds`."""
 
 INSTALLED_BY: Mapping[str, str] = {
     "go": "golang-go",
@@ -50,37 +50,37 @@ INSTALLED_BY: Mapping[str, str] = {
     "nvcc": "https://developer.nvidia.com/cuda-downloads",
     "nvidia-smi": "https://www.nvidia.com/drivers",
 }
-"""What has a need of `Way.needs`, where it is not the Debian package of that name: another one, a package of npm's or
-pip's, or an address where none of the three has it."""
+"""What installs an entry of `Way.needs`, if not the Debian package of that name: another Debian package, an npm or pip
+package, or otherwise a URL."""
 
 SELF_TEST_STDIN = b"20 22\n"
 SELF_TEST_STDOUT = b"42\n"
-"""Every row's self test adds the two numbers it is given: it proves the compiler, the runtime, stdin and stdout."""
+"""Every row's self-test adds the two numbers it reads: it proves the compiler, the runtime, stdin and stdout."""
 
 _TOKEN = re.compile(r"\{([\w+.-]+)\}")
 
 Found = dict[str, str]
-"""Tokens of a command: the name of each executable to its absolute path, and what `Way.adapt` adds."""
+"""Tokens of a command: executable names mapped to absolute paths, plus what `Way.adapt` adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One toolchain that can run a language: commands in shell notation, `{name}` standing for what was found."""
+    """One toolchain that can run a language: commands in shell notation, with `{name}` for what was found."""
 
     needs: tuple[str, ...]
-    """Executables; `*.jar` and `python:module` are what they look like. Executables after the first are taken from
-    beside it where they exist, so that versions agree."""
+    """Executables, `*.jar` files and `python:module`s. Executables after the first are taken from the same directory
+    if they exist there, so that versions match."""
     run: str
     version: str
     compile: str | None = None
     artifacts: tuple[str, ...] = ()
-    """What the compile stage leaves for the run stage: files or directories in the working directory."""
+    """What the compile stage produces for the run stage: files or directories in the working directory."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Values may hold `{name}` too. What comes out empty is left out."""
+    """Values may contain `{name}` too. Empty results are left out."""
     etc: tuple[str, ...] = ()
-    """Glob patterns of host configuration that the toolchain's own files link to or read."""
+    """Glob patterns of host configuration that the toolchain reads or its files link to."""
     adapt: Callable[[Found, str], Found | None] | None = None
-    """Adds or replaces tokens, given what was found and the search path. None: this way does not work here."""
+    """Adds or replaces tokens, given those found and the search path. Returns None if this way does not work here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ class Language:
     """A row of the table."""
 
     name: str
-    """SandboxFusion's name, where it has the language."""
+    """SandboxFusion's name, if it has the language."""
     title: str
     source_name: str
     ways: tuple[Way, ...]
     self_test: str
-    """Prints `SELF_TEST_STDOUT`, among other things if it is a test runner's, when given `SELF_TEST_STDIN`."""
+    """Prints `SELF_TEST_STDOUT` when given `SELF_TEST_STDIN`; a test runner may print more."""
     aliases: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
-    """Packages, named as in `INSTALLED_BY`, that programs may use where they are installed."""
+    """Packages, named as in `INSTALLED_BY`, that programs may use if they are installed."""
     in_python: Callable[[Program], Program] | None = None
-    """Set where a warm interpreter runs it and no command does: the Python program to run in its place."""
+    """Set if a warm interpreter runs it instead of a command: returns the Python program to run in its place."""
     gpu: bool = False
-    """Whether its programs want the machine's GPUs."""
+    """Whether its programs use the machine's GPUs."""
     sparse: bool = False
-    """Reserves far more address space than it uses, so RLIMIT_AS cannot stand in for a limit on memory."""
+    """It reserves far more address space than it uses, so RLIMIT_AS cannot limit its memory."""
     fit: Callable[[Toolchain, str, int], Toolchain] | None = None
-    """Adjusts the commands to one program, given its code and memory limit."""
+    """Adjusts the commands to a program, given its code and memory limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +118,23 @@ class Toolchain:
     version_argv: tuple[str, ...]
     env: Mapping[str, str]
     binds: tuple[str, ...]
-    """Host paths to show read-only in the jail besides `DEFAULT_ROOTS`, at the same place."""
+    """Host paths to show read-only in the jail in addition to `DEFAULT_ROOTS`, at the same location."""
     artifacts: tuple[str, ...]
     fingerprint: str
-    """Changes when the toolchain or its flags do. With `source_name`, the code and the files it names a build."""
+    """Changes with the toolchain or its flags. Together with `source_name`, code and files it identifies a build."""
 
     def fitted(self, code: str, memory_bytes: int) -> Toolchain:
-        """The same toolchain with file names and sizes that suit this program. Most languages need nothing."""
+        """The same toolchain with file names and sizes for this program. Most languages need no changes."""
         return self.language.fit(self, code, memory_bytes) if self.language.fit else self
 
 
 def resolve(language: Language, search_path: str, modules: Container[str] | None = None) -> Toolchain:
-    """Find the language's toolchain on `search_path`. Reads a few files, starts nothing.
+    """Find the language's toolchain on `search_path`. Reads a few files, starts no process.
 
-    `modules` are those that the programs' Python has; None asks this interpreter.
+    `modules`: modules of the programs' Python; None asks this interpreter.
 
     Raises:
-        ToolchainMissingError: it is not installed; the message names the executable and the package that has it.
+        ToolchainMissingError: it is not installed; the message names the executable and the package to install.
     """
     for way in language.ways:
         found = _locate(way.needs, search_path, modules)
@@ -146,7 +146,7 @@ def resolve(language: Language, search_path: str, modules: Container[str] | None
 
 
 def probe_version(toolchain: Toolchain, *, seconds: float = 10.0) -> str | None:
-    """The first line the toolchain prints about its version; None where it cannot even do that."""
+    """The first line of the toolchain's version output; None if it fails."""
     env = {"PATH": os.defpath, "HOME": "/nonexistent", "LANG": "C.UTF-8", **toolchain.env}
     try:
         done = subprocess.run(
@@ -159,13 +159,13 @@ def probe_version(toolchain: Toolchain, *, seconds: float = 10.0) -> str | None:
 
 
 def remedy(language: Language, search_path: str, modules: Container[str] | None = None) -> str:
-    """How to install the toolchain that is preferred for a language."""
+    """How to install a language's preferred toolchain."""
     absent = _absent(language.ways[0].needs, search_path, modules)
     return installation(INSTALLED_BY.get(name, name) for name in absent)
 
 
 def installation(packages: Iterable[str]) -> str:
-    """The commands that install packages named as in `INSTALLED_BY`."""
+    """The commands that install packages, named as in `INSTALLED_BY`."""
     by_tool: dict[str, list[str]] = {}
     for package in dict.fromkeys(packages):
         tool, separator, name = package.partition(":")
@@ -179,7 +179,7 @@ def installation(packages: Iterable[str]) -> str:
 
 
 def beside_path(search_path: str, folder: str) -> list[str]:
-    """Where an installation prefix keeps what is no executable: `folder` beside each directory of `search_path`."""
+    """Where an installation keeps files that are not executables: `folder` beside each directory of `search_path`."""
     prefixes = dict.fromkeys(os.path.dirname(part.rstrip("/")) for part in search_path.split(os.pathsep) if part)
     return [path for prefix in prefixes if os.path.isdir(path := f"{prefix}/{folder}")]
 
@@ -204,7 +204,8 @@ def _locate(names: tuple[str, ...], search_path: str, modules: Container[str] | 
             path = sys.executable if name == "python3" else shutil.which(name, path=beside + search_path)
         if not path:
             return None
-        found[name] = path if name == "python3" else _stable(path)  # whose environment a link would lead out of
+        # Resolving Python's link would leave its virtual environment.
+        found[name] = path if name == "python3" else _stable(path)
         beside = beside or os.path.dirname(os.path.realpath(path)) + os.pathsep
     return found
 
@@ -248,7 +249,7 @@ def _missing(language: Language, search_path: str, modules: Container[str] | Non
     modules_only = all(name.startswith("python:") for name in names)
     where = "the programs' Python" if modules_only else f"PATH ({search_path})"
     others = [" + ".join(way.needs) for way in language.ways[1:]]
-    instead = f" ({' or '.join(dict.fromkeys(others))} would do, too)" if others else ""
+    instead = f" ({' or '.join(dict.fromkeys(others))} would also work)" if others else ""
     how = remedy(language, search_path, modules)
     return f"{language.title} needs {absent}, which {where} does not offer; to install it: {how}{instead}"
 
@@ -258,17 +259,17 @@ def inside(path: str) -> bool:
 
 
 def _stable(path: str) -> str:
-    # A link outside of what the jail shows would dangle there.
+    # A link to a path that the jail does not show would dangle there.
     real = os.path.realpath(path)
     return path if inside(path) and inside(real) else real
 
 
 def _exposure(path: str) -> str | None:
-    """What a jail must show so that this executable works: nothing, its installation prefix, or the file alone."""
+    """What the jail must show for this executable to work: nothing, its installation prefix, or the file alone."""
     real = Path(os.path.realpath(path))
     if inside(str(real)):
         return None
-    if "node_modules" in real.parts:  # packages there load each other
+    if "node_modules" in real.parts:  # packages in it load each other
         return str(Path(*real.parts[: real.parts.index("node_modules") + 1]))
     home = Path.home()
     prefix = real.parent.parent

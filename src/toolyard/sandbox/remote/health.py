@@ -7,26 +7,26 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 PING_SECONDS = 2.0
-"""How long a server may say nothing before it is pinged, how often it is, and how long it may take to answer."""
+"""Ping a server that is silent for this long, this often, and wait this long for the reply."""
 _MISSES = 2
-"""Pings in a row. One may be lost to a moment of load, at either end."""
+"""Missed pings in a row. One may be lost to a moment of load, on either side."""
 
 
 class Health:
-    """Of one server. `ping` says whether it answered within `PING_SECONDS`."""
+    """The health of one server. `ping` returns whether it answered within `PING_SECONDS`."""
 
     def __init__(self, ping: Callable[[], Awaitable[bool]]) -> None:
         self.lost = False
-        """It missed its pings, and has not answered anything since."""
+        """It missed its pings and has not answered anything since."""
         self._ping = ping
         self._waiting: dict[asyncio.Timeout, float] = {}
-        """Since when; the one that waits longest comes first."""
+        """Deadlines and when each started to wait; the longest wait comes first."""
         self._heard = 0.0
         self._watcher: asyncio.Task[None] | None = None
 
     @contextmanager
     def watch(self, deadline: asyncio.Timeout) -> Generator[None]:
-        """Make `deadline` expire when the server is lost. Leaving without an exception means that it answered."""
+        """Make `deadline` expire if the server is lost. Leaving without an exception means that it answered."""
         self._waiting[deadline] = _now()
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -37,7 +37,7 @@ class Health:
         self._answered()
 
     async def is_back(self) -> bool:
-        """Whether a server that was lost answers again."""
+        """Whether a lost server answers again."""
         if await self._ping():
             self._answered()
         return not self.lost
@@ -62,7 +62,7 @@ class Health:
             begun = _now()
             if await self._ping():
                 self._answered()
-            elif self._heard < begun:  # nor has it answered anything else meanwhile
+            elif self._heard < begun:  # and no other answer arrived meanwhile
                 missed += 1
                 if missed == _MISSES:
                     self._lose()

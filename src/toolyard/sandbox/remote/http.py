@@ -1,8 +1,8 @@
-"""How `RemoteSandbox` speaks HTTP: pooled connections, deadlines, and tries again where that is safe.
+"""How `RemoteSandbox` speaks HTTP: pooled connections, deadlines, and retries where they are safe.
 
-Safe means that the request cannot have been acted on: no connection came about, an idle connection turned out closed,
-or the server said that it is too busy to start. A time-out or a connection that broke in mid-request is not: those
-are reported, and `retryable` tells the caller that it may decide otherwise.
+Safe means that the request cannot have been processed: no connection was established, an idle connection turned out to
+be closed, or the server said that it is too busy. A timeout or a connection that broke mid-request is not safe: those
+are reported, and `retryable` tells callers that they may decide otherwise.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from toolyard.sandbox.remote.health import PING_SECONDS, Health
 
 _BUSY = frozenset({429, 503, 504})
 _IDLE_SECONDS = 4.0
-"""uvicorn, which SandboxFusion runs on, closes idle connections after 5 s. Closing ours first avoids the race."""
+"""uvicorn, which SandboxFusion uses, closes idle connections after 5 s. Closing ours first avoids the race."""
 _STALE_SECONDS = 1.0
-"""A reused connection that was already closed shows it within a round trip. Later, it broke under the request."""
+"""A reused connection that was already closed fails within a round trip. Later failures happened during the request."""
 _AT_ONCE_BYTES = 512 * 1024
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-_chance = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How hard to try before giving up."""
+    """How often to retry before giving up."""
 
     attempts: int = 5
-    """At each server, where there are several."""
+    """Per server, if there are several."""
     seconds: float = 60.0
-    """No new try begins later than this after the first, whatever Retry-After says."""
+    """No attempt starts later than this after the first, regardless of Retry-After."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     status: int
     body: bytes
     retry_after: float | None
-    lines: Lines | None = None
-    """In place of the body, where they were asked for and the status is 200."""
+    lines: ResponseLines | None = None
+    """Replaces the body if lines were requested and the status is 200."""
 
 
-class GoneError(SandboxError):
-    """The server could not be reached, broke off or fell silent. What it did with the request is not known."""
+class ServerGoneError(SandboxError):
+    """The server was unreachable, broke the connection or fell silent. Whether it processed the request is unknown."""
 
 
-class _NotSentError(GoneError):
-    """The request cannot have reached the server's application: trying again is safe."""
+class _NotSentError(ServerGoneError):
+    """The request cannot have reached the server's application: retrying is safe."""
 
 
 def failure(message: str, *, retryable: bool) -> SandboxError:
@@ -66,18 +66,18 @@ def failure(message: str, *, retryable: bool) -> SandboxError:
     return error
 
 
-def plain(error: GoneError) -> SandboxError:
-    """As callers know it."""
+def public_error(error: ServerGoneError) -> SandboxError:
+    """Convert it to the public error type."""
     known = failure(str(error), retryable=True)
     known.source = error.source
     return known
 
 
-def trusting(ca_file: str | Path | None) -> ssl.SSLContext | bool:
-    """Checks certificates against those in `ca_file`; None: against the system's.
+def ssl_context(ca_file: str | Path | None) -> ssl.SSLContext | bool:
+    """An SSL context that verifies certificates against `ca_file`; None: against the system's.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: the file cannot be read, or contains no certificates.
     """
     if ca_file is None:
         return True
@@ -88,9 +88,9 @@ def trusting(ca_file: str | Path | None) -> ssl.SSLContext | bool:
 
 
 class Connections:
-    """A pool of connections to one server. Opened and closed in one task, used from any of its loop.
+    """A pool of connections to one server. Opened and closed in one task, used from any task of its loop.
 
-    `pinged`: a server that leaves a request waiting is asked for a ping now and then, and given up if it misses two.
+    `pinged`: while a request waits, ping the server now and then, and give up if it misses two pings.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Connections:
         traces = aiohttp.TraceConfig()
         traces.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
-            # The bound is our own semaphore: time spent waiting for a connection is not the server's and must not
-            # eat into its deadline.
+            # Our own semaphore is the limit: time spent waiting for a connection is not the server's fault and must
+            # not count toward its deadline.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=self._trust),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
             headers=self._headers,
@@ -137,20 +137,20 @@ class Connections:
 
     async def call(
         self, method: str, path: str, body: bytes | None = None, *, seconds: float, repeatable: bool = True
-    ) -> Reply:
-        """One answer of the server, after as many tries as it takes and `Retries` allows.
+    ) -> HttpReply:
+        """Return the server's reply, after as many attempts as needed and `Retries` allows.
 
-        `repeatable`: acting on the request twice does no harm. It widens what may be tried again to busy answers, which
-        a proxy might give after the fact, and to idle connections that broke.
+        `repeatable`: processing the request twice does no harm. Then busy replies, which a proxy might give after the
+        fact, and broken idle connections may be retried too.
 
         Raises:
-            SandboxBusyError: the server kept saying that it is busy.
-            SandboxError: it could not be reached, broke off, or did not answer within `seconds` of a try.
+            SandboxBusyError: the server stayed busy.
+            SandboxError: it was unreachable, broke the connection, or did not answer an attempt within `seconds`.
         """
 
-        async def once() -> Reply:
+        async def once() -> HttpReply:
             where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
-            with self._explained(where, seconds, connection, repeatable=repeatable):
+            with self._translated_errors(where, seconds, connection, repeatable=repeatable):
                 async with (
                     self._slots,
                     self._waiting(seconds),
@@ -158,22 +158,22 @@ class Connections:
                         method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
                     ) as response,
                 ):
-                    return Reply(response.status, await response.read(), _retry_after(response))
+                    return HttpReply(response.status, await response.read(), _retry_after(response))
 
-        return await self._persist(once, path, repeatable=repeatable)
+        return await self._with_retries(once, path, repeatable=repeatable)
 
     @asynccontextmanager
-    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[Reply]:
-        """The answer to a POST that may be repeated: line by line if its status is 200, or else in one piece.
+    async def stream(self, path: str, body: bytes, *, seconds: float) -> AsyncGenerator[HttpReply]:
+        """Reply to a repeatable POST: line by line if its status is 200, otherwise in one piece.
 
-        It begins within `seconds` of a try. Leaving before the last line closes the connection, which tells the server.
-        Raises what `call` does.
+        It starts within `seconds` of an attempt. Leaving before the last line closes the connection, which the server
+        notices. Raises what `call` raises.
         """
         async with AsyncExitStack() as open_until_left:
 
-            async def once() -> Reply:
+            async def once() -> HttpReply:
                 where, connection = f"{self._base}{path}", SimpleNamespace(reused_at=None)
-                with self._explained(where, seconds, connection, repeatable=True):
+                with self._translated_errors(where, seconds, connection, repeatable=True):
                     async with AsyncExitStack() as opened:
                         await opened.enter_async_context(self._slots)
                         async with self._waiting(seconds):
@@ -183,13 +183,15 @@ class Connections:
                                 )
                             )
                             if response.status != 200:
-                                return Reply(response.status, await response.read(), _retry_after(response))
+                                return HttpReply(response.status, await response.read(), _retry_after(response))
                         open_until_left.push_async_exit(opened.pop_all())
-                        return Reply(200, b"", None, Lines(response, where, self._waiting))
+                        return HttpReply(200, b"", None, ResponseLines(response, where, self._waiting))
 
-            yield await self._persist(once, path, repeatable=True)
+            yield await self._with_retries(once, path, repeatable=True)
 
-    async def _persist(self, once: Callable[[], Awaitable[Reply]], path: str, *, repeatable: bool) -> Reply:
+    async def _with_retries(
+        self, once: Callable[[], Awaitable[HttpReply]], path: str, *, repeatable: bool
+    ) -> HttpReply:
         clock = asyncio.get_running_loop().time
         begun = clock()
         attempt = 0
@@ -213,7 +215,7 @@ class Connections:
             delay = delay_before(attempt, least)
             if attempt >= self._retries.attempts or clock() - begun + delay > self._retries.seconds:
                 problem.args = (f"{problem} ({attempt} tries)" if attempt > 1 else str(problem),)
-                raise problem if isinstance(problem, SandboxBusyError) else GoneError(*problem.args)
+                raise problem if isinstance(problem, SandboxBusyError) else ServerGoneError(*problem.args)
             await asyncio.sleep(delay)
 
     @asynccontextmanager
@@ -221,7 +223,7 @@ class Connections:
         """
         Raises:
             TimeoutError: the server has not answered within `seconds`.
-            GoneError: it has missed two pings, or one if it was lost already.
+            ServerGoneError: it missed two pings, or one if it was already lost.
         """
         health = self._health
         if health is None:
@@ -229,18 +231,18 @@ class Connections:
                 yield
             return
         if health.lost and not await health.is_back():
-            raise _NotSentError(f"{self._base}: still no answer to a ping")
+            raise _NotSentError(f"{self._base}: still does not answer pings")
         try:
             async with asyncio.timeout(seconds) as deadline:
                 with health.watch(deadline):
                     yield
         except TimeoutError:
             if health.lost:
-                raise GoneError(f"{self._base} does not answer any more, nor did it answer two pings") from None
+                raise ServerGoneError(f"{self._base} stopped answering and missed two pings") from None
             raise
 
     async def _ping(self) -> bool:
-        """Both our service and SandboxFusion have this route. From others, that they have not is an answer as well."""
+        """Both our service and SandboxFusion have this route. For other servers, even a 404 is an answer."""
         unused = SimpleNamespace(reused_at=None)
         where = f"{self._base}/v1/ping"
         try:
@@ -258,10 +260,10 @@ class Connections:
         return self._session
 
     @contextmanager
-    def _explained(
+    def _translated_errors(
         self, where: str, seconds: float, connection: SimpleNamespace, *, repeatable: bool
     ) -> Generator[None]:
-        """Turns what goes wrong with one try into our errors."""
+        """Convert whatever goes wrong in one attempt to our errors."""
         clock = asyncio.get_running_loop().time
         session = self._opened()
         try:
@@ -278,17 +280,17 @@ class Connections:
             stale = connection.reused_at is not None and clock() - connection.reused_at < _STALE_SECONDS
             if stale and repeatable:
                 raise _NotSentError(f"{where}: an idle connection was closed by the server") from error
-            raise GoneError(f"{where}: the server broke off: {error}") from error
+            raise ServerGoneError(f"{where}: the server broke the connection: {error}") from error
         except aiohttp.ClientError as error:
-            raise GoneError(f"{where}: {error!r}") from error
+            raise ServerGoneError(f"{where}: {error!r}") from error
         except RuntimeError as error:
             if session.closed:
                 raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
             raise
 
 
-class Lines:
-    """The lines of an answer that has begun."""
+class ResponseLines:
+    """The lines of a streamed response."""
 
     def __init__(
         self,
@@ -302,10 +304,10 @@ class Lines:
         self._buffer = bytearray()
 
     async def next(self, seconds: float) -> bytes:
-        """The next one, or nothing after the last.
+        """Return the next line, or b"" after the last.
 
         Raises:
-            SandboxError: it did not come within `seconds`, or the server broke off.
+            SandboxError: it did not arrive within `seconds`, or the server broke the connection.
         """
         end = self._buffer.find(b"\n")
         try:
@@ -313,7 +315,7 @@ class Lines:
                 async with self._waiting(seconds):
                     while end < 0:
                         seen = len(self._buffer)
-                        # Not by its own `readline`, which refuses long ones.
+                        # Not `readline`, which refuses long lines.
                         chunk = await self._response.content.readany()
                         if not chunk:
                             return b""
@@ -322,23 +324,23 @@ class Lines:
         except TimeoutError:
             raise failure(f"{self._where}: no answer within {seconds:g} s", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise GoneError(f"{self._where}: the server broke off: {error!r}") from error
+            raise ServerGoneError(f"{self._where}: the server broke the connection: {error!r}") from error
         line = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
         return line
 
 
-def explain(reply: Reply, where: str) -> SandboxError | ProgramError:
-    """What an answer that is neither a success nor busy means, for which nothing better is known."""
+def explain(reply: HttpReply, where: str) -> SandboxError | ProgramError:
+    """The error for a reply that is neither a success nor busy, if nothing more specific is known."""
     text = reply.body[:500].decode("utf-8", "replace")
     if reply.status in (400, 413, 422):
         return ProgramError(f"{where} refused the request (HTTP {reply.status}): {text}")
     if reply.status in (401, 403):
-        return failure(f"{where} wants another token (HTTP {reply.status}): {text}", retryable=False)
+        return failure(f"{where} requires a valid token (HTTP {reply.status}): {text}", retryable=False)
     if reply.status in (415, 421, 431):
         return failure(f"{where} refused the request (HTTP {reply.status}): {text}", retryable=False)
     if 300 <= reply.status < 500:
-        return failure(f"{where} is no SandboxFusion server (HTTP {reply.status}): {text}", retryable=False)
+        return failure(f"{where} is not a SandboxFusion server (HTTP {reply.status}): {text}", retryable=False)
     return failure(f"{where} failed (HTTP {reply.status}): {text}", retryable=True)
 
 
@@ -347,17 +349,17 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body goes in pieces: written at once it would hold up the event loop, and aiohttp warns of it."""
+    """Send a large body in pieces: written at once it would block the event loop, and aiohttp warns about it."""
     return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
 
 
 def delay_before(attempt: int, least: float | None) -> float:
-    """Exponential with full jitter, so that clients turned away together do not come back together."""
-    return (least or 0.0) + _chance.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
+    """Exponential with full jitter, so that clients refused together do not all come back at once."""
+    return (least or 0.0) + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds. The date form of the header is not worth a clock comparison between two machines."""
+    """In seconds. The date form of the header is not supported: the two machines' clocks may differ."""
     try:
         return max(0.0, float(response.headers.get("Retry-After", "")))
     except ValueError:

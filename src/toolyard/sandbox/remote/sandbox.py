@@ -1,8 +1,8 @@
 """`RemoteSandbox`: the `Sandbox` protocol over HTTP, against `toolyard sandbox serve` or any SandboxFusion server.
 
-With our own service an `Execution` arrives exactly as it would locally, many inputs go in one request, and sessions
-work. A foreign server knows neither `args`, `env`, binary stdin nor sessions, and those raise. It knows no limits but
-time and memory, and is told of memory only if the caller set it; a warning names other limits that were set.
+With our own service an `Execution` arrives exactly as it would locally, many inputs share one request, and sessions
+work. A third-party server supports neither `args`, `env`, binary stdin nor sessions; using them raises. It supports no
+limits but time and memory, and gets the memory limit only if you set it; a warning names other limits that you set.
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ from pydantic import BaseModel, ValidationError
 from toolyard import settings
 from toolyard.errors import ConfigError, ProgramError, SandboxError, SessionLostError, ToolyardError
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program
-from toolyard.sandbox.remote.http import Connections, GoneError, Reply, Retries, explain, failure, plain, trusting
-from toolyard.sandbox.remote.servers import Server, Servers, Tries
+from toolyard.sandbox.remote.http import (
+    Connections,
+    HttpReply,
+    Retries,
+    ServerGoneError,
+    explain,
+    failure,
+    public_error,
+    ssl_context,
+)
+from toolyard.sandbox.remote.servers import Attempts, Server, Servers
 from toolyard.sandbox.wire import cases as wire_cases
 from toolyard.sandbox.wire import programs as wire
 from toolyard.sandbox.wire import session as wire_session
@@ -31,23 +40,23 @@ __all__ = ["RemoteSandbox", "RemoteSession", "Retries"]
 _log = logging.getLogger("toolyard.sandbox.remote")
 
 _QUERY_BYTES = 16384
-"""Of one request: a server takes heads of 64 KB, others less."""
+"""Per request: our server accepts headers of 64 KB, others less."""
 _FILE_SECONDS = 60.0
-"""For moving a session's files: they cannot be larger than the server's request limit."""
+"""For transferring a session's files: they cannot be larger than the server's request limit."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class RemoteSandbox:
-    """A sandbox behind `url`: its base, or the full `…/run_code` that verl's configuration holds; or several of them.
+    """A sandbox behind `url`: the base URL, the full `…/run_code` URL that verl's config has, or a list of URLs.
 
-    With several servers, each program goes to the one with the least to do. A server that fails, or does not answer two
-    pings in a row while a program waits, is left for a while, and its programs are run elsewhere; a session stays where
-    it was opened, and is lost with its server.
+    With several servers, each program goes to the least loaded one. A server that fails, or misses two pings in a row
+    while a program waits, is avoided for a while and its programs run elsewhere; a session stays on its server and is
+    lost with it.
 
-    `margin_seconds` is what a request may take beyond its program's own compile and run time: the wait for a worker
-    and the way there and back. `connections` bounds the requests in flight; more wait here. `ca_file` holds the
-    certificates that https servers are checked against, in place of the system's.
+    `margin_seconds` is what a request may take beyond its program's own compile and run time: waiting for a worker
+    and network latency. `connections` limits the requests in flight; more wait here. `ca_file` holds the certificates
+    that https servers are verified against, in place of the system's.
     """
 
     def __init__(
@@ -63,9 +72,9 @@ class RemoteSandbox:
     ) -> None:
         bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
         if not bases:
-            raise ConfigError("sandbox URL: expected one or more, got an empty list")
+            raise ConfigError("sandbox URL: expected at least one, got an empty list")
         token = token if token is not None else settings.sandbox_token()
-        trust = trusting(ca_file or settings.sandbox_ca_file())
+        trust = ssl_context(ca_file or settings.sandbox_ca_file())
         self._margin = margin_seconds
 
         def connect(base: str, retries: Retries) -> Connections:
@@ -91,18 +100,18 @@ class RemoteSandbox:
         await self._servers.close()
 
     async def run(self, program: Program, limits: Limits | None = None) -> Execution:
-        """Run `program` over there. See `Sandbox.run`; cancelling it closes the connection, which stops the program.
+        """Run `program` on the server. See `Sandbox.run`; cancelling closes the connection, which stops the program.
 
         Raises:
-            ProgramError: the server cannot run it as asked.
+            ProgramError: the server cannot run the program as requested.
             SandboxBusyError: the server stayed too busy to start it.
-            SandboxError: the service failed, or could not be reached.
+            SandboxError: the service failed, or was unreachable.
         """
         limits = limits or Limits()
         body = wire.write_request(program, limits)
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while True:
-            async with tries as server:
+            async with attempts as server:
                 return await self._run_at(server, program, body, limits)
 
     async def _run_at(self, server: Server, program: Program, body: bytes, limits: Limits) -> Execution:
@@ -111,10 +120,10 @@ class RemoteSandbox:
         if reply.status != 200:
             raise explain(reply, f"{server.base}/run_code")
         response = _parse(wire.ExtendedRunCodeResponse, reply, server.base)
-        if response.toolyard is None and (unheard := wire.needs_extras(program)):
-            raise ProgramError(f"{server.base} is not Toolyard's own service and has ignored the program's {unheard}")
+        if response.toolyard is None and (ignored := wire.needs_extras(program)):
+            raise ProgramError(f"{server.base} is not a Toolyard service and ignored the program's {ignored}")
         if response.toolyard is None:
-            server.note_unheld(limits)
+            server.warn_unenforced(limits)
         server.max_cases = response.toolyard.max_cases if response.toolyard else 0
         return wire.read_response(response)
 
@@ -124,32 +133,32 @@ class RemoteSandbox:
         stdins: Sequence[str | bytes | None],
         limits: Limits | None = None,
         *,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]:
         """Run `program` once on each of `stdins`, in order, and yield what `run` would have returned.
 
-        With our own service in one request, as cheap as `LocalSandbox.run_each`, once its first answer has told that it
-        is ours; with a foreign one, a request each. `in_bunches`: as there.
-        Leaving early stops what runs over there; `aclose()` it.
+        Our own service gets one request for all, as cheap as `LocalSandbox.run_each`, once its first response has shown
+        that it is ours; a third-party one gets a request per input. `batch_results`: see `LocalSandbox.run_each`.
+        Leaving early stops the running programs; call `aclose()`.
 
         Raises:
-            ProgramError: also if `program` has an input of its own.
-            SandboxError: the next one could not be run; those before it are good.
+            ProgramError: also if `program` has a stdin of its own.
+            SandboxError: the next run failed; earlier results are valid.
         """
         if program.stdin is not None:
-            raise ProgramError("run_each: the program has a stdin of its own; give it as one of stdins")
+            raise ProgramError("run_each: the program has a stdin of its own; pass it in stdins instead")
         limits = limits or Limits()
         done = tried = 0
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while done < len(stdins):
-            if done > tried:  # the next case has all its tries
-                tried, tries = done, Tries(self._servers)
+            if done > tried:  # the next case starts with all its attempts
+                tried, attempts = done, Attempts(self._servers)
             execution = None
-            async with tries as server:
+            async with attempts as server:
                 if server.max_cases > 1 and done + 1 < len(stdins):
                     some = wire_cases.portion(stdins[done:], server.max_cases)
                     try:
-                        body = wire_cases.write_request(program, some, limits, in_bunches=in_bunches)
+                        body = wire_cases.write_request(program, some, limits, batch_results=batch_results)
                         found = run_cases(server.http, server.base, body, len(some), limits, self._margin)
                         async with aclosing(found) as executions:
                             async for case in executions:
@@ -166,15 +175,15 @@ class RemoteSandbox:
 
     @asynccontextmanager
     async def session(self, limits: Limits | None = None) -> AsyncGenerator[RemoteSession]:
-        """A session over there. If this client dies, the server closes it when it was idle for long enough.
+        """Open a session on the server. If this client dies, the server closes it after its idle time.
 
         Raises:
-            SandboxError: the server has no sessions (a foreign one), or could not open one.
+            SandboxError: the server has no sessions (it is not ours), or could not open one.
         """
         limits = limits or Limits()
-        tries = Tries(self._servers)
+        attempts = Attempts(self._servers)
         while True:
-            async with tries as server:
+            async with attempts as server:
                 session = await self._open_session(server, limits)
                 break
         try:
@@ -185,10 +194,12 @@ class RemoteSandbox:
     async def _open_session(self, server: Server, limits: Limits) -> RemoteSession:
         order = wire_session.OpenSession(limits=limits).model_dump_json().encode()
         where = f"{server.base}{wire_session.SESSIONS}"
-        # The server closes what nobody asks for again, so a session opened twice by a second try does no harm.
+        # The server closes idle sessions, so a session opened twice by a retry does no harm.
         reply = await server.http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
         if reply.status in (404, 405):
-            raise failure(f"{server.base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
+            raise failure(
+                f"{server.base} does not support sessions: only `toolyard sandbox serve` does", retryable=False
+            )
         if reply.status != 201:
             raise _session_error(reply, where)
         opened = _parse(wire_session.OpenedSession, reply, where)
@@ -196,7 +207,7 @@ class RemoteSandbox:
 
 
 class RemoteSession:
-    """The `Session` protocol over HTTP. Made by `RemoteSandbox.session`."""
+    """The `Session` protocol over HTTP. Created by `RemoteSandbox.session`."""
 
     def __init__(self, server: Server, session_id: str, limits: Limits, margin_seconds: float) -> None:
         self._server = server
@@ -214,7 +225,7 @@ class RemoteSession:
         try:
             return wire_session.CELL_RESULT.validate_json(reply.body)
         except ValidationError as error:
-            raise failure(f"{self._where}: the server's answer is broken: {error}", retryable=False) from error
+            raise failure(f"{self._where}: the server's response is invalid: {error}", retryable=False) from error
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         await self._call("PUT", "/files", wire_session.Files(files={**wire.encode_files(files)}))
@@ -233,7 +244,7 @@ class RemoteSession:
         try:
             await self._server.http.call("DELETE", self._path, seconds=self._margin)
         except SandboxError as error:
-            # The work is done, and the server closes idle sessions: no reason to fail what went well.
+            # The work is done, and the server closes idle sessions: no reason to raise.
             _log.warning("could not close %s: %s", self._where, error)
 
     async def _call(
@@ -244,7 +255,7 @@ class RemoteSession:
         *,
         seconds: float = _FILE_SECONDS,
         repeatable: bool = True,
-    ) -> Reply:
+    ) -> HttpReply:
         if self._closed:
             raise SessionLostError("the session is closed")
         body = None if order is None else wire.to_json(order)
@@ -252,14 +263,14 @@ class RemoteSession:
             reply = await self._server.http.call(
                 method, self._path + path, body, seconds=seconds, repeatable=repeatable
             )
-        except GoneError as error:
-            self._server.sign(error)
+        except ServerGoneError as error:
+            self._server.name_source(error)
             self._server.failed(error)
-            raise plain(error) from error.__cause__
+            raise public_error(error) from error.__cause__
         if reply.status >= 300:
             error = _session_error(reply, self._where)
             if isinstance(error, SandboxError):
-                self._server.sign(error)
+                self._server.name_source(error)
             raise error
         return reply
 
@@ -272,7 +283,7 @@ def _base_of(url: str) -> str:
 
 
 def _queries(names: Sequence[str]) -> Iterator[str]:
-    """All `names`, in as many queries as it takes."""
+    """Split `names` over as many queries as needed."""
     query = ""
     for name in names:
         field = urlencode([("name", name)])
@@ -284,15 +295,15 @@ def _queries(names: Sequence[str]) -> Iterator[str]:
         yield query
 
 
-def _parse(model: type[Model], reply: Reply, where: str) -> Model:
+def _parse(model: type[Model], reply: HttpReply, where: str) -> Model:
     try:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
         text = reply.body[:200].decode("utf-8", "replace")
-        raise failure(f"{where} is no SandboxFusion server: it answered {text!r}", retryable=False) from error
+        raise failure(f"{where} is not a SandboxFusion server: it responded {text!r}", retryable=False) from error
 
 
-def _session_error(reply: Reply, where: str) -> ToolyardError:
+def _session_error(reply: HttpReply, where: str) -> ToolyardError:
     try:
         report = wire_session.ErrorReport.model_validate_json(reply.body)
     except ValidationError:
@@ -302,24 +313,24 @@ def _session_error(reply: Reply, where: str) -> ToolyardError:
     return wire.named_error(report.error, report.detail, retryable=report.retryable)
 
 
-# How `RemoteSandbox` runs one program on many inputs in one request, where the server takes that.
+# Running one program on many inputs in one request, if the server supports it.
 
 
 class NoCasesError(Exception):
-    """The server has no such route, though it had said so: there is an older one behind the same address."""
+    """The server lacks the route it had announced: an older server is behind the same address."""
 
 
 async def run_cases(
     http: Connections, base: str, body: bytes, count: int, limits: Limits, margin: float
 ) -> AsyncGenerator[Execution]:
-    """One for each of so many inputs, in order. `margin`: seconds beyond what the program itself may take.
+    """Yield an execution for each of `count` inputs, in order. `margin`: seconds beyond the program's own limits.
 
     Raises:
         NoCasesError: nothing was run.
-        ProgramError, SandboxError: the next one could not be run; those before it are good.
+        ProgramError, SandboxError: the next run failed; earlier results are valid.
     """
     where = f"{base}{wire_cases.PATH}"
-    # A case that loses the process it was forked from is run again from the start.
+    # A case whose parent process dies is run again from the start.
     seconds = 2 * limits.run_seconds + margin
     async with http.stream(wire_cases.PATH, body, seconds=limits.compile_seconds + seconds) as reply:
         if reply.status in (404, 405):
@@ -329,6 +340,6 @@ async def run_cases(
         for number in range(count):
             line = await reply.lines.next(seconds)
             if not line:
-                raise SandboxError(f"{where}: the server answered {number} of {count} cases, and no more")
+                raise SandboxError(f"{where}: the server answered only {number} of {count} cases")
             yield wire_cases.read_line(line, where)
-        await reply.lines.next(margin)  # there is none, and the connection can be used again
+        await reply.lines.next(margin)  # there is none; reading the end lets the connection be reused

@@ -1,8 +1,8 @@
-"""Which of several servers runs a program, and where it goes when that one fails.
+"""Chooses which of several servers runs a program, and where it goes if that one fails.
 
-A program has no effect outside its sandbox, so it may be run again elsewhere whatever became of it. `toolyard.failover`
-chooses the server with the least to do, unless it rests after a failure. A server that accepts a request and then says
-nothing is found out by pings (`remote_health`).
+A program has no effect outside its sandbox, so it is safe to run it again elsewhere. `toolyard.failover` chooses the
+least loaded server that is not resting after a failure. Pings detect a server that accepts a request and then falls
+silent (`health`).
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from types import TracebackType
 from toolyard.errors import SandboxBusyError, SandboxClosedError, SandboxError, ToolyardError
 from toolyard.failover import Router
 from toolyard.sandbox.protocol import Limits
-from toolyard.sandbox.remote.http import Connections, GoneError, Retries, delay_before, plain
+from toolyard.sandbox.remote.http import Connections, Retries, ServerGoneError, delay_before, public_error
 
 _log = logging.getLogger("toolyard.sandbox.remote")
 
-_OURS_ALONE = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
-"""Limits that SandboxFusion's request cannot say. Of output it keeps what it keeps."""
+_NOT_IN_SANDBOX_FUSION = frozenset({"cpu_seconds", "disk_bytes", "file_bytes", "open_files", "processes"})
+"""Limits that SandboxFusion's request cannot express. How much output it keeps is fixed."""
 
 
 class Server:
-    """One of them, and what is known of it."""
+    """One server and what is known about it."""
 
     def __init__(self, base: str, http: Connections, router: Router, *, alone: bool) -> None:
         self.base = base
         self.http = http
         self.max_cases = 0
-        """How many at once it takes. Its first answer tells; of a foreign one, that it takes none."""
+        """How many cases it accepts per request, learned from its first response; 0 for a third-party server."""
         self._router = router
         self._alone = alone
         self._is_down = False
         self._warned = False
 
-    def note_unheld(self, limits: Limits) -> None:
-        """Warn, once, of limits that the caller set and a foreign server has not heard of."""
-        unheld = sorted(limits.model_fields_set & _OURS_ALONE)
-        if unheld and not self._warned:
+    def warn_unenforced(self, limits: Limits) -> None:
+        """Warn once about limits that the caller set but a third-party server does not support."""
+        unenforced = sorted(limits.model_fields_set & _NOT_IN_SANDBOX_FUSION)
+        if unenforced and not self._warned:
             self._warned = True
-            _log.warning("%s is not Toolyard's own service and does not hold %s", self.base, ", ".join(unheld))
+            _log.warning("%s is not a Toolyard service and does not enforce %s", self.base, ", ".join(unenforced))
 
     def answered(self) -> None:
         self._router.answered(self.base)
@@ -52,26 +52,26 @@ class Server:
             _log.info("%s answers again", self.base)
 
     def failed(self, error: SandboxError) -> None:
-        """Let it rest: requests go elsewhere, and one comes back to see."""
+        """Let it rest: requests go elsewhere, and one tries it again later."""
         busy = isinstance(error, SandboxBusyError)
-        if busy:  # which is an answer, so that the rest does not become longer each time
+        if busy:  # counts as an answer, so that the rest does not double each time
             self._router.answered(self.base)
         self._router.failed(self.base, _now(), gone=True)
         if not (busy or self._is_down or self._alone):
             self._is_down = True
-            _log.warning("%s; requests go to other servers, and this one is tried again later", error)
+            _log.warning("%s; requests go to other servers; this one is tried again later", error)
 
-    def sign(self, error: SandboxError) -> None:
-        """Make it say which server it was."""
+    def name_source(self, error: SandboxError) -> None:
+        """Add the server's name to the error."""
         error.source = self.base
         if not self._alone and self.base not in str(error):
             error.args = (f"{self.base}: {error}",)
 
 
 class Servers:
-    """One or several. `connect` makes the connections to one, given its base URL and how hard to try there.
+    """One or more servers. `connect` creates the connections to one, given its base URL and retry settings.
 
-    With one server, only what is safe for every request is tried again, by its connections.
+    With a single server, retries are left to its connections, which retry only what is always safe.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Servers:
         alone = len(bases) == 1
         self.retries = retries
         self.rounds = 1 if alone else retries.attempts
-        """How often each may be tried."""
+        """How often each server may be tried."""
         once = retries if alone else Retries(attempts=1)
-        # The requests that it remembers only spread those that come one after the other.
+        # Request ids are unique here; remembering them only spreads sequential requests over the servers.
         self._router = Router(bases, remembered=1024)
         self._all = {base: Server(base, connect(base, once), self._router, alone=alone) for base in bases}
         self._limit = limit
@@ -94,7 +94,7 @@ class Servers:
         return len(self._all)
 
     async def open(self) -> None:
-        # One bound for all of them, so that nothing queues for a server that may fail meanwhile.
+        # One limit for all servers, so that nothing queues for a server that may fail meanwhile.
         self._slots = asyncio.Semaphore(self._limit)
         for server in self._all.values():
             await server.http.open()
@@ -106,7 +106,7 @@ class Servers:
             await server.http.close()
 
     async def take(self) -> Server:
-        """The server for one try, to be given back after it."""
+        """Take a server for one attempt. Give it back afterwards."""
         await self._slots.acquire()
         return self._all[self._router.pick(next(self._names), _now())]
 
@@ -115,10 +115,10 @@ class Servers:
         self._slots.release()
 
 
-class Tries:
-    """The tries of one request. Enter it for each: `while True: async with tries as server: return …`.
+class Attempts:
+    """The attempts of one request. Enter it for each: `while True: async with tries as server: return …`.
 
-    A `SandboxError` ends a try, and is held back as long as another may follow.
+    A `SandboxError` ends an attempt, and is suppressed as long as another may follow.
     """
 
     def __init__(self, servers: Servers) -> None:
@@ -127,7 +127,7 @@ class Tries:
         self._pause = 0.0
         self._failing_since: float | None = None
         self._last: dict[str, SandboxError] = {}
-        """Of each server that was tried."""
+        """The last error of each server that was tried."""
 
     async def __aenter__(self) -> Server:
         if self._pause:
@@ -142,20 +142,20 @@ class Tries:
         server = self._server
         self._servers.give_back(server)
         if isinstance(error, SandboxClosedError) and not self._servers.is_open:
-            return False  # ours, not one that a server reports
+            return False  # raised here, not reported by a server
         if isinstance(error, SandboxError):
-            server.sign(error)
+            server.name_source(error)
             server.failed(error)
             self._last[server.base] = error
-            if self._may_go_on(error):
+            if self._may_retry(error):
                 return True
             self._give_up(error)
         elif error is None or isinstance(error, ToolyardError):
             server.answered()
         return False
 
-    def _may_go_on(self, error: SandboxError) -> bool:
-        """Also sets the pause before the next try: none as long as there are servers that were not asked."""
+    def _may_retry(self, error: SandboxError) -> bool:
+        """Whether to try again. Also sets the pause before that: none while some servers have not been tried."""
         now = _now()
         self._failing_since = self._failing_since or now
         several = len(self._servers)
@@ -164,22 +164,22 @@ class Tries:
         self._pause = 0.0 if rest else delay_before(round_, wish)
         if len(self._last) < several:
             return True
-        # What a server answered, it would answer again. Others may be back.
-        hopeless = not any(isinstance(last, (GoneError, SandboxBusyError)) for last in self._last.values())
+        # A server that answered with an error would do so again. Unreachable or busy ones may be back.
+        hopeless = not any(isinstance(last, (ServerGoneError, SandboxBusyError)) for last in self._last.values())
         late = now + self._pause - self._failing_since > self._servers.retries.seconds
         return not (hopeless or late or round_ >= self._servers.rounds)
 
     def _give_up(self, error: SandboxError) -> None:
         """
         Raises:
-            SandboxError: in place of one that callers do not know.
+            SandboxError: in place of an internal error type.
         """
         others = ", ".join(base for base in self._last if base != self._server.base)
         if others:
-            error.args = (f"{error} ({self._made} tries; also tried {others})",)
+            error.args = (f"{error} ({self._made} attempts; also tried {others})",)
             error.retryable = any(last.retryable for last in self._last.values())
-        if isinstance(error, GoneError):
-            raise plain(error) from error.__cause__
+        if isinstance(error, ServerGoneError):
+            raise public_error(error) from error.__cause__
 
 
 def _now() -> float:

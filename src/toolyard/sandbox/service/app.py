@@ -1,7 +1,7 @@
-"""The service's routes: what each request means to the sandbox, and what its outcome means to the client.
+"""The service's routes: translates each request for the sandbox, and each outcome for the client.
 
-Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` wait at once. What
-cannot start gets 504 with Retry-After, which is the one status that verl's client tries again instead of scoring.
+Back-pressure: a program waits at most `max_wait_seconds` for a worker, and at most `max_waiting` programs wait at once.
+A program that cannot start gets 504 with Retry-After, the only status that verl's client retries instead of scoring.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from toolyard._version import __version__
 from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxError, SessionLostError, ToolyardError
 from toolyard.sandbox import languages
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
+from toolyard.sandbox.service.access import AccessControl
 from toolyard.sandbox.service.cases import CasesEndpoint
-from toolyard.sandbox.service.config import WIRE_NAMES, ServiceConfig, excesses
-from toolyard.sandbox.service.door import Door
+from toolyard.sandbox.service.config import WIRE_NAMES, ServiceConfig, exceeded_limits
 from toolyard.sandbox.service.http import (
     CLIENT_CLOSED_REQUEST,
-    Answer,
-    Attendance,
     BodyBudget,
+    BodyReservation,
     ClientGone,
-    Holding,
+    HttpResponse,
     Refusal,
+    RunningRequests,
     detail,
     invalid,
-    json_answer,
-    model_answer,
+    json_response,
+    model_response,
     parse,
     read_body,
     require_json,
     try_later,
 )
-from toolyard.sandbox.service.metrics import ServiceMetrics, Statistics
+from toolyard.sandbox.service.metrics import ServedStatistics, ServiceMetrics
 from toolyard.sandbox.service.sessions import SessionHost, TooManySessionsError
 from toolyard.sandbox.wire import cases as wire_cases
 from toolyard.sandbox.wire import notebook as wire_notebook
@@ -56,13 +56,13 @@ from toolyard.sandbox.wire import submit as wire_submit
 
 _log = logging.getLogger("toolyard.sandbox.service")
 
-_NO_CONTENT = Answer(204, b"", ())
+_NO_CONTENT = HttpResponse(204, b"", ())
 
 Ask = TypeVar("Ask")
 
 
 class ServedSandbox(Protocol):
-    """What a sandbox needs to be served: the `Sandbox` protocol, a bound on waiting, and a look at its state."""
+    """A sandbox that can be served: the `Sandbox` protocol, plus `start_within` and `statistics`."""
 
     async def run(
         self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
@@ -70,11 +70,11 @@ class ServedSandbox(Protocol):
 
     def session(self, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]: ...
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self) -> ServedStatistics: ...
 
 
 class Judge(Protocol):
-    """Answers `POST /submit`. `toolyard.rewards.code.submissions` has one; the sandbox knows nothing of test cases."""
+    """Answers `POST /submit`. Implemented in `toolyard.rewards.code.submissions`; the sandbox does not judge tests."""
 
     async def judge(
         self,
@@ -88,24 +88,24 @@ class Judge(Protocol):
     ) -> wire_submit.EvalResult:
         """
         Raises:
-            ConfigError: the request's data cannot be judged.
+            ConfigError: the request's data is not a judgeable test suite.
             SandboxError: our failure.
         """
         ...
 
 
 class SandboxService:
-    """The ASGI application. The sandbox and the session host are open, and outlive it. Without a judge, no /submit."""
+    """The ASGI application. The sandbox and session host must be open and outlive it. Without a judge, no /submit."""
 
     def __init__(
         self, config: ServiceConfig, sandbox: ServedSandbox, sessions: SessionHost, judge: Judge | None = None
     ) -> None:
-        self.attendance = Attendance()
+        self.running = RunningRequests()
         self._config = config
         self._sandbox = sandbox
         self._sessions = sessions
         self._judge = judge
-        self._door = Door(config)
+        self._access = AccessControl(config)
         self._bodies = BodyBudget(config.max_buffered_bytes, busy_status=config.busy_status)
         self._in_flight = 0
         self._max_in_flight = sandbox.statistics().workers + config.max_waiting
@@ -116,21 +116,21 @@ class SandboxService:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        holding = Holding(self._bodies)
+        reservation = BodyReservation(self._bodies)
         try:
-            client = self._door.client_of(scope)
-            with self._door.counted(scope, client):
-                scope["toolyard"] = _Visit(client, holding)
+            client = self._access.client_of(scope)
+            with self._access.counted(scope, client):
+                scope["toolyard"] = _RequestContext(client, reservation)
                 if scope["path"] == "/run_code" and scope["method"] == "POST":
-                    # Every program comes this way; routing and its middleware would add a sixth to the time spent here.
+                    # Every program takes this path; routing and middleware would add a sixth to the time spent here.
                     await self._run_code_endpoint(scope, receive, send)
                 else:
                     await self._app(scope, receive, send)
         except Refusal as refusal:
-            self._metrics.answered("door", refusal.answer.status)
-            await refusal.answer.send(send)
+            self._metrics.answered("access", refusal.response.status)
+            await refusal.response.send(send)
         finally:
-            holding.release()
+            reservation.release()
 
     def _routes(self) -> list[Route]:
         session = f"{wire_session.SESSIONS}/{{session_id}}"
@@ -159,8 +159,8 @@ class SandboxService:
             self._check_program(request)
             return request
 
-        async def admit(receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
-            return await self._admitted(receive, lambda _: act(), None)
+        async def admit(receive: Receive, act: Callable[[], Awaitable[HttpResponse]]) -> HttpResponse:
+            return await self._run_admitted(receive, lambda _: act(), None)
 
         return CasesEndpoint(
             self._sandbox,
@@ -170,16 +170,16 @@ class SandboxService:
             read=read,
             admit=admit,
             busy=self._busy,
-            ours=self._ours,
+            as_toolyard_error=self._as_toolyard_error,
             metrics=self._metrics,
         )
 
-    async def _run_code(self, scope: Scope, receive: Receive) -> Answer:
+    async def _run_code(self, scope: Scope, receive: Receive) -> HttpResponse:
         request = parse(wire.RunCodeRequest, await self._body(scope, receive))
         self._check_program(request)
-        return await self._admitted(receive, self._execute, request)
+        return await self._run_admitted(receive, self._execute, request)
 
-    async def _execute(self, request: wire.RunCodeRequest) -> Answer:
+    async def _execute(self, request: wire.RunCodeRequest) -> HttpResponse:
         extended = request.toolyard is not None
         try:
             program, limits = wire.read_request(request, self._config.limits)
@@ -187,21 +187,21 @@ class SandboxService:
         except SandboxBusyError as busy:
             return self._busy(busy)
         except Exception as error:
-            return model_answer(wire.write_failure(self._ours(error), extended=extended))
-        # Only languages that ran become labels: a client cannot fill the metrics with names of its own.
+            return model_response(wire.write_failure(self._as_toolyard_error(error), extended=extended))
+        # Only languages that ran become labels, so clients cannot fill the metrics with made-up names.
         self._metrics.executed(program.language, execution)
-        return model_answer(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
+        return model_response(wire.write_response(execution, extended=extended, max_cases=self._config.max_cases))
 
-    async def _submit(self, judge: Judge, scope: Scope, receive: Receive) -> Answer:
+    async def _submit(self, judge: Judge, scope: Scope, receive: Receive) -> HttpResponse:
         request = parse(wire_submit.SubmitRequest, await self._body(scope, receive))
         asked = {"run_seconds": request.config.run_timeout, "compile_seconds": request.config.compile_timeout}
         asked = {name: seconds for name, seconds in asked.items() if seconds is not None}
         self._check_limits(asked)
-        return await self._admitted(
+        return await self._run_admitted(
             receive, partial(self._judged, judge, self._config.limits.model_copy(update=asked)), request
         )
 
-    async def _judged(self, judge: Judge, limits: Limits, request: wire_submit.SubmitRequest) -> Answer:
+    async def _judged(self, judge: Judge, limits: Limits, request: wire_submit.SubmitRequest) -> HttpResponse:
         try:
             result = await judge.judge(
                 request,
@@ -211,28 +211,28 @@ class SandboxService:
                 max_cases=self._config.max_cases,
                 patience_seconds=self._config.max_wait_seconds,
             )
-            return model_answer(result)
+            return model_response(result)
         except SandboxBusyError as busy:
             return self._busy(busy)
         except ConfigError as error:
             return invalid([(("config",), str(error))], "value_error")
         except Exception as error:
-            return detail(500, str(self._ours(error)))
+            return detail(500, str(self._as_toolyard_error(error)))
 
-    async def _run_jupyter(self, scope: Scope, receive: Receive) -> Answer:
+    async def _run_jupyter(self, scope: Scope, receive: Receive) -> HttpResponse:
         request = parse(wire_notebook.RunJupyterRequest, await self._body(scope, receive))
         self._check_seconds("total_timeout", request.total_timeout)
         self._check_files(request.files, request.fetch_files)
-        return await self._admitted(receive, self._run_notebook, request)
+        return await self._run_admitted(receive, self._run_notebook, request)
 
-    async def _run_notebook(self, request: wire_notebook.RunJupyterRequest) -> Answer:
+    async def _run_notebook(self, request: wire_notebook.RunJupyterRequest) -> HttpResponse:
         try:
             wire_notebook.check_kernel(request)
-            return model_answer(await self._notebook(request, wire.decode_files(request.files)))
+            return model_response(await self._notebook(request, wire.decode_files(request.files)))
         except SandboxBusyError as busy:
             return self._busy(busy)
         except Exception as error:
-            return model_answer(wire_notebook.write_notebook_failure(self._ours(error)))
+            return model_response(wire_notebook.write_notebook_failure(self._as_toolyard_error(error)))
 
     async def _notebook(
         self, request: wire_notebook.RunJupyterRequest, files: dict[str, bytes]
@@ -246,7 +246,7 @@ class SandboxService:
                 async with asyncio.timeout(self._config.max_wait_seconds):
                     session = await stack.enter_async_context(self._sandbox.session(limits))
             except TimeoutError:
-                raise SandboxBusyError(f"no session within {self._config.max_wait_seconds:g} s") from None
+                raise SandboxBusyError(f"no session opened within {self._config.max_wait_seconds:g} s") from None
             started = clock()
             if files:
                 await session.write_files(files)
@@ -264,70 +264,70 @@ class SandboxService:
         out_of_time = not lost and len(results) < len(request.cells)
         return wire_notebook.write_notebook(results, seconds=seconds, out_of_time=out_of_time, files=fetched)
 
-    async def _open_session(self, scope: Scope, receive: Receive) -> Answer:
+    async def _open_session(self, scope: Scope, receive: Receive) -> HttpResponse:
         request = parse(wire_session.OpenSession, await self._body(scope, receive) or b"{}")
         if request.limits is not None:
             self._check_limits(dict(request.limits), "limits")
 
-        async def act() -> Answer:
+        async def act() -> HttpResponse:
             hosted = await self._sessions.open(
                 request.limits or self._config.limits,
-                client=_visit(scope).client,
+                client=_context(scope).client,
                 idle_seconds=request.idle_seconds,
                 start_within=self._config.max_wait_seconds,
             )
             opened = wire_session.OpenedSession(session_id=hosted.id, idle_seconds=hosted.idle_seconds)
-            return Answer(201, opened.model_dump_json().encode())
+            return HttpResponse(201, opened.model_dump_json().encode())
 
-        return await self._attended(receive, act)
+        return await self._run_session_request(receive, act)
 
-    async def _run_cell(self, scope: Scope, receive: Receive) -> Answer:
+    async def _run_cell(self, scope: Scope, receive: Receive) -> HttpResponse:
         order = parse(wire_session.CellOrder, await self._body(scope, receive))
         if order.seconds is not None:
             self._check_seconds("seconds", order.seconds)
         session_id = _session_id(scope)
 
-        async def act() -> Answer:
+        async def act() -> HttpResponse:
             async with self._sessions.lend(session_id) as session:
                 result = await session.run(order.code, seconds=order.seconds)
             self._metrics.ran_cell(result)
             if result.session_lost:
                 await self._sessions.end(session_id)
-            return Answer(200, wire_session.CELL_RESULT.dump_json(result))
+            return HttpResponse(200, wire_session.CELL_RESULT.dump_json(result))
 
-        return await self._attended(receive, act)
+        return await self._run_session_request(receive, act)
 
-    async def _write_files(self, scope: Scope, receive: Receive) -> Answer:
+    async def _write_files(self, scope: Scope, receive: Receive) -> HttpResponse:
         order = parse(wire_session.Files, await self._body(scope, receive))
         self._check_files(order.files, ())
 
-        async def act() -> Answer:
+        async def act() -> HttpResponse:
             files = wire.decode_files(order.files)
             async with self._sessions.lend(_session_id(scope)) as session:
                 await session.write_files(files)
             return _NO_CONTENT
 
-        return await self._attended(receive, act)
+        return await self._run_session_request(receive, act)
 
-    async def _read_files(self, scope: Scope, receive: Receive) -> Answer:
+    async def _read_files(self, scope: Scope, receive: Receive) -> HttpResponse:
         names = parse_qs(scope["query_string"].decode("latin-1")).get("name", [])
         self._check_files({}, names)
 
-        async def act() -> Answer:
+        async def act() -> HttpResponse:
             async with self._sessions.lend(_session_id(scope)) as session:
                 files = await session.read_files(names)
-            return model_answer(wire_session.Files(files={**wire.encode_files(files)}))
+            return model_response(wire_session.Files(files={**wire.encode_files(files)}))
 
-        return await self._attended(receive, act)
+        return await self._run_session_request(receive, act)
 
-    async def _end_session(self, scope: Scope, receive: Receive) -> Answer:
+    async def _end_session(self, scope: Scope, receive: Receive) -> HttpResponse:
         await self._sessions.end(_session_id(scope))
         return _NO_CONTENT
 
-    async def _ping(self, scope: Scope, receive: Receive) -> Answer:
-        return json_answer(200, "pong")
+    async def _ping(self, scope: Scope, receive: Receive) -> HttpResponse:
+        return json_response(200, "pong")
 
-    async def _health(self, scope: Scope, receive: Receive) -> Answer:
+    async def _health(self, scope: Scope, receive: Receive) -> HttpResponse:
         now = self._sandbox.statistics()
         report = {
             "status": "ok",
@@ -343,22 +343,22 @@ class SandboxService:
                 "zygotes": dict(now.zygotes),
             },
         }
-        return json_answer(200, report)
+        return json_response(200, report)
 
-    async def _expose(self, scope: Scope, receive: Receive) -> Answer:
+    async def _expose(self, scope: Scope, receive: Receive) -> HttpResponse:
         kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-        return Answer(200, self._metrics.exposition(), (kind,))
+        return HttpResponse(200, self._metrics.exposition(), (kind,))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         require_json(scope)
-        config, holding = self._config, _visit(scope).holding
+        config, reservation = self._config, _context(scope).reservation
         return await read_body(
-            scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds, holding=holding
+            scope, receive, limit=config.max_request_bytes, seconds=config.max_request_seconds, reservation=reservation
         )
 
     def _check_program(self, request: wire.RunCodeRequest) -> None:
-        """Raises Refusal: it asks for more than this server allows."""
-        # A client that sends `toolyard` is ours: what it gets is what an embedded sandbox would have raised.
+        """Raises Refusal: the program asks for more than this server allows."""
+        # A client that sends `toolyard` is ours: it gets the error that an embedded sandbox would have raised.
         if request.toolyard is None and (why := languages.refuse_unknown(request.language)):
             raise Refusal(invalid([(("language",), why)], "literal_error"))
         self._check_files(request.files, request.fetch_files)
@@ -368,7 +368,7 @@ class SandboxService:
     def _check_limits(self, asked: Mapping[str, Any], *within: str) -> None:
         found = [
             ((*within, name) if within else (WIRE_NAMES[name],), message)
-            for name, message in excesses(asked, self._config.max_limits)
+            for name, message in exceeded_limits(asked, self._config.max_limits)
         ]
         if found:
             raise Refusal(invalid(found))
@@ -383,45 +383,47 @@ class SandboxService:
         config = self._config
         size = sum(len(content or "") for content in files.values()) * 3 // 4
         if max(len(files), len(names)) > config.max_files or size > config.max_file_bytes:
-            told = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
+            sent = f"{len(files)} files of {size} bytes and {len(names)} files to fetch"
             most = f"at most {config.max_files} files of {config.max_file_bytes} bytes together"
-            raise Refusal(detail(413, f"the request has {told}; this server takes {most}"))
+            raise Refusal(detail(413, f"the request has {sent}; this server accepts {most}"))
 
-    async def _admitted(self, receive: Receive, act: Callable[[Ask], Awaitable[Answer]], ask: Ask) -> Answer:
+    async def _run_admitted(
+        self, receive: Receive, act: Callable[[Ask], Awaitable[HttpResponse]], ask: Ask
+    ) -> HttpResponse:
         if self._in_flight >= self._max_in_flight:
-            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are waiting already"))
+            return self._busy(SandboxBusyError(f"{self._config.max_waiting} programs are already waiting"))
         self._in_flight += 1
         try:
-            return await self.attendance.attend(receive, act(ask))
+            return await self.running.run(receive, act(ask))
         finally:
             self._in_flight -= 1
 
-    async def _attended(self, receive: Receive, act: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Session requests: no queue, and failures are HTTP errors, for no SandboxFusion client ever sees them."""
+    async def _run_session_request(self, receive: Receive, act: Callable[[], Awaitable[HttpResponse]]) -> HttpResponse:
+        """Run a session request: no queue, and failures are HTTP errors, since SandboxFusion clients never see them."""
 
-        async def work() -> Answer:
+        async def work() -> HttpResponse:
             try:
                 return await act()
             except SandboxBusyError as busy:
                 return self._busy(busy)
             except Exception as error:
-                ours = self._ours(error)
+                ours = self._as_toolyard_error(error)
                 status = 400 if isinstance(ours, ProgramError) else 404 if isinstance(ours, SessionLostError) else 500
                 report = wire_session.ErrorReport(detail=str(ours), error=type(ours).__name__, retryable=ours.retryable)
-                return Answer(status, report.model_dump_json().encode())
+                return HttpResponse(status, report.model_dump_json().encode())
 
-        return await self.attendance.attend(receive, work())
+        return await self.running.run(receive, work())
 
-    def _busy(self, busy: SandboxBusyError) -> Answer:
+    def _busy(self, busy: SandboxBusyError) -> HttpResponse:
         self._metrics.failed(busy)
         status = 429 if isinstance(busy, TooManySessionsError) else self._config.busy_status
         return try_later(status, str(busy), retry_after=busy.retry_after or 1.0)
 
-    def _ours(self, error: Exception) -> ToolyardError:
+    def _as_toolyard_error(self, error: Exception) -> ToolyardError:
         self._metrics.failed(error)
         if isinstance(error, ToolyardError):
             return error
-        _log.error("a request broke", exc_info=error)
+        _log.error("a request failed unexpectedly", exc_info=error)
         return SandboxError(f"internal error: {error!r}")
 
     async def _refused(self, request: Request, error: Exception) -> Response:
@@ -433,11 +435,11 @@ class SandboxService:
         return JSONResponse({"detail": "internal error"}, 500)
 
 
-_Act = Callable[[Scope, Receive], Awaitable[Answer]]
+_Act = Callable[[Scope, Receive], Awaitable[HttpResponse]]
 
 
 class _Endpoint:
-    """One route as an ASGI application: counts and sends what `act` answers."""
+    """One route as an ASGI application: counts and sends the response of `act`."""
 
     def __init__(self, route: str, act: _Act, metrics: ServiceMetrics) -> None:
         self._route = route
@@ -448,7 +450,7 @@ class _Endpoint:
         try:
             answer = await self._act(scope, receive)
         except Refusal as refusal:
-            answer = refusal.answer
+            answer = refusal.response
         except ClientGone:
             self._metrics.answered(self._route, CLIENT_CLOSED_REQUEST)
             return
@@ -457,14 +459,14 @@ class _Endpoint:
 
 
 @dataclass(slots=True)
-class _Visit:
-    """What is known of a request that came in."""
+class _RequestContext:
+    """What is known about an admitted request."""
 
     client: str
-    holding: Holding
+    reservation: BodyReservation
 
 
-def _visit(scope: Scope) -> _Visit:
+def _context(scope: Scope) -> _RequestContext:
     return scope["toolyard"]
 
 

@@ -1,7 +1,7 @@
-"""`POST /run_cases`: one program on many inputs, a line of the answer for each as soon as it is known.
+"""`POST /run_cases`: runs one program on many inputs and sends one line per result as soon as it is known.
 
-Ours; SandboxFusion has no such route. Whatever can be refused is refused with a status before the first line. What goes
-wrong later is a line, the last one: the status is on its way by then.
+Our own route; SandboxFusion has none like it. Errors known before the first line get an HTTP status. Later errors are
+sent as the last line, because the status has already been sent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from starlette.types import Receive, Scope, Send
 
 from toolyard.errors import SandboxBusyError, SandboxError, ToolyardError
 from toolyard.sandbox.protocol import MIB, Execution, Limits, Program
-from toolyard.sandbox.service.http import CLIENT_CLOSED_REQUEST, Answer, ClientGone, Refusal, detail
+from toolyard.sandbox.service.http import CLIENT_CLOSED_REQUEST, ClientGone, HttpResponse, Refusal, detail
 from toolyard.sandbox.service.metrics import ServiceMetrics
 from toolyard.sandbox.wire import cases as wire_cases
 
 _LINES = (b"content-type", b"application/x-ndjson")
-_IN_LINES = Answer(200, b"")
-"""Stands for the lines, which are on their way by then."""
-_MOST_HELD = 8 * MIB
-"""Of lines that a slow client has not taken yet. Then its cases have to wait."""
+_IN_LINES = HttpResponse(200, b"")
+"""Marks a response whose lines have already been sent."""
+_MAX_BUFFERED_BYTES = 8 * MIB
+"""Bytes of lines that a slow client has not read yet. Beyond it, its cases wait."""
 
 
 class RunsProgram(Protocol):
@@ -34,7 +34,7 @@ class RunsProgram(Protocol):
 
 @runtime_checkable
 class RunsEachInTime(Protocol):
-    """A sandbox that runs one program on many inputs more cheaply than one by one."""
+    """A sandbox that runs one program on many inputs more cheaply than one by one, with a bounded wait."""
 
     def run_each(
         self,
@@ -43,16 +43,16 @@ class RunsEachInTime(Protocol):
         limits: Limits | None = None,
         *,
         start_within: float | None = None,
-        in_bunches: bool = False,
+        batch_results: bool = False,
     ) -> AsyncGenerator[Execution]: ...
 
 
-class Lines:
-    """An answer on its way: a line is sent as soon as it is put, together with others that were put by then."""
+class LineStream:
+    """A streamed response: each line is sent as soon as possible, together with others that are ready by then."""
 
     def __init__(self, send: Send) -> None:
         self.begun = False
-        """Too late for any other answer."""
+        """Lines have been sent: too late for any other response."""
         self._send = send
         self._held: list[bytes] = []
         self._size = 0
@@ -64,17 +64,17 @@ class Lines:
         self._held.append(line)
         self._size += len(line)
         self._changed.set()
-        while self._size > _MOST_HELD:
+        while self._size > _MAX_BUFFERED_BYTES:
             self._taken.clear()
             await self._taken.wait()
 
     def close(self) -> None:
-        """No more will be put."""
+        """No more lines will follow."""
         self._over = True
         self._changed.set()
 
-    async def send_on(self) -> None:
-        """Until it is closed and all is sent."""
+    async def send_until_closed(self) -> None:
+        """Send lines until `close` is called and all are sent."""
         while self._held or not self._over:
             await self._changed.wait()
             self._changed.clear()
@@ -94,8 +94,8 @@ class Lines:
             await self._send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
 
 
-Admit = Callable[[Receive, Callable[[], Awaitable[Answer]]], Awaitable[Answer]]
-"""Does the work if there is room for it, and as long as its client waits for it."""
+Admit = Callable[[Receive, Callable[[], Awaitable[HttpResponse]]], Awaitable[HttpResponse]]
+"""Does the work if there is capacity, as long as the client stays connected."""
 
 
 class CasesEndpoint:
@@ -110,26 +110,26 @@ class CasesEndpoint:
         max_wait_seconds: float,
         read: Callable[[Scope, Receive], Awaitable[wire_cases.RunCasesRequest]],
         admit: Admit,
-        busy: Callable[[SandboxBusyError], Answer],
-        ours: Callable[[Exception], ToolyardError],
+        busy: Callable[[SandboxBusyError], HttpResponse],
+        as_toolyard_error: Callable[[Exception], ToolyardError],
         metrics: ServiceMetrics,
     ) -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._max_cases = max_cases
         self._within = max_wait_seconds
-        self._read, self._admit, self._busy, self._ours = read, admit, busy, ours
+        self._read, self._admit, self._busy, self._as_toolyard_error = read, admit, busy, as_toolyard_error
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lines, extended = Lines(send), False
+        lines, extended = LineStream(send), False
         try:
             request = await self._read(scope, receive)
             extended = request.toolyard is not None
             answer = await self._admit(receive, lambda: self._answer(request, lines))
             last = b""
         except Refusal as refusal:
-            answer = refusal.answer
+            answer = refusal.response
             last = wire_cases.write_failure(SandboxError("the service is stopping"), extended=extended)
         except ClientGone:
             self._metrics.answered(wire_cases.PATH, CLIENT_CLOSED_REQUEST)
@@ -141,15 +141,15 @@ class CasesEndpoint:
             self._metrics.answered(wire_cases.PATH, answer.status)
             await answer.send(send)
 
-    async def _answer(self, request: wire_cases.RunCasesRequest, lines: Lines) -> Answer:
+    async def _answer(self, request: wire_cases.RunCasesRequest, lines: LineStream) -> HttpResponse:
         count = len(request.stdins)
         if count > self._max_cases:
             return detail(
-                413, f"stdins: {count} cases; this server takes at most {self._max_cases} at once (max_cases)"
+                413, f"stdins: {count} cases; this server accepts at most {self._max_cases} at once (max_cases)"
             )
         busy: SandboxBusyError | None = None
         async with asyncio.TaskGroup() as group:
-            group.create_task(lines.send_on())
+            group.create_task(lines.send_until_closed())
             try:
                 await self._run(request, lines)
             except Exception as error:
@@ -157,27 +157,29 @@ class CasesEndpoint:
                     busy = error
                 else:
                     extended = request.toolyard is not None
-                    await lines.put(wire_cases.write_failure(self._ours(error), extended=extended))
+                    await lines.put(wire_cases.write_failure(self._as_toolyard_error(error), extended=extended))
             finally:
                 lines.close()
         return _IN_LINES if busy is None else self._busy(busy)
 
-    async def _run(self, request: wire_cases.RunCasesRequest, lines: Lines) -> None:
+    async def _run(self, request: wire_cases.RunCasesRequest, lines: LineStream) -> None:
         program, stdins, limits = wire_cases.read_request(request, self._limits)
-        async with aclosing(self._executions(program, stdins, limits, request.in_bunches)) as executions:
+        async with aclosing(self._executions(program, stdins, limits, request.batch_results)) as executions:
             async for execution in executions:
                 self._metrics.executed(program.language, execution)
                 await lines.put(wire_cases.write_line(execution, extended=request.toolyard is not None))
 
     async def _executions(
-        self, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits, in_bunches: bool
+        self, program: Program, stdins: Sequence[wire_cases.Input], limits: Limits, batch_results: bool
     ) -> AsyncGenerator[Execution]:
         if isinstance(self._sandbox, RunsEachInTime):
-            found = self._sandbox.run_each(program, stdins, limits, start_within=self._within, in_bunches=in_bunches)
+            found = self._sandbox.run_each(
+                program, stdins, limits, start_within=self._within, batch_results=batch_results
+            )
             async with aclosing(found) as executions:
                 async for execution in executions:
                     yield execution
             return
         for stdin in stdins:
-            alike = program.model_copy(update={"stdin": stdin})
-            yield await self._sandbox.run(alike, limits, start_within=self._within)
+            case = program.model_copy(update={"stdin": stdin})
+            yield await self._sandbox.run(case, limits, start_within=self._within)

@@ -1,4 +1,4 @@
-"""How to serve: addresses, tokens, and the most that a client may ask for."""
+"""Service settings: addresses, tokens, and the most a client may request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toolyard.errors import ConfigError
 from toolyard.sandbox.protocol import GIB, MIB, Limits
 
 ONLY_CLIENT = "default"
-"""The name of a token that was given without one."""
+"""The name of a token given without one."""
 
 
 class Token(BaseModel):
-    """What a client proves itself by, and what it is called then. A client may have several, to change them."""
+    """A client's secret and name. A client may have several tokens, so that it can rotate them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,17 +26,17 @@ class Token(BaseModel):
 
 
 def read_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
-    """Tokens as `--token` and `--token-file` have them: SECRET or NAME SECRET. Empty lines and # comments are skipped.
+    """Parse tokens as given to `--token` and `--token-file`: SECRET or NAME SECRET. Skips empty lines and # comments.
 
     Raises:
-        ConfigError: there is none, one cannot be sent in a header, or two clients have the same.
+        ConfigError: there is none, one cannot be sent in a header, or two clients share one.
     """
     found: dict[str, Token] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        # No message shows a word of the line: it may be a secret.
+        # Messages never show a word of the line: it may be a secret.
         if len(words) > 2:
             raise ConfigError(f"token {number}: expected SECRET or NAME SECRET, got {len(words)} words")
         name, secret = words[0] if len(words) == 2 else ONLY_CLIENT, words[-1]
@@ -51,47 +51,47 @@ def read_tokens(lines: Iterable[str]) -> tuple[Token, ...]:
 
 
 class ServiceConfig(BaseModel):
-    """How to serve. What to serve, the sandbox, is handed over beside it."""
+    """How to serve. The sandbox to serve is passed separately."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
-    """0: any free one."""
+    """0: any free port."""
     allow_hosts: tuple[str, ...] = ()
-    """Names that requests may be sent to, beside those that `toolyard.hosts.OwnNames` always takes."""
+    """Host names that requests may use, in addition to those that `toolyard.hosts.OwnNames` always accepts."""
     token: str | None = Field(default=None, min_length=1, repr=False)
-    """Clients must send it as `Authorization: Bearer`. None, and no `tokens`: who can connect may run programs."""
+    """Clients send it as `Authorization: Bearer`. None, and no `tokens`: anyone who can connect may run programs."""
     tokens: tuple[Token, ...] = ()
-    """More of them, with names: limits for each client go by name, and without tokens by address."""
+    """More tokens, with names. Per-client limits apply by token name, or by address if there are no tokens."""
     allow_remote: bool = False
-    """Bind beyond loopback although there is no token."""
+    """Bind to non-loopback addresses even without a token."""
     tls_cert: Path | None = None
-    """PEM. With it, the service speaks HTTPS only."""
+    """PEM. If set, the service speaks HTTPS only."""
     tls_key: Path | None = None
-    """None: it is in the file of the certificate."""
+    """None: the key is in the certificate file."""
     max_waiting: NonNegativeInt = 4096
-    """Programs that wait for a worker at once. The next is turned away at the door."""
+    """Programs that may wait for a worker at once. Further ones are refused immediately."""
     max_wait_seconds: PositiveFloat = 8.0
-    """Longest wait for a worker. verl's client gives up 10 s after what the program itself may take, so a longer wait
-    would run programs whose client is gone."""
+    """Longest wait for a worker. verl's client gives up 10 s after the program's own time limit, so with a longer wait
+    programs would run whose client is gone."""
     busy_status: Literal[504, 429, 503] = 504
-    """verl's client tries again on 504 alone; any other status becomes a reward of -1."""
+    """verl's client retries on 504 only; any other status becomes a reward of -1."""
     max_in_flight_per_client: PositiveInt = 2048
-    """Requests of one client that are being sent, wait or run. Half of the queue: the other half is for others."""
+    """Requests of one client being received, waiting or running. The default leaves half of the queue to others."""
     max_cases: PositiveInt = 1024
-    """Inputs in one request to `/run_cases`, which holds one worker for all of them."""
+    """Inputs per `/run_cases` request, which holds one worker for all of them."""
     max_request_bytes: PositiveInt = 64 * MIB
     max_buffered_bytes: PositiveInt = 1 * GIB
-    """All request bodies that are being read, wait or run, together. Whatever needs more is told to come back."""
+    """Total size of request bodies that are being received, waiting or running. Beyond it, clients must retry later."""
     max_request_seconds: PositiveFloat = 60.0
-    """For the headers to arrive, and then for the body. A client may be slow, but not for ever."""
+    """Time for the headers to arrive, and again for the body. Clients may be slow, but not forever."""
     max_files: PositiveInt = 4096
-    """Files in one request, and names of files to fetch."""
+    """Files per request, and file names to fetch."""
     max_file_bytes: PositiveInt = 64 * MIB
-    """All files of one request together."""
+    """Total size of the files of one request."""
     limits: Limits = Limits()
-    """For what a request does not say."""
+    """Defaults for what a request does not specify."""
     max_limits: Limits = Limits(
         run_seconds=3600,
         compile_seconds=3600,
@@ -103,13 +103,13 @@ class ServiceConfig(BaseModel):
         output_bytes=256 * MIB,
         flood_bytes=16 * GIB,
     )
-    """The most a request may ask for. `cpu_seconds` is not looked at: real time bounds it."""
+    """The most a request may ask for. `cpu_seconds` is ignored: real time bounds it."""
     max_sessions: NonNegativeInt = 128
     max_sessions_per_client: NonNegativeInt = 64
     session_idle_seconds: PositiveFloat = 600.0
-    """A session that nobody used for this long is closed. Clients may ask for less, not for more."""
+    """Close a session after this long without use. Clients may ask for less, not for more."""
     grace_seconds: NonNegativeFloat = 10.0
-    """How long running programs may go on once the service was told to stop."""
+    """How long running programs may continue after the service is asked to stop."""
 
     @property
     def all_tokens(self) -> tuple[Token, ...]:
@@ -118,10 +118,10 @@ class ServiceConfig(BaseModel):
     def check(self) -> None:
         """
         Raises:
-            ConfigError: it contradicts itself.
+            ConfigError: the settings contradict each other.
         """
-        for _, message in excesses(dict(self.limits), self.max_limits):
-            raise ConfigError(f"the default is more than the maximum: {message}")
+        for _, message in exceeded_limits(dict(self.limits), self.max_limits):
+            raise ConfigError(f"the default exceeds the maximum: {message}")
         self.tls_context()
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -131,7 +131,7 @@ class ServiceConfig(BaseModel):
         """
         if self.tls_cert is None:
             if self.tls_key is not None:
-                raise ConfigError(f"TLS key {str(self.tls_key)!r}: there is no certificate for it")
+                raise ConfigError(f"TLS key {str(self.tls_key)!r}: no certificate is set for it")
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -145,20 +145,20 @@ class ServiceConfig(BaseModel):
 
 
 def _no_password() -> str:
-    # Else OpenSSL asks for one on the terminal, which a service has nobody at.
-    raise ValueError("the key has a password; give one without")
+    # Otherwise OpenSSL prompts for one on the terminal, and a service has no user there.
+    raise ValueError("the key is password-protected; use a key without a password")
 
 
 WIRE_NAMES = {"run_seconds": "run_timeout", "compile_seconds": "compile_timeout", "memory_bytes": "memory_limit_MB"}
 
 
-def excesses(asked: Mapping[str, Any], most: Limits) -> Iterator[tuple[str, str]]:
-    """Each of `asked`, by the names of `Limits`, that is above `most`: its name, and a sentence that says so."""
+def exceeded_limits(asked: Mapping[str, Any], most: Limits) -> Iterator[tuple[str, str]]:
+    """Yield each of `asked` (keyed by `Limits` field) that is above `most`: its name, and a message."""
     for name, value in asked.items():
         allowed = getattr(most, name)
         if value is not None and allowed is not None and value > allowed:
-            told = f"{_in_unit(name, value)}; this server allows at most {_in_unit(name, allowed)}"
-            yield name, f"{WIRE_NAMES.get(name, name)} is {told}"
+            detail = f"{_in_unit(name, value)}; this server allows at most {_in_unit(name, allowed)}"
+            yield name, f"{WIRE_NAMES.get(name, name)} is {detail}"
 
 
 def _in_unit(name: str, value: Any) -> str:

@@ -1,7 +1,7 @@
-"""One connection to the service: how long a head may be, how long a client may take for it, and when to stop listening.
+"""One connection to the service: limits the size of headers, the time they may take, and unwanted request bodies.
 
-uvicorn bounds none of the three, and its parser takes quadratic time for a header that comes in many pieces. What is
-refused here is refused before the application, and with it any token, is asked.
+uvicorn limits none of these, and its parser takes quadratic time for a header that arrives in many pieces. Requests
+refused here are refused before the application, and thus before any token, is checked.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 65536
-"""Request line and headers. Beside them, what stands between the parts of a chunked body, and after it."""
+"""Request line and headers; also the bytes between and after the parts of a chunked body."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with bounds. Made by `connection_class`, which sets them."""
+    """uvicorn's protocol, with limits. Created by `connection_class`, which sets them."""
 
     seconds: float
-    """For a head, and for the rest of a body that nobody wants any more."""
+    """Time for the headers, and for the rest of a body that is no longer needed."""
     max_unwanted_bytes: int
-    """Of such a body. Reading it lets a client that sends everything before it listens see its answer."""
+    """Size limit for such a body. Reading it lets a client that sends everything before it reads see the response."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pending = 0
-        """Bytes since the parser last came to an end of something: what it may be holding."""
+        """Bytes since the parser last completed an element: what it may be buffering."""
         self._head_bytes = 0
         self._unwanted_bytes = 0
         self._in_head = False
@@ -70,12 +70,12 @@ class Connection(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
         if self._in_head:
             super().on_header(name, value)
-        # Else it is a trailer, which must not become a header of a request that was let in without it.
+        # Otherwise it is a trailer, which must not become a header of a request that was admitted without it.
 
     def on_headers_complete(self) -> None:
         self._head_bytes = self._pending = 0
         self._forget_deadline()
-        super().on_headers_complete()  # which raises for an address that is none
+        super().on_headers_complete()  # raises for an invalid URL
         self._in_head = False
 
     def on_chunk_header(self) -> None:
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _answered(self) -> bool:
-        cycle = cast("RequestResponseCycle | None", self.cycle)  # which it is before the first request
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         return cycle is None or cycle.response_complete
 
     def _count(self, size: int) -> None:
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too large")  # the parser stops, and `send_400_response` is called
 
     def _expect_end(self) -> None:
-        """Of the head, or of a body that nobody wants: the deadline runs from when it was first expected."""
+        """Start the deadline for the end of the headers, or of an unwanted body, unless it is running already."""
         if self._deadline is None:
             self._deadline = self.loop.call_later(self.seconds, self._too_late)
 
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._answered:
-            self._expect_end()  # half a request behind one that still runs, which must not be disturbed
+            self._expect_end()  # half a request, pipelined behind one that is still running
         elif self._in_head:
             self._refuse(408, f"the headers did not arrive within {self.seconds:g} s")
         elif self._in_message or self.timeout_keep_alive_task is None:
@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
         if self._oversize:
             self._refuse_oversize()
         else:
-            self._refuse(400, "this is not an HTTP request that the server understands")
+            self._refuse(400, "not a valid HTTP request")
 
     def _refuse(self, status: int, text: str) -> None:
         in_body = self._in_message and not self._in_head and not self.pipeline
@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
             body = json.dumps({"detail": text}).encode()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        # Else it is behind a request that still runs, whose answer it would be taken for.
+        # Otherwise it is pipelined behind a running request, whose response the client would take this for.
         self.transport.close()
 
 

@@ -1,6 +1,6 @@
-"""How the service speaks HTTP: bodies in under limits, answers out, and work tied to the client that waits for it.
+"""The service's HTTP layer: reads bodies within limits, sends responses, and ties work to the waiting client.
 
-Knows ASGI and nothing of sandboxes. Kept free of request and response classes: this is the path of every execution,
+Built on ASGI and independent of the sandbox. Uses no request and response classes: every execution passes through here,
 and their cost would show.
 """
 
@@ -21,57 +21,57 @@ _JSON = (b"content-type", b"application/json")
 CLOSE = (b"connection", b"close")
 _JSON_TYPE = re.compile(rb"\s*application/(?:json|[\w.-]+\+json)\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
 CLIENT_CLOSED_REQUEST = 499
-"""Never sent, only counted: the client had hung up."""
+"""Never sent, only counted: the client disconnected."""
 _WATCH_AFTER_SECONDS = 0.02
-"""Most programs are done before anybody can hang up on them; only those that are not pay for a task that watches."""
+"""Most programs finish before a client can disconnect; only slower ones pay for a task that watches the connection."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     status: int
     body: bytes
     headers: Sequence[tuple[bytes, bytes]] = (_JSON,)
 
     async def send(self, send: Send) -> None:
-        """A body that was not read to its end is read by `Connection`, and dropped."""
+        """If the body was not read to its end, `Connection` reads and drops the rest."""
         length = (b"content-length", str(len(self.body)).encode())
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, length]})
         await send({"type": "http.response.body", "body": self.body})
 
 
-class Refusal(Exception):  # noqa: N818 - an answer on its way out, not an error
-    """Ends the handling of a request with this answer."""
+class Refusal(Exception):  # noqa: N818 - a response, not an error
+    """Ends a request with this response."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: HttpResponse) -> None:
         super().__init__(answer.status)
-        self.answer = answer
+        self.response = answer
 
 
-class ClientGone(Exception):  # noqa: N818 - nobody is left to call it an error
-    """The client hung up. There is nobody to answer."""
+class ClientGone(Exception):  # noqa: N818 - not an error: no one is left to report it to
+    """The client disconnected. There is no one to respond to."""
 
 
-def json_answer(status: int, value: Any, *headers: tuple[bytes, bytes]) -> Answer:
-    return Answer(status, json.dumps(value, separators=(",", ":")).encode(), (_JSON, *headers))
+def json_response(status: int, value: Any, *headers: tuple[bytes, bytes]) -> HttpResponse:
+    return HttpResponse(status, json.dumps(value, separators=(",", ":")).encode(), (_JSON, *headers))
 
 
-def model_answer(model: BaseModel) -> Answer:
-    return Answer(200, model.__pydantic_serializer__.to_json(model))
+def model_response(model: BaseModel) -> HttpResponse:
+    return HttpResponse(200, model.__pydantic_serializer__.to_json(model))
 
 
-def detail(status: int, text: str, *headers: tuple[bytes, bytes]) -> Answer:
-    return json_answer(status, {"detail": text}, *headers)
+def detail(status: int, text: str, *headers: tuple[bytes, bytes]) -> HttpResponse:
+    return json_response(status, {"detail": text}, *headers)
 
 
-def try_later(status: int, text: str, *, retry_after: float = 1.0) -> Answer:
+def try_later(status: int, text: str, *, retry_after: float = 1.0) -> HttpResponse:
     seconds = str(max(1, math.ceil(retry_after))).encode()
-    return json_answer(status, {"detail": text, "error": "SandboxBusyError"}, (b"retry-after", seconds))
+    return json_response(status, {"detail": text, "error": "SandboxBusyError"}, (b"retry-after", seconds))
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """Raises Refusal: 422, in the shape FastAPI gives it, which is what SandboxFusion's clients know."""
+    """Raises Refusal: 422, in FastAPI's format, which SandboxFusion's clients expect."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -79,14 +79,14 @@ def parse(model: type[Model], body: bytes) -> Model:
         raise Refusal(_unprocessable((item["type"], item["loc"], item["msg"]) for item in problems)) from None
 
 
-def invalid(problems: Iterable[tuple[tuple[str, ...], str]], kind: str = "less_than_equal") -> Answer:
-    """422 in the same shape, for what is above a maximum or of another `kind`: where, and a sentence."""
+def invalid(problems: Iterable[tuple[tuple[str, ...], str]], kind: str = "less_than_equal") -> HttpResponse:
+    """422 in the same format, for values above a maximum or for another `kind` of problem: where, and a message."""
     return _unprocessable((kind, place, text) for place, text in problems)
 
 
-def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> Answer:
+def _unprocessable(problems: Iterable[tuple[str, Iterable[str | int], str]]) -> HttpResponse:
     listed = [{"type": kind, "loc": ["body", *place], "msg": text} for kind, place, text in problems]
-    return json_answer(422, {"detail": listed})
+    return json_response(422, {"detail": listed})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -97,31 +97,31 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class BodyBudget:
-    """The memory that all request bodies together may take, from their first part until they are answered."""
+    """The memory that all request bodies together may use, from their first part until their response."""
 
     def __init__(self, size: int, *, busy_status: int) -> None:
         self._left = size
         self._busy_status = busy_status
 
     def take(self, size: int) -> None:
-        """Raises Refusal: there is no room now."""
+        """Raises Refusal: no memory left now."""
         if size > self._left:
-            raise Refusal(try_later(self._busy_status, "the server has no memory left for request bodies; come back"))
+            raise Refusal(try_later(self._busy_status, "no memory left for request bodies; try again later"))
         self._left -= size
 
     def give(self, size: int) -> None:
         self._left += size
 
 
-class Holding:
-    """The part of the budget that one request has."""
+class BodyReservation:
+    """One request's share of the body budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Raises Refusal: there is no room now."""
+        """Raises Refusal: no memory left now."""
         self._budget.take(size)
         self._size += size
 
@@ -131,9 +131,9 @@ class Holding:
 
 
 def require_json(scope: Scope) -> None:
-    """Raises Refusal: there is a body, and it does not claim to be JSON (415).
+    """Raises Refusal: there is a body, and its content type is not JSON (415).
 
-    A web page may send the types of HTML forms anywhere without being asked; for JSON its browser asks us first.
+    Web pages may send HTML form types to any site; for JSON, the browser asks us first (CORS).
     """
     kind = header(scope, b"content-type")
     if kind == b"application/json" or (kind is not None and _JSON_TYPE.fullmatch(kind)):
@@ -142,24 +142,26 @@ def require_json(scope: Scope) -> None:
         raise Refusal(unread(scope, detail(415, "the body must be JSON, with Content-Type: application/json")))
 
 
-def unread(scope: Scope, answer: Answer) -> Answer:
-    """`answer`, given before the body was read."""
+def unread(scope: Scope, answer: HttpResponse) -> HttpResponse:
+    """Return `answer` adapted for a request whose body was not read."""
     if header(scope, b"expect") is None:
         return answer
-    # Refused, such a client does not send its body, and what it sends next must not be taken for that.
-    return Answer(answer.status, answer.body, (*answer.headers, CLOSE))
+    # A client that waits for "100 Continue" does not send its body after a refusal; its next bytes are a new request.
+    return HttpResponse(answer.status, answer.body, (*answer.headers, CLOSE))
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float, holding: Holding) -> bytes:
-    """The whole body.
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, seconds: float, reservation: BodyReservation
+) -> bytes:
+    """Read the whole body.
 
     Raises:
-        Refusal: it is larger than `limit` bytes (413), takes longer than `seconds` to arrive (408), or there is no room
-            for it now.
-        ClientGone: the client hung up first.
+        Refusal: it is larger than `limit` bytes (413), takes longer than `seconds` to arrive (408), or there is no
+            memory for it now.
+        ClientGone: the client disconnected first.
     """
 
-    def too_large() -> Answer:
+    def too_large() -> HttpResponse:
         return detail(413, f"the request body is larger than {limit} bytes")
 
     declared = header(scope, b"content-length")
@@ -178,33 +180,33 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: floa
                 size += len(part)
                 if size > limit:
                     raise Refusal(too_large())
-                holding.grow(len(part))
+                reservation.grow(len(part))
                 parts.append(part)
     except TimeoutError:
         raise Refusal(detail(408, f"the request body did not arrive within {seconds:g} s", CLOSE)) from None
-    # Nearly every request comes in one piece: no copy for it.
+    # Nearly every request arrives in one piece: avoid a copy.
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class Attendance:
-    """Ties work to the client that waits for it, and all work to the life of the service."""
+class RunningRequests:
+    """Runs each request's work while its client is connected and the service is running."""
 
     def __init__(self) -> None:
         self._scopes: set[asyncio.Timeout] = set()
         self._stopping = False
 
     def stop(self) -> None:
-        """Cancel all work now; its clients get a 503."""
+        """Cancel all work now; clients get a 503."""
         self._stopping = True
         for scope in self._scopes:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
 
-    async def attend(self, receive: Receive, work: Awaitable[Answer]) -> Answer:
-        """Do `work`, which turns every failure it expects into an answer, unless the client hangs up before.
+    async def run(self, receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
+        """Do `work`, which turns every expected failure into a response, unless the client disconnects first.
 
         Raises:
-            ClientGone: it hung up; `work` was cancelled.
+            ClientGone: the client disconnected; `work` was cancelled.
             Refusal: the service is stopping; `work` was cancelled.
         """
         loop = asyncio.get_running_loop()

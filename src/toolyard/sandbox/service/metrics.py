@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus. The state of the pool is read when it is asked for, not kept twice."""
+"""The service's Prometheus metrics. The state of the pool is read on each scrape, not tracked separately."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolyard.sandbox.protocol import CellResult, Execution
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Statistics(Protocol):
+class ServedStatistics(Protocol):
     """The state of a sandbox that can be served, as `LocalSandbox.statistics()` reports it."""
 
     @property
@@ -33,9 +33,9 @@ class Statistics(Protocol):
 
 
 class ServiceMetrics:
-    """One per service, with a registry of its own: two services in one process do not add up."""
+    """One per service, with its own registry, so that two services in one process do not add up."""
 
-    def __init__(self, statistics: Callable[[], Statistics], in_flight: Callable[[], int]) -> None:
+    def __init__(self, statistics: Callable[[], ServedStatistics], in_flight: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._executions = Counter(
             "toolyard_executions", "Programs run to a verdict.", ["language", "verdict"], registry=self._registry
@@ -47,13 +47,13 @@ class ServiceMetrics:
             "toolyard_failures", "Programs that could not be run, by error.", ["error"], registry=self._registry
         )
         self._responses = Counter(
-            "toolyard_http_responses", "HTTP answers given.", ["route", "status"], registry=self._registry
+            "toolyard_http_responses", "HTTP responses sent.", ["route", "status"], registry=self._registry
         )
         self._queued = Histogram(
             "toolyard_queue_seconds", "Wait for a free worker.", buckets=_SECONDS, registry=self._registry
         )
         self._ran = Histogram("toolyard_run_seconds", "Compilation and run.", buckets=_SECONDS, registry=self._registry)
-        # `labels()` takes a lock and builds strings each time; the hot path looks its child up here instead.
+        # `labels()` takes a lock and builds strings on every call; the hot path looks up its child here instead.
         self._execution_children: dict[tuple[str, str], Counter] = {}
         self._response_children: dict[tuple[str, int], Counter] = {}
         self._registry.register(_Pool(statistics, in_flight))
@@ -84,13 +84,13 @@ class ServiceMetrics:
 
 
 class _Pool(Collector):
-    def __init__(self, statistics: Callable[[], Statistics], in_flight: Callable[[], int]) -> None:
+    def __init__(self, statistics: Callable[[], ServedStatistics], in_flight: Callable[[], int]) -> None:
         self._statistics = statistics
         self._in_flight = in_flight
 
     def collect(self) -> Iterable[Metric]:
         now = self._statistics()
-        yield GaugeMetricFamily("toolyard_in_flight", "Requests that run or wait.", value=self._in_flight())
+        yield GaugeMetricFamily("toolyard_in_flight", "Requests running or waiting.", value=self._in_flight())
         yield GaugeMetricFamily("toolyard_waiting", "Programs waiting for a worker.", value=now.waiting)
         yield GaugeMetricFamily("toolyard_workers", "Programs that can run at once.", value=now.workers)
         yield GaugeMetricFamily("toolyard_busy_workers", "Workers running a program.", value=now.busy)
@@ -99,9 +99,9 @@ class _Pool(Collector):
         for profile, count in now.zygotes.items():
             zygotes.add_metric([profile], count)
         yield zygotes
-        level = GaugeMetricFamily("toolyard_isolation_info", "The isolation level in force.", labels=["level"])
+        level = GaugeMetricFamily("toolyard_isolation_info", "The isolation level in effect.", labels=["level"])
         level.add_metric([now.isolation], 1)
         yield level
-        build = GaugeMetricFamily("toolyard_build_info", "The version that serves.", labels=["version"])
+        build = GaugeMetricFamily("toolyard_build_info", "The running version.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build

@@ -1,7 +1,7 @@
 """`toolyard sandbox serve`: a sandbox behind SandboxFusion's HTTP API.
 
 `serve` is the command: it binds, opens the sandbox, runs until SIGINT or SIGTERM and stops gracefully. `open_service`
-is the same for a program that already has an event loop, and for tests.
+does the same for a program that already has an event loop, and for tests.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 ]
 
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that it is they who close them, and no request meets a closing one."""
+"""Longer than clients keep idle connections, so that the client closes them and no request hits a closing one."""
 _OPEN_FILES = 65536
-_LAST_WORDS_SECONDS = 5
-"""After the grace period: for the answers of cancelled programs to reach their clients."""
+_RESPONSE_SECONDS = 5
+"""After the grace period: time for the responses to cancelled programs to reach their clients."""
 
 
 class OpenableSandbox(ServedSandbox, Protocol):
@@ -65,13 +65,13 @@ def serve(
     judge: Judge | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one cancels what is still running. `sandbox` is opened and closed here.
+    """Serve until SIGINT or SIGTERM; a second signal cancels running programs. Opens and closes `sandbox`.
 
-    `judge` answers `/submit`. `on_ready` is called once with the base URL, when requests are answered.
+    `judge` answers `/submit`. `on_ready` is called once with the base URL, when the service accepts requests.
 
     Raises:
-        ConfigError: the address is in use or cannot be bound, or is open to the world without a token; or `config`
-            contradicts itself.
+        ConfigError: the address is in use or cannot be bound, or is reachable from other machines without a token; or
+            settings contradict each other.
         SandboxError: the sandbox could not be opened.
     """
     listener = listen(config)
@@ -90,15 +90,15 @@ async def _serve_until_signalled(
     judge: Judge | None,
     on_ready: Callable[[str], None] | None,
 ) -> None:
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopping.set)
     try:
         async with sandbox, open_service(config, sandbox, judge=judge, listener=listener) as running:
             if on_ready is not None:
                 on_ready(running.url)
-            await told.wait()
+            await stopping.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, running.cancel_all)
     finally:
@@ -107,24 +107,24 @@ async def _serve_until_signalled(
 
 
 class RunningService:
-    """A service that answers requests."""
+    """A service that is accepting requests."""
 
     def __init__(self, url: str, service: SandboxService) -> None:
         self.url = url
         self._service = service
 
     def cancel_all(self) -> None:
-        """Cancel what is running; its clients get a 503. For the impatient, once the service is being left."""
-        self._service.attendance.stop()
+        """Cancel running programs; their clients get a 503. Use it to cut the grace period short."""
+        self._service.running.stop()
 
 
 @asynccontextmanager
 async def open_service(
     config: ServiceConfig, sandbox: ServedSandbox, *, judge: Judge | None = None, listener: socket.socket | None = None
 ) -> AsyncGenerator[RunningService]:
-    """Serve `sandbox`, which is open, while inside the block. `judge` answers `/submit`.
+    """Serve `sandbox`, which must be open, while inside the block. `judge` answers `/submit`.
 
-    Leaving it stops accepting, lets running programs finish for up to `config.grace_seconds`, and cancels the rest.
+    Leaving the block stops accepting, lets running programs finish for up to `config.grace_seconds`, then cancels them.
 
     Raises:
         ConfigError: as for `serve`.
@@ -145,7 +145,7 @@ async def open_service(
             try:
                 yield RunningService(_url(listener, "http" if config.tls_cert is None else "https"), service)
             except Exception as error:
-                # Raised again outside: a task group would hand the caller's own error back to it in a group.
+                # Raised again outside: the task group would wrap the caller's own error in an exception group.
                 failure = error
             finally:
                 server.should_exit = True
@@ -154,9 +154,9 @@ async def open_service(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, except that signals are ours and a program that outlives the grace period is cancelled with an answer.
+    """uvicorn, but we handle signals, and programs that outlive the grace period are cancelled with a response.
 
-    uvicorn would raise the signal again as soon as it is done, and the sandbox would never be closed.
+    uvicorn would re-raise the signal when it is done, and the sandbox would never be closed.
     """
 
     def __init__(self, service: SandboxService, config: ServiceConfig) -> None:
@@ -167,13 +167,13 @@ class _Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Its warnings are about requests that make no sense: anybody could fill the log with them.
+                # Its warnings are about malformed requests: anyone could fill the log with them.
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # or anybody on this machine could pass for another client
+                proxy_headers=False,  # or anyone on this machine could impersonate another client
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(config.grace_seconds) + _LAST_WORDS_SECONDS,
+                timeout_graceful_shutdown=int(config.grace_seconds) + _RESPONSE_SECONDS,
             )
         )
         self.config.load()
@@ -191,7 +191,7 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        patience = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.attendance.stop)
+        patience = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.running.stop)
         try:
             await super().shutdown(sockets)
         finally:
@@ -199,7 +199,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(config: ServiceConfig) -> socket.socket:
-    """A socket on the configured address, already listening: what fails to bind fails before anything is started.
+    """Return a listening socket on the configured address, so that a bind error comes before anything is started.
 
     Raises:
         ConfigError: see `serve`.
@@ -210,11 +210,11 @@ def listen(config: ServiceConfig) -> socket.socket:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"cannot resolve host {config.host!r}: {error.strerror}") from error
-    # IPv4 first where a name has both: it is what clients that are given "localhost" reach in any case.
+    # IPv4 first if a name has both: clients can always reach "localhost" over it.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     if not ipaddress.ip_address(address[0]).is_loopback and not config.all_tokens and not config.allow_remote:
         raise ConfigError(
-            f"{where} can be reached from other machines, and without a token anybody there could run programs: "
+            f"{where} is reachable from other machines, where anyone could run programs without a token: "
             "set a token, or allow it explicitly"
         )
     listener = socket.socket(family, kind, protocol)
@@ -230,7 +230,7 @@ def listen(config: ServiceConfig) -> socket.socket:
 
 
 def raise_open_files_limit() -> None:
-    """Each waiting client holds a descriptor, and the usual soft limit of 1024 is less than one training batch."""
+    """Each waiting client needs a file descriptor, and the usual soft limit of 1024 is less than one training batch."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

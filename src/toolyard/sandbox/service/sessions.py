@@ -1,7 +1,7 @@
-"""Sessions over HTTP: each lives in a task of its own, which opens it, waits for its end and closes it.
+"""Sessions over HTTP: a task per session opens it, waits for its end and closes it.
 
-Requests come and go, each in its own task; a session's `async with` must be left in the task that entered it. So the
-requests only borrow it from here.
+Requests run in tasks of their own, but a session's `async with` must be left in the task that entered it. So requests
+only borrow the session from here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("toolyard.sandbox.service")
 
 
 class TooManySessionsError(SandboxBusyError):
-    """As many are open as the server, or this client, may have."""
+    """The server, or this client, has the maximum number of sessions open."""
 
 
 class SessionSource(Protocol):
@@ -28,7 +28,7 @@ class SessionSource(Protocol):
 
 
 class HostedSession:
-    """An open session, its last use, and the way to end it."""
+    """An open session and when it was last used."""
 
     def __init__(self, client: str, idle_seconds: float) -> None:
         self.client = client
@@ -37,22 +37,22 @@ class HostedSession:
         self.session: Session | None = None
         self.failure: ToolyardError | None = None
         self.settled = asyncio.Event()
-        """Set once it is open, or once it is clear that it will not be."""
+        """Set when it is open, or when opening failed."""
         self.ending = asyncio.Event()
         self.ended = asyncio.Event()
-        # A session has one interpreter: cells sent at once run one after the other.
+        # A session has one interpreter: concurrent cells run one after the other.
         self.turn = asyncio.Lock()
         self.touch()
 
     def touch(self) -> None:
         self._used_at = asyncio.get_running_loop().time()
 
-    async def until_over(self) -> None:
-        """Return when it was ended, or stood idle for `idle_seconds`."""
+    async def wait_for_end(self) -> None:
+        """Return when it is ended, or was idle for `idle_seconds`."""
         while not self.ending.is_set():
             idle = 0.0 if self.turn.locked() else asyncio.get_running_loop().time() - self._used_at
             if idle >= self.idle_seconds:
-                # Set, so that a request already waiting for its turn sees that it came too late.
+                # Set it, so that a request already waiting for its turn sees that it is too late.
                 self.ending.set()
                 return
             try:
@@ -63,7 +63,7 @@ class HostedSession:
 
 
 class SessionHost:
-    """Opens, lends and ends sessions. Made by `host_sessions`."""
+    """Opens, lends and ends sessions. Created by `host_sessions`."""
 
     def __init__(
         self,
@@ -84,17 +84,17 @@ class SessionHost:
     async def open(
         self, limits: Limits, *, client: str, idle_seconds: float | None, start_within: float
     ) -> HostedSession:
-        """A new session of `client`, which lives until `end`, or until it stood idle for too long.
+        """Open a session for `client`. It lives until `end`, or until it was idle for too long.
 
         Raises:
-            TooManySessionsError: too many are open, in all or of this client.
+            TooManySessionsError: too many are open, in total or for this client.
             SandboxBusyError: it could not be opened within `start_within` seconds.
             SandboxError: it could not be opened at all.
         """
         if len(self._open) >= self._max_sessions:
-            raise TooManySessionsError(f"{self._max_sessions} sessions are open, which is the most this server allows")
+            raise TooManySessionsError(f"{self._max_sessions} sessions are open, the most this server allows")
         if sum(hosted.client == client for hosted in self._open.values()) >= self._max_per_client:
-            most = f"{self._max_per_client} sessions open, which is the most this server allows for each client"
+            most = f"{self._max_per_client} sessions open, the most this server allows per client"
             raise TooManySessionsError(f"client {client} has {most}")
         hosted = HostedSession(client, min(idle_seconds or self._idle_seconds, self._idle_seconds))
         self._open[hosted.id] = hosted
@@ -103,8 +103,8 @@ class SessionHost:
             async with asyncio.timeout(start_within):
                 await hosted.settled.wait()
         except BaseException as error:
-            # Nobody knows its id yet, so nobody else will ever end it. A task cancelled before its first step
-            # never reaches its own clean-up, so the entry goes here.
+            # Nobody else has its id yet, so nobody else can end it. A task cancelled before its first step
+            # never reaches its own cleanup, so the entry is removed here.
             keeper.cancel()
             self._open.pop(hosted.id, None)
             if isinstance(error, TimeoutError):
@@ -116,10 +116,10 @@ class SessionHost:
 
     @asynccontextmanager
     async def lend(self, session_id: str) -> AsyncGenerator[Session]:
-        """The session, for this caller alone.
+        """Lend the session to this caller exclusively.
 
         Raises:
-            SessionLostError: there is none of that id, or no more.
+            SessionLostError: there is no open session with this id.
         """
         hosted = self._open.get(session_id)
         if hosted is None or hosted.session is None:
@@ -133,7 +133,7 @@ class SessionHost:
                 hosted.touch()
 
     async def end(self, session_id: str) -> None:
-        """Return when it is closed. Ending one that is gone is no error: the outcome is the one asked for."""
+        """Return when it is closed. Ending a session that is already gone is not an error."""
         hosted = self._open.get(session_id)
         if hosted is not None:
             hosted.ending.set()
@@ -149,13 +149,13 @@ class SessionHost:
                 hosted.session = session
                 hosted.touch()
                 hosted.settled.set()
-                await hosted.until_over()
+                await hosted.wait_for_end()
         except ToolyardError as error:
             hosted.failure = error
         except Exception as error:
-            # In a task group, one session's surprise would take all the others down with it.
-            _log.exception("a session broke")
-            hosted.failure = SandboxError(f"the session broke: {error!r}")
+            # In a task group, one session's unexpected error would take all the others down.
+            _log.exception("a session failed unexpectedly")
+            hosted.failure = SandboxError(f"the session failed unexpectedly: {error!r}")
         finally:
             self._open.pop(hosted.id, None)
             hosted.ending.set()
@@ -167,7 +167,7 @@ class SessionHost:
 async def host_sessions(
     sandbox: SessionSource, *, max_sessions: int, max_per_client: int, idle_seconds: float
 ) -> AsyncGenerator[SessionHost]:
-    """All sessions opened here are closed when the block is left."""
+    """Host sessions inside the block; all of them are closed when it is left."""
     async with asyncio.TaskGroup() as group:
         host = SessionHost(
             sandbox, group, max_sessions=max_sessions, max_per_client=max_per_client, idle_seconds=idle_seconds

@@ -1,1 +1,1 @@
-"""The JSON that the service and `RemoteSandbox` speak: SandboxFusion's, and our own routes."""
+"""The JSON exchanged by the service and `RemoteSandbox`: SandboxFusion's routes and our own."""

@@ -1,8 +1,8 @@
 """The JSON of `POST /run_cases`, an extension of ours: one program on many inputs in one request.
 
-The request is that of `/run_code` with `stdins` in place of `stdin`. The answer is a line of JSON for each input, in
-order and as soon as it is known: what `/run_code` would have answered. A line with the status SandboxError is the last:
-what it says of its own input holds for all that follow.
+The request is that of `/run_code` with `stdins` in place of `stdin`. The response has one line of JSON per input, in
+order and as soon as it is known: what `/run_code` would have returned. A line with the status SandboxError is the last
+one; its error also applies to all inputs that follow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolyard.sandbox.wire import programs as wire
 
 PATH = "/run_cases"
 _MOST_CASES, _MOST_BYTES = 256, 16 * MIB
-"""That a client of ours puts into one request, also where the server takes more."""
+"""The most our client puts into one request, even if the server accepts more."""
 
 Input = str | bytes | None
 
@@ -32,12 +32,12 @@ class RawStdin(BaseModel):
 
 class RunCasesRequest(wire.RunCodeRequest):
     stdins: list[str | RawStdin | None]
-    in_bunches: bool = False
-    """Lines may wait for each other, up to 50 ms."""
+    batch_results: bool = False
+    """Results may arrive up to 50 ms late, in batches."""
 
 
 def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
-    """As many of them, from the first, as go into one request to a server that takes `most`."""
+    """Return the first of `stdins`, as many as fit into one request to a server that accepts `most`."""
     size = 0
     most = min(most, _MOST_CASES)
     for count, stdin in enumerate(stdins[:most]):
@@ -47,14 +47,14 @@ def portion(stdins: Sequence[Input], most: int) -> Sequence[Input]:
     return stdins[:most]
 
 
-def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, in_bunches: bool) -> bytes:
+def write_request(program: Program, stdins: Sequence[Input], limits: Limits, *, batch_results: bool) -> bytes:
     """
     Raises:
-        ProgramError: it holds text that no JSON can carry (lone surrogates).
+        ProgramError: it contains text that JSON cannot carry (lone surrogates).
     """
     fields = wire.request_fields(program, limits)
     written = list(map(_write_stdin, stdins))
-    return wire.to_json(RunCasesRequest(**fields, stdins=written, in_bunches=in_bunches))
+    return wire.to_json(RunCasesRequest(**fields, stdins=written, batch_results=batch_results))
 
 
 def _write_stdin(stdin: Input) -> str | RawStdin | None:
@@ -65,11 +65,11 @@ def _write_stdin(stdin: Input) -> str | RawStdin | None:
 def read_request(request: RunCasesRequest, defaults: Limits) -> tuple[Program, list[Input], Limits]:
     """
     Raises:
-        ProgramError: `files` holds something that is not base64, or there is a `stdin` beside `stdins`.
+        ProgramError: `files` contains something that is not base64, or there is a `stdin` beside `stdins`.
     """
     program, limits = wire.read_request(request, defaults)
     if program.stdin is not None:
-        raise ProgramError("stdin: the inputs of /run_cases are in stdins; leave stdin out")
+        raise ProgramError("stdin: /run_cases takes its inputs from stdins; omit stdin")
     return program, [stdin.base64 if isinstance(stdin, RawStdin) else stdin for stdin in request.stdins], limits
 
 
@@ -89,10 +89,10 @@ def read_line(line: bytes, where: str) -> Execution:
     """
     Raises:
         ProgramError: the service refused the program itself.
-        SandboxError: the service failed, or its answer makes no sense.
+        SandboxError: the service failed, or its response is invalid.
     """
     try:
         response = wire.ExtendedRunCodeResponse.model_validate_json(line)
     except ValidationError as error:
-        raise SandboxError(f"{where}: the service's answer is broken: {error}") from error
+        raise SandboxError(f"{where}: the service's response is invalid: {error}") from error
     return wire.read_response(response)

@@ -1,4 +1,4 @@
-"""SandboxFusion's JSON for notebooks: `POST /run_jupyter`, on top of a session's `CellResult`s."""
+"""SandboxFusion's JSON for notebooks: `POST /run_jupyter`, built on a session's `CellResult`s."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunJupyterRequest(BaseModel):
 
     cells: list[str]
     cell_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """For each cell. Zero: only `total_timeout` counts."""
+    """Per cell. Zero: only `total_timeout` applies."""
     total_timeout: Seconds = 45.0
     kernel: str = "python3"
     files: dict[str, str | None] = {}
@@ -65,10 +65,10 @@ class RunJupyterResponse(BaseModel):
 
 
 def check_kernel(request: RunJupyterRequest) -> None:
-    """Sessions are Python's.
+    """Check that the kernel is Python, the only one sessions have.
 
     Raises:
-        ProgramError: another kernel was asked for.
+        ProgramError: another kernel was requested.
     """
     if request.kernel not in KERNELS:
         raise ProgramError(f"unknown kernel {request.kernel!r}; expected one of {KERNELS}")
@@ -77,10 +77,10 @@ def check_kernel(request: RunJupyterRequest) -> None:
 def write_notebook(
     cells: Sequence[CellResult], *, seconds: float, out_of_time: bool, files: Mapping[str, bytes]
 ) -> RunJupyterResponse:
-    """A raising cell is the notebook's business and leaves `status` Success, as in Jupyter.
+    """A cell that raises leaves `status` at Success, as in Jupyter.
 
-    A cell stopped at a limit makes it Failed: by time (or `out_of_time`: cells were left when `total_timeout` came) as
-    TimeLimitExceeded, else as killed, with the reason in the driver's stderr.
+    A cell stopped at a limit makes it Failed: as TimeLimitExceeded if time ran out (also `out_of_time`: `total_timeout`
+    passed before the last cell), otherwise as killed, with the reason in the driver's stderr.
     """
     driver = StageReport(status="Finished", execution_time=seconds, return_code=0, stdout="", stderr="")
     stopped = [cell.verdict for cell in cells if cell.verdict not in (Verdict.OK, Verdict.FAILED)]
@@ -106,7 +106,7 @@ def _report(cell: CellResult) -> CellReport:
     if cell.error is not None:
         raised = [RaisedError(ename=cell.error.ename, evalue=cell.error.evalue, traceback=[*cell.error.traceback])]
     elif not cell.ok:
-        # A notebook shows why a cell ended early; one that we stopped has no exception of its own to show.
+        # A notebook shows why a cell ended early; a cell that we stopped has no exception of its own to show.
         raised = [RaisedError(ename=cell.verdict.name, evalue="the cell was stopped at a limit", traceback=[])]
     return CellReport(
         stdout=cell.stdout, stderr=cell.stderr, display=[dict(bundle) for bundle in cell.display], error=raised

@@ -1,12 +1,12 @@
-"""SandboxFusion's JSON for programs: its names live here and, for notebooks, in `notebook`, nowhere else.
+"""SandboxFusion's JSON for programs. Its names appear only here and, for notebooks, in `notebook`.
 
-Three directions, all pure: a request becomes `(Program, Limits)`, an `Execution` becomes a response, and a response
-becomes an `Execution` again (for `RemoteSandbox`, which may be talking to somebody else's server).
+Three conversions, all pure: a request to `(Program, Limits)`, an `Execution` to a response, and a response back to an
+`Execution` (for `RemoteSandbox`, which may be talking to a third-party server).
 
-SandboxFusion cannot say everything we know (which limit was hit, what was cut, the isolation level, bytes that are not
-text). `RemoteSandbox` therefore adds one field, `toolyard`, to its request. A foreign server ignores it; ours answers
-with a field of the same name, and the `Execution` arrives as it left. Clients that do not send it get SandboxFusion's
-fields and no others.
+SandboxFusion's format cannot express everything (which limit was hit, what was truncated, the isolation level, bytes
+that are not text). `RemoteSandbox` therefore adds one field, `toolyard`, to its request. A third-party server ignores
+it; ours responds with a field of the same name, so that the `Execution` arrives unchanged. Clients that do not send it
+get SandboxFusion's fields and no others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RunStatus = Literal["Success", "Failed", "SandboxError"]
 StageStatus = Literal["Finished", "Error", "TimeLimitExceeded"]
 
 KILLED = -9
-"""The return code of a program we killed at a limit other than time: what SIGKILL would have given."""
+"""The return code of a program we killed at a limit other than time: the one SIGKILL would produce."""
 
 AT_TIME_LIMIT = frozenset({Verdict.TIMED_OUT, Verdict.CPU_EXCEEDED})
 KILL_NOTES = {
@@ -38,19 +38,19 @@ KILL_NOTES = {
 }
 
 INCOMING = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-"""Clients of other versions send fields we do not know; SandboxFusion ignores them, so must we."""
+"""Clients of other versions may send unknown fields; we ignore them, as SandboxFusion does."""
 OUTGOING = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class RequestExtras(BaseModel):
-    """What SandboxFusion's request cannot say. Its presence asks for `ResponseExtras`."""
+    """What SandboxFusion's request cannot express. If present, the response has `ResponseExtras`."""
 
     model_config = OUTGOING
 
     limits: Limits | None = None
-    """All limits, exactly. Wins over the request's own three."""
+    """All limits, exactly. Overrides the request's own three."""
     stdin: bytes | None = None
-    """Set when stdin is not UTF-8."""
+    """Set if stdin is not UTF-8."""
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
 
@@ -65,7 +65,7 @@ class RunCodeRequest(BaseModel):
     compile_timeout: Seconds = 10.0
     run_timeout: Seconds = 10.0
     memory_limit_mb: Annotated[int, Field(alias="memory_limit_MB", le=2**32)] = -1
-    """Zero and below: the server's default."""
+    """Zero or less: the server's default."""
     stdin: str | None = None
     files: dict[str, str | None] = {}
     """Path to base64. Null: skipped."""
@@ -81,9 +81,9 @@ class StageReport(BaseModel):
     status: StageStatus
     execution_time: float | None = None
     return_code: int | None = None
-    """Negative: died of that signal. Null: stopped at a time limit."""
+    """Negative: killed by that signal. Null: stopped at a time limit."""
     stdout: str | None = None
-    """Foreign servers may send null; we never do for a stage that ran."""
+    """Third-party servers may send null; we never do for a stage that ran."""
     stderr: str | None = None
 
 
@@ -105,7 +105,7 @@ class StageExtras(BaseModel):
     verdict: Verdict
     exit_code: int | None
     stdout: bytes | None = None
-    """Set when the stream is not UTF-8: the text beside it then holds `\\xNN` escapes."""
+    """Set if the stream is not UTF-8: the text next to it then has `\\xNN` escapes."""
     stderr: bytes | None = None
     stdout_truncated: bool = False
     stderr_truncated: bool = False
@@ -124,20 +124,20 @@ class ResponseExtras(BaseModel):
     compile: StageExtras | None = None
     run: StageExtras | None = None
     max_cases: int = 0
-    """How many inputs at once this server takes at `/run_cases`. 0: it has no such route."""
+    """How many inputs this server accepts per `/run_cases` request. 0: it has no such route."""
     error: str | None = None
-    """Name of the class in `toolyard.errors` that the service caught."""
+    """Name of the `toolyard.errors` class that the service caught."""
     retryable: bool = False
 
 
 class ExtendedRunCodeResponse(RunCodeResponse):
-    """The answer to a request that carried `toolyard`; without the extras, the answer of a foreign server."""
+    """The response to a request that carried `toolyard`; without extras, the response of a third-party server."""
 
     toolyard: ResponseExtras | None = None
 
 
 def decode_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
-    """Base64 to bytes; names with null are left out, line breaks in the base64 are allowed.
+    """Decode base64 files. Names with null are left out; line breaks in the base64 are allowed.
 
     Raises:
         ProgramError: one of them is not base64.
@@ -153,7 +153,7 @@ def _decode(name: str, content: str) -> bytes:
     try:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError):
-        # `base64 file` and `base64.encodebytes` break their lines; strict decoding knows no line breaks.
+        # `base64 file` and `base64.encodebytes` insert line breaks, which strict decoding rejects.
         try:
             return base64.b64decode("".join(content.split()), validate=True)
         except (binascii.Error, ValueError) as error:
@@ -161,10 +161,10 @@ def _decode(name: str, content: str) -> bytes:
 
 
 def read_request(request: RunCodeRequest, defaults: Limits) -> tuple[Program, Limits]:
-    """What to run and within which limits. A field the client left out means the server's default.
+    """Return what to run and its limits. Fields that the client left out get the server's defaults.
 
     Raises:
-        ProgramError: `files` holds something that is not base64.
+        ProgramError: `files` contains something that is not base64.
     """
     extras = request.toolyard
     stdin: str | bytes | None = request.stdin
@@ -186,7 +186,7 @@ def read_request(request: RunCodeRequest, defaults: Limits) -> tuple[Program, Li
 
 
 def asked_limits(request: RunCodeRequest) -> dict[str, Any]:
-    """What the client did not leave to the server, by the names of `Limits`."""
+    """The limits that the client set, keyed by `Limits` field."""
     if request.toolyard is not None and request.toolyard.limits is not None:
         return dict(request.toolyard.limits)
     asked: dict[str, Any] = {}
@@ -200,10 +200,10 @@ def asked_limits(request: RunCodeRequest) -> dict[str, Any]:
 
 
 def write_request(program: Program, limits: Limits) -> bytes:
-    """The body `RemoteSandbox` posts. Understood by any SandboxFusion server, lossless with ours.
+    """The request body that `RemoteSandbox` posts. Valid for any SandboxFusion server, lossless with ours.
 
     Raises:
-        ProgramError: the program holds text that no JSON can carry (lone surrogates).
+        ProgramError: the program contains text that JSON cannot carry (lone surrogates).
     """
     return to_json(RunCodeRequest(**request_fields(program, limits)))
 
@@ -215,7 +215,7 @@ def request_fields(program: Program, limits: Limits) -> dict[str, Any]:
         "language": program.language,
         "compile_timeout": limits.compile_seconds,
         "run_timeout": limits.run_seconds,
-        # SandboxFusion limits the address space, under which numpy cannot start: only for who asked for it.
+        # SandboxFusion limits the address space, under which numpy cannot start: send it only if the caller set it.
         "memory_limit_mb": max(1, limits.memory_bytes // MIB) if "memory_bytes" in limits.model_fields_set else -1,
         "stdin": text,
         "files": encode_files(program.files),
@@ -225,7 +225,7 @@ def request_fields(program: Program, limits: Limits) -> dict[str, Any]:
 
 
 def to_json(message: BaseModel) -> bytes:
-    """Raises ProgramError: it holds text that no JSON can carry (lone surrogates)."""
+    """Raises ProgramError: it contains text that JSON cannot carry (lone surrogates)."""
     try:
         return message.model_dump_json(by_alias=True).encode()
     except (PydanticSerializationError, UnicodeEncodeError) as error:
@@ -233,7 +233,7 @@ def to_json(message: BaseModel) -> bytes:
 
 
 def needs_extras(program: Program) -> str | None:
-    """What `program` asks for that a foreign server would silently leave out, or None."""
+    """What `program` needs that a third-party server would silently ignore, or None."""
     if program.args:
         return "args"
     if program.env:
@@ -242,7 +242,7 @@ def needs_extras(program: Program) -> str | None:
 
 
 def split_stdin(stdin: str | bytes | None) -> tuple[str | None, bytes | None]:
-    """As text if it is UTF-8, else as bytes."""
+    """Return stdin as text if it is UTF-8, otherwise as bytes."""
     if not isinstance(stdin, bytes):
         return stdin, None
     try:
@@ -252,7 +252,7 @@ def split_stdin(stdin: str | bytes | None) -> tuple[str | None, bytes | None]:
 
 
 def write_response(execution: Execution, *, extended: bool, max_cases: int = 0) -> RunCodeResponse:
-    """`extended`: the client sent `toolyard`, so verdicts travel beside the text and stderr gets no kill note."""
+    """`extended`: the client sent `toolyard`, so the response carries verdicts and stderr gets no kill note."""
     fields: dict[str, Any] = {
         "status": "Success" if execution.verdict is Verdict.OK else "Failed",
         "compile_result": _report(execution.compile, extended),
@@ -274,7 +274,7 @@ def write_response(execution: Execution, *, extended: bool, max_cases: int = 0) 
 
 
 def write_failure(error: ToolyardError, *, extended: bool) -> RunCodeResponse:
-    """Our own failure, or a request that cannot be run as asked: no stage, and a message."""
+    """The response for our own failure, or for a request that cannot be run: a message and no stages."""
     message = str(error) or type(error).__name__
     if not extended:
         return RunCodeResponse(status="SandboxError", message=message)
@@ -333,11 +333,11 @@ def _unless_utf8(raw: bytes) -> bytes | None:
 
 
 def read_response(response: ExtendedRunCodeResponse) -> Execution:
-    """What became of the program, from our service or a foreign one.
+    """Convert a response, from our service or a third-party one, to an `Execution`.
 
     Raises:
-        ProgramError: our service refused the program itself.
-        SandboxError: the service failed, or its answer makes no sense.
+        ProgramError: our service refused the program.
+        SandboxError: the service failed, or its response is invalid.
     """
     extras = response.toolyard or ResponseExtras()
     stages = (response.compile_result, response.run_result)
@@ -350,11 +350,11 @@ def read_response(response: ExtendedRunCodeResponse) -> Execution:
     elif compiled is not None and compiled.verdict is not Verdict.OK:
         verdict = Verdict.COMPILE_FAILED
     else:
-        raise SandboxError(f"the service answered {response.status!r} with neither a run nor a failed compilation")
+        raise SandboxError(f"the service responded {response.status!r} with neither a run nor a failed compilation")
     try:
         files = decode_files(response.files)
     except ProgramError as error:
-        raise SandboxError(f"the service's answer is broken: {error}") from None
+        raise SandboxError(f"the service's response is invalid: {error}") from None
     return Execution(
         verdict=extras.verdict or verdict,
         run=ran,
@@ -400,13 +400,13 @@ def _foreign_ending(report: StageReport) -> tuple[Verdict, int | None]:
 def _reported_error(response: ExtendedRunCodeResponse) -> ToolyardError:
     message = response.message or "the service reports SandboxError without a message"
     if response.toolyard is None or response.toolyard.error is None:
-        # A foreign server does not say whose fault it was. Trying again is what its own client does.
+        # A third-party server does not say whose fault it was. Its own client tries again, so we allow that.
         return SandboxError(message)
     return named_error(response.toolyard.error, message, retryable=response.toolyard.retryable)
 
 
 def named_error(name: str, message: str, *, retryable: bool) -> ToolyardError:
-    """The error that the service caught, by its class name. An unknown name is a `SandboxError`."""
+    """Recreate the error that the service caught from its class name. An unknown name becomes a `SandboxError`."""
     found = getattr(errors, name, None)
     if not (isinstance(found, type) and issubclass(found, (ProgramError, SandboxError))):
         found = SandboxError

@@ -1,4 +1,4 @@
-"""The JSON of our own session routes, which SandboxFusion does not have. Spoken by the service and `RemoteSandbox`.
+"""The JSON of our own session routes, which SandboxFusion does not have. Used by the service and `RemoteSandbox`.
 
 POST   /v1/sessions             OpenSession  -> OpenedSession
 POST   /v1/sessions/{id}/cells  CellOrder    -> CellResult
@@ -27,7 +27,7 @@ class OpenSession(BaseModel):
     limits: Limits | None = None
     """None: the server's default."""
     idle_seconds: PositiveFloat | None = None
-    """Closed after this long without a request. None, or more than the server allows: the server's own."""
+    """Close the session after this long without a request. None, or more than the server allows: the server's value."""
 
 
 class OpenedSession(BaseModel):
@@ -56,5 +56,5 @@ class ErrorReport(BaseModel):
 
     detail: str
     error: str | None = None
-    """Name of the class in `toolyard.errors`. None: the answer is not ours."""
+    """Name of the `toolyard.errors` class. None: the response is not from our service."""
     retryable: bool = False

@@ -1,6 +1,6 @@
-"""The JSON of `POST /submit`: an answer and a row of a data set in, what became of it on the row's tests out.
+"""The JSON of `POST /submit`: a completion and a dataset row in, the results of the row's tests out.
 
-Fields and words are SandboxFusion's. Of its `config`, what a judge has no use for (`locale`, `is_fewshot`) is ignored.
+Field names are SandboxFusion's. Fields of its `config` that a judge does not need (`locale`, `is_fewshot`) are ignored.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ ExtractedType = Literal["fenced", "incomplete_fenced", "heuristic", "empty"]
 
 
 class TestConfig(BaseModel):
-    __test__ = False  # it is no test of pytest's
+    __test__ = False  # not a pytest test
     model_config = INCOMING
 
     dataset_type: str | None = None
-    """Not looked at: the form of the row tells what it is."""
+    """Ignored: the form of the row shows its type."""
     language: str | None = None
-    """None: the row's, or the answer's own."""
+    """None: the row's language, or the completion's."""
     compile_timeout: Seconds | None = None
     run_timeout: Seconds | None = None
     custom_extract_logic: str | None = None
     provided_data: dict[str, Any] | list[dict[str, Any]] | None = None
-    """The row, or several, of which one has the request's id."""
+    """The row, or several rows, one of which has the request's id."""
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`run_all_cases`: go on after a test that failed."""
+    """`run_all_cases`: continue after a failed test."""
 
 
 class SubmitRequest(BaseModel):
@@ -57,6 +57,6 @@ class EvalResult(BaseModel):
     full_code: str | None = None
     test_code: str | None = None
     tests: list[EvalTestCase]
-    """In the row's order, up to the first that failed."""
+    """In the row's order, up to the first failure."""
     extracted_type: ExtractedType | None = None
     extra: dict[str, Any] | None = None

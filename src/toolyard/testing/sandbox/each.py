@@ -24,7 +24,7 @@ Input = str | bytes | None
 
 class EachSandbox(Sandbox, Protocol):
     def run_each(
-        self, program: Program, stdins: Sequence[Input], limits: Limits | None = None, *, in_bunches: bool = False
+        self, program: Program, stdins: Sequence[Input], limits: Limits | None = None, *, batch_results: bool = False
     ) -> AsyncGenerator[Execution]: ...
 
 
@@ -136,10 +136,10 @@ class EachContract:
         program = Program("n = int(input())\nprint(n)\nif n % 7 == 3: raise SystemExit(n)")
         stdins = [str(n) for n in range(40)]
         one_by_one = [execution async for execution in sandbox.run_each(program, stdins)]
-        bunches = [execution async for execution in sandbox.run_each(program, stdins, in_bunches=True)]
+        bunches = [execution async for execution in sandbox.run_each(program, stdins, batch_results=True)]
         assert [told(execution) for execution in bunches] == [told(execution) for execution in one_by_one]
         assert [execution.stdout for execution in bunches] == [f"{n}\n" for n in range(40)]
-        async with aclosing(sandbox.run_each(program, stdins, in_bunches=True)) as executions:
+        async with aclosing(sandbox.run_each(program, stdins, batch_results=True)) as executions:
             assert (await anext(executions)).stdout == "0\n"
         assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.errors import EngineError, EngineRequestError, in_short
+from toolyard.errors import EngineError, EngineRequestError, summarize
 
 _ABORTED = ("aborted", "abort")
 _REFUSALS = (ValueError, TypeError, AssertionError)
@@ -100,9 +100,9 @@ class VerlEngine:
                 request_id=self._session, prompt_ids=list(prompt_ids), sampling_params=self._asked(sampling)
             )
         except _REFUSALS as error:
-            raise EngineRequestError(f"verl's server refused the request: {in_short(error)}") from error
+            raise EngineRequestError(f"verl's server refused the request: {summarize(error)}") from error
         except Exception as error:
-            raise EngineError(f"verl's server failed: {in_short(error)}") from error
+            raise EngineError(f"verl's server failed: {summarize(error)}") from error
         self.notes.take(answer)
         self._answered(self.notes)
         return self._generation(answer, sampling)

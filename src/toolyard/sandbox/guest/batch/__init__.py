@@ -1,1 +1,1 @@
-"""One program, many inputs: the worker's part (`cases`), and the process that cases are forked from (`parent`)."""
+"""One program, many inputs: the worker's side (`cases`), and the process that cases are forked from (`parent`)."""

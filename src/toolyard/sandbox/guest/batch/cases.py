@@ -1,9 +1,9 @@
-"""Many inputs for one program: the worker's part of it.
+"""One program on many inputs: the worker's side.
 
-A Python program is compiled once, by a process (see `parent`) that then forks it for every input. Nothing else is saved
-on, so that a case is as much on its own as a run: fresh pipes, its own clock, all its processes dead and all its files
-gone before the next one begins. What cannot be done that way is done by ordinary runs, one after the other: programs
-in other languages, at lower levels of isolation, and those that harm the process they are forked from.
+A Python program is compiled once, by a process (see `parent`) that is then forked for every input. Nothing else is
+shared, so a case is as isolated as a run: fresh pipes, its own clock, all its processes dead and all its files gone
+before the next one starts. Everything else uses ordinary runs, one after the other: programs in other languages, lower
+isolation levels, and programs that harm the process they are forked from.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ..runner import Runner
 from . import parent
 
 _SOON = 0.003
-"""Seconds in which most cases are over: until then nobody looks at their output, their limits or the clock."""
+"""Seconds within which most cases end: until then, their output, limits and the clock are not checked."""
 _COMPILE_SECONDS = 0.5
-"""For a parent to be ready. What takes longer to compile is compiled by every case, on that case's own time."""
+"""For a parent to be ready. A program that takes longer to compile is compiled by every case, in that case's time."""
 _FORK_SECONDS = 0.5
-"""For a parent to fork. One that takes longer was stopped."""
+"""For a parent to fork. If it takes longer, it was stopped."""
 _MOST_PARENTS = 4
-"""In one request. A program that keeps harming them, or leaves processes behind, is run without."""
+"""Per request. A program that keeps harming its parents, or leaves processes behind, is run without them."""
 _ORDER = 65536
-"""Bytes of one message."""
+"""Bytes per message."""
 _OPEN_FILES = 8
-"""A program that may have fewer is run on its own: a parent, which its limits bind as well, needs some."""
+"""A program that may open fewer files is run on its own: a parent, which has the same limits, needs some."""
 _LIST = 64
-"""Bytes of the kernel's list of our children that are read: the first two numbers, and whether there are more."""
+"""Bytes read of the kernel's list of our children: the first two pids, and whether there are more."""
 _WHY = 4096
-"""Bytes to tell why a case was refused."""
+"""Bytes for the reason why a case was refused."""
 _CHILD_ENDS = (int(signal.SIGCHLD),)
 _REFUSED = parent.REFUSED << 8
 """As a wait status."""
@@ -51,7 +51,7 @@ _REFUSED = parent.REFUSED << 8
 class Parent:
     """The worker's end of the process that a program's cases are forked from.
 
-    It is the worker's child, and waited for only when it is ended: until then its number is nobody else's, dead or not.
+    It is the worker's child, and reaped only when it is ended: until then its pid is not reused, dead or not.
     """
 
     def __init__(self, setup: parent.Setup, null: int) -> None:
@@ -67,7 +67,7 @@ class Parent:
         self._end.register(self.handle, select.POLLIN)
 
     def order(self, content: memoryview) -> bool:
-        """Tell it what to fork; returns whether it has understood."""
+        """Send the program to fork; returns whether it was understood."""
         poll = select.poll()
         poll.register(self.control.fileno(), select.POLLIN)
         try:
@@ -78,7 +78,7 @@ class Parent:
             return False
 
     def wake(self) -> None:
-        """In case the program has stopped it."""
+        """Continue it, in case the program has stopped it."""
         signal.pidfd_send_signal(self.handle, signal.SIGCONT)
 
     def has_ended(self) -> bool:
@@ -94,7 +94,7 @@ class Parent:
 
 
 class Cases:
-    """What a worker does about an EACH request."""
+    """Handles EACH requests for a worker."""
 
     def __init__(self, worker: Runner, native: Native | None) -> None:
         self._worker = worker
@@ -108,14 +108,14 @@ class Cases:
             self._plan = Plan(os.fsencode(worker.interpreter.path), os.fsencode(worker.interpreter.work))
             with contextlib.suppress(OSError):  # not every kernel has it
                 self._children = os.open("/proc/self/task/1/children", os.O_RDONLY | os.O_CLOEXEC)
-        self._hears = select.poll()
-        self._hears.register(worker.channel.fileno(), select.POLLIN)
+        self._cancel_poll = select.poll()
+        self._cancel_poll.register(worker.channel.fileno(), select.POLLIN)
         self._parent: Parent | None = None
         self._parents_left = 0
 
     def run(self, header: Request) -> None:
         worker, request = self._worker, self._worker.request
-        count, processor, in_bunches = frames.CASES.unpack_from(request, header.order_end)
+        count, processor, batch_results = frames.CASES.unpack_from(request, header.order_end)
         sizes = header.order_end + frames.CASES.size
         at = sizes + count * frames.CASE.size
         order, fetch = request[: header.order_end], request[header.stdin_end : header.end]
@@ -124,17 +124,17 @@ class Cases:
         able = python and count > 1 and self._children >= 0 and header.open_files >= _OPEN_FILES
         self._parents_left = _MOST_PARENTS if able else 0
         worker.prepares = not able
-        due = count if in_bunches else 0
-        worker.replies.patience = LONG_PATIENCE if in_bunches else SHORT_PATIENCE
+        due = count if batch_results else 0
+        worker.replies.patience = LONG_PATIENCE if batch_results else SHORT_PATIENCE
         self._processor = {processor} & self._processors or self._processors
         for index in range(count):
             (size,) = frames.CASE.unpack_from(request, sizes + index * frames.CASE.size)
             stdin, at = request[at : at + size], at + size
-            if index and self._hears.poll(0):
+            if index and self._cancel_poll.poll(0):
                 worker.give_up()
                 break
             reason = self._fork(header, order, stdin, fetch) if self._parents_left else -1
-            if index == due:  # and then twice as many: whoever finds one wrong needs none that come after it
+            if index == due:  # then after twice as many: a caller that finds a wrong one needs no more
                 worker.replies.flush()
                 due = 2 * index + 1
             if reason < 0:
@@ -142,14 +142,14 @@ class Cases:
                 reason = worker.run_child(header, order, stdin, fetch)
             if reason == frames.CANCELLED or worker.retiring:
                 break
-            worker.rooms.forget_times()
+            worker.directories.forget_times()
         worker.replies.flush()
         if not self._end_parent():
-            worker.retiring = not worker.rooms.clean(worker.interpreter.path)
+            worker.retiring = not worker.directories.clean(worker.interpreter.path)
 
     def _make_parent(self, header: Request, order: memoryview) -> bool:
         worker = self._worker
-        worker.drop_ready()  # nobody but the parent may be there with the cases
+        worker.drop_ready()  # only the parent may be alive beside the cases
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._processor)
         self._parent = made = Parent(self._setup, worker.null)
@@ -159,20 +159,20 @@ class Cases:
             self._end_parent()
             return False
         self._soon = min(_SOON, header.wall_seconds)
-        self._main_is_ours = parent.main_is_for_the_worker(header)
+        self._worker_writes_main = parent.worker_writes_main(header)
         code = frames.REQUEST.size + header.meta_size
         self._code = worker.request[code : code + header.code_size]
-        self._aim(made)
+        self._set_plan(made)
         return True
 
-    def _aim(self, made: Parent) -> None:
-        """At the cases of this parent."""
+    def _set_plan(self, made: Parent) -> None:
+        """Point the native plan at this parent's cases."""
         worker, plan, cgroup = self._worker, self._plan, self._worker.watch.cgroup
         plan.control, plan.children = made.control.fileno(), self._children
         plan.parent, plan.parent_handle = made.pid, made.handle
         plan.soon_nanoseconds = int(self._soon * 1e9)
-        plan.text, plan.text_size = (address_of(self._code), len(self._code)) if self._main_is_ours else (None, 0)
-        plan.free_inodes = worker.rooms.free_inodes
+        plan.text, plan.text_size = (address_of(self._code), len(self._code)) if self._worker_writes_main else (None, 0)
+        plan.free_inodes = worker.directories.free_inodes
         plan.events = -1 if cgroup is None else cgroup.events_file
         if cgroup is not None:
             plan.told, plan.told_size = cgroup.events, len(cgroup.events)
@@ -180,7 +180,7 @@ class Cases:
             theirs.memory, theirs.limit = address_of(ours.memory), ours.limit
 
     def _end_parent(self) -> bool:
-        """If there is one; and whatever else there is. Returns whether there was nothing else."""
+        """End the parent, if there is one, and any other process. Returns whether there were no others."""
         made, self._parent = self._parent, None
         if made is None:
             return True
@@ -192,20 +192,20 @@ class Cases:
         made.close()
         self._worker.watch.ours.clear()
         os.sched_setaffinity(0, self._processors)
-        signal.sigtimedwait(_CHILD_ENDS, 0)  # or the next case would seem to end before it has begun
+        signal.sigtimedwait(_CHILD_ENDS, 0)  # or the next case would seem to end before it started
         return alone
 
     def _is_alone(self, made: Parent) -> bool:
-        """Whether there is no process but the parent. Each in the jail descends from a child of ours, PID 1."""
+        """Whether the parent is the only process. Every process in the jail descends from a child of ours, PID 1."""
         return os.pread(self._children, _LIST, 0) == b"%d " % made.pid and not made.has_ended()
 
     # ---------------------------------------------------------------------------------------------------- one case
     def _fork(self, header: Request, order: memoryview, stdin: memoryview, fetch: memoryview) -> int:
-        """Run one case by a fork of the parent and reply. Returns the reason of its end, or -1: it did not begin."""
+        """Run one case in a fork of the parent and reply. Returns the reason for its end, or -1 if it did not start."""
         worker = self._worker
         quick = len(stdin) <= select.PIPE_BUF
-        # A quick case sets the streams itself, and finds the limits as the case before it left them.
-        if self._parent is None or not quick or worker.watch.by_looking:
+        # A quick case sets the streams itself, and has the limits of the case before it.
+        if self._parent is None or not quick or worker.watch.inspects_processes:
             worker.begin(header)
         worker.extra.reset(_WHY)
         if self._parent is None and not self._make_parent(header, order):
@@ -218,22 +218,22 @@ class Cases:
         if quick:
             state = self._run_quickly(stdin)
             if state >= ENDED and time.monotonic() - start > header.wall_seconds:
-                worker.starved = worker.watch.starvation.late_since(waited)  # it has ended long ago
+                worker.starved = worker.watch.starvation.late_since(waited)  # it ended long ago
             if state == CLEAN and not len(fetch) and self._plan.status != _REFUSED:
-                return worker.conclude_clean(*self._how_it_ended(), time.monotonic() - start)
+                return worker.conclude_clean(*self._ending(), time.monotonic() - start)
             if state in (ALONE, CLEAN):
-                found = self._how_it_ended()
+                found = self._ending()
             elif state != NOT_BEGUN:
                 case = Case(self._plan.out.handle, self._plan.err.handle)
                 if state == ENDED:
-                    case.pid, case.ending = self._plan.pid, self._how_it_ended()
-                reason, found = self._see_to_its_end(case, stdin[:0], start, header), case.ending
+                    case.pid, case.ending = self._plan.pid, self._ending()
+                reason, found = self._finish_case(case, stdin[:0], start, header), case.ending
         else:
             case, rest = self._start(stdin)
-            reason, found = self._see_to_its_end(case, rest, start, header), case.ending
+            reason, found = self._finish_case(case, rest, start, header), case.ending
         wall = time.monotonic() - start
         if found is not None and found.status == _REFUSED:
-            self._hear_why()
+            self._receive_refusal()
         if found is None or not self._is_alone(made):
             self._parents_left -= 1
             self._end_parent()
@@ -241,7 +241,7 @@ class Cases:
             return -1
         reason = worker.conclude(reason, *found, wall, fetch, hold=True)
         if self._parent is not None:
-            self._aim(made)  # the memory group's events may be others now
+            self._set_plan(made)  # the memory group's events may have changed
         return reason
 
     def _run_quickly(self, stdin: memoryview) -> int:
@@ -252,28 +252,28 @@ class Cases:
             ours.size, ours.seen = theirs.size, theirs.seen
         return state
 
-    def _how_it_ended(self) -> Ending:
+    def _ending(self) -> Ending:
         plan = self._plan
         return Ending(plan.status, plan.cpu_microseconds / 1e6, plan.peak_kibibytes * 1024)
 
     def _start(self, stdin: memoryview) -> tuple[Case, memoryview]:
-        """Begin a case whose input is too long for a pipe. Returns it, and what it has still to read."""
+        """Start a case whose input is too long for a pipe. Returns it, and the rest of its input."""
         assert self._parent is not None
-        if self._main_is_ours:
+        if self._worker_writes_main:
             program.write_main(self._worker.interpreter.path, self._code)
         (stdin_end, feed), (stdout, out), (stderr, err) = os.pipe(), os.pipe(), os.pipe()
         case = Case(stdout, stderr, feed)
         os.set_blocking(feed, False)
         rest = case.feed(stdin)
         streams = array.array("i", (stdin_end, out, err))
-        with contextlib.suppress(OSError):  # nobody is there: it will not begin
+        with contextlib.suppress(OSError):  # the parent is gone: it will not start
             self._parent.control.sendmsg([parent.CASE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
         for handle in streams:
             os.close(handle)
         return case, rest
 
-    def _see_to_its_end(self, case: Case, rest: memoryview, start: float, header: Request) -> int:
-        """Returns the reason of its end, if it has begun."""
+    def _finish_case(self, case: Case, rest: memoryview, start: float, header: Request) -> int:
+        """Return the reason for its end, if it has started."""
         worker, reason = self._worker, frames.ENDED
         if case.ending is None:
             self._await(case, start + self._soon)
@@ -281,7 +281,7 @@ class Cases:
             worker.replies.flush()
             worker.watch.begin_here()
             reason = worker.pump(case, os.pidfd_open(case.pid), rest, start, header)
-            os.kill(case.pid, signal.SIGKILL)  # not waited for yet, so the number is still its own
+            os.kill(case.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
             case.await_end()
         worker.out.drain(case.stdout, worker.scratch)
         worker.err.drain(case.stderr, worker.scratch)
@@ -291,14 +291,14 @@ class Cases:
         return reason
 
     def _await(self, case: Case, until: float) -> None:
-        """Wait for the case to begin, as long as that takes, and until then for its end."""
+        """Wait for the case to start, as long as that takes, and for its end until `until`."""
         made = self._parent
         assert made is not None
         give_up = until + _FORK_SECONDS
         while True:
-            left = until - time.monotonic()  # also while children keep ending: a case can make many of them
+            left = until - time.monotonic()  # also while children keep ending: a case can create many
             a_child_ended = left > 0 and signal.sigtimedwait(_CHILD_ENDS, left) is not None
-            # After the parent, the first one is the case: what it leaves to us comes later.
+            # The first child after the parent is the case: processes it leaves to us come later.
             children = [int(pid) for pid in os.pread(self._children, _LIST, 0).split()]
             if children[:1] == [made.pid] and children[1:]:
                 case.pid = children[1]
@@ -311,8 +311,8 @@ class Cases:
                 if until > give_up or made.has_ended():
                     return
 
-    def _hear_why(self) -> None:
-        """Of a case that could not be set up."""
+    def _receive_refusal(self) -> None:
+        """Receive the reason why a case could not be set up."""
         assert self._parent is not None
         with contextlib.suppress(OSError):
             size = self._parent.control.recv_into(self._worker.scratch, 0, socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""The C library beside this file (see `guest.c`), by names. Without it batches run as ordinary runs, one by one."""
+"""Bindings for the C library beside this file (see `guest.c`). Without it, batches run as ordinary runs, one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 _POINTER, _SIZE, _LONG, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32
 NOT_BEGUN, RUNNING, ENDED, ALONE, CLEAN = range(5)
-"""How far `run_case` has come; see guest.h."""
+"""How far `run_case` got; see guest.h."""
 
 
 class Siblings(ctypes.Structure):
@@ -41,7 +41,7 @@ class Case(ctypes.Structure):
 
 
 class Native:
-    """The library's functions. They keep the interpreter's lock: nobody else is to run meanwhile."""
+    """The library's functions. They keep the GIL: nothing else may run meanwhile."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.PyDLL(path)
@@ -58,14 +58,14 @@ LIBRARY = os.path.join(os.path.dirname(__file__), "guest.so")
 
 
 def built_library() -> str:
-    """Where it is; empty where it was not built, or is not wanted (TOOLYARD_NATIVE=0)."""
+    """The path of the library; empty if it was not built, or is disabled (TOOLYARD_NATIVE=0)."""
     return LIBRARY if os.environ.get("TOOLYARD_NATIVE") != "0" and os.path.exists(LIBRARY) else ""
 
 
 def why_not() -> str:
     """Why the library cannot be used here; empty if it can."""
     if os.environ.get("TOOLYARD_NATIVE") == "0":
-        return "switched off by TOOLYARD_NATIVE=0"
+        return "disabled by TOOLYARD_NATIVE=0"
     if not os.path.exists(LIBRARY):
         return "not built"
     try:
@@ -76,5 +76,5 @@ def why_not() -> str:
 
 
 def address_of(memory: memoryview) -> int:
-    """Of memory that can be written to, and that must be kept. 0: there is none of it."""
+    """The address of writable memory, which the caller must keep alive. 0 if it is empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else 0

@@ -1,7 +1,7 @@
-"""Builds `guest.so` beside its source: `python -m toolyard.sandbox.guest.native.build`. It needs a C compiler.
+"""Builds `guest.so` beside its source: `python -m toolyard.sandbox.guest.native.build`. Requires a C compiler.
 
-Installing from source does it (see hatch_build.py), and so does `make`. It depends on nothing but the standard library,
-since it runs before the package is installed.
+Installing from source runs it (see hatch_build.py), and so does `make`. It depends only on the standard library, since
+it runs before the package is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINKED = ("-shared", "-Wl,-z,now,-z,relro,-z,noexecstack")
 
 
 def build(compiler: Sequence[str] | None = None, library: Path = LIBRARY, *, strict: bool = False) -> None:
-    """`compiler`: a command; by default $CC or `cc`. `strict`: warnings are errors.
+    """`compiler`: a command; default: $CC or `cc`. `strict`: treat warnings as errors.
 
     Raises:
         OSError: there is no compiler.
@@ -33,7 +33,7 @@ def build(compiler: Sequence[str] | None = None, library: Path = LIBRARY, *, str
         subprocess.run(
             [*command, *LINKED, "-o", str(unfinished), str(SOURCE)], check=True, capture_output=True, text=True
         )
-        unfinished.replace(library)  # at once: a sandbox may be using the old one
+        unfinished.replace(library)  # atomically: a sandbox may be using the old one
     finally:
         unfinished.unlink(missing_ok=True)
 

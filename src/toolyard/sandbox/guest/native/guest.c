@@ -1,15 +1,15 @@
-/* The fast path of a batch of cases: what happens for every case, without a line of Python.
+/* The fast path of a batch of cases: what happens for every case, without running any Python.
  *
  * A Python program that is run on many inputs is compiled once, by a process called its parent, which is then forked
  * for every input. A forked process copies each page of memory that it writes to, and CPython writes to dozens of pages
- * between two lines: it counts references. So the two sides of a case are functions here:
+ * between two lines, because it counts references. So the two sides of a case are functions here:
  *
  *   toolyard_fork_siblings   in the parent: waits for a case, forks it, and returns only in the fork
- *   toolyard_run_case        in the worker: hands the case over, waits for a short while, collects what it left
+ *   toolyard_run_case        in the worker: starts the case, waits for a short while, collects its results
  *
- * There is nothing of CPython's ABI in this file. It is loaded with ctypes by whatever interpreter a user has chosen.
- * Whatever is not as it is with most cases (it takes long, says much, leaves a process or a file) is left to the
- * Python in batch/cases.py, which does the same things one at a time.
+ * This file does not use CPython's ABI. It is loaded with ctypes by whatever interpreter a user has chosen.
+ * Every unusual case (it takes long, prints much, leaves a process or a file) is left to the Python code in
+ * batch/cases.py, which does the same things one at a time.
  */
 
 #define _GNU_SOURCE
@@ -50,8 +50,8 @@ static void close_all(const int *handles, int count) {
 
 /* ------------------------------------------------------------------------------------------------- in the parent */
 
-/* Like fork(), but the new process is a child of our own parent, the worker, who so learns from the kernel how it
- * ended. The C library has no such function. Like its fork(), this has the kernel write the number of the new thread
+/* Like fork(), but the new process is a child of our own parent, the worker, so that the worker learns from the kernel
+ * how it ended. The C library has no such function. Like its fork(), this makes the kernel write the new thread's id
  * where the C library keeps it; `tid` is that place. CLONE_VFORK: we sleep until the sibling has ended, and so share
  * its pages undisturbed. */
 static long fork_sibling(int *tid) {
@@ -65,7 +65,7 @@ static long fork_sibling(int *tid) {
 #endif
 }
 
-/* Where the C library keeps the number of this thread; NULL if the kernel does not say. */
+/* Where the C library keeps this thread's id; NULL if the kernel does not say. */
 static int *thread_number(void) {
     int *found = NULL;
     if (prctl(PR_GET_TID_ADDRESS, &found, 0, 0, 0) < 0 || found == NULL || *found != getpid()) {
@@ -76,7 +76,7 @@ static int *thread_number(void) {
 
 VISIBLE int toolyard_can_fork_siblings(void) { return thread_number() != NULL; }
 
-/* Wait for the worker to send the standard streams of a case, and put them in place. 0: there will be none. */
+/* Wait for the worker to send the standard streams of a case, and put them in place. Returns 0 if there are no more. */
 static int receive_streams(int control) {
     union {
         struct cmsghdr header;
@@ -104,10 +104,10 @@ static int receive_streams(int control) {
     return 1;
 }
 
-/* Fork a sibling for every case the worker sends. Returns in each of these: a session of its own, on all processors,
- * with its signals unblocked. The process that calls it ends here, when the worker closes its end.
+/* Fork a sibling for every case the worker sends. Returns in each sibling: in its own session, on all CPUs, with its
+ * signals unblocked. The calling process ends here, when the worker closes its end.
  *
- * The caller has to block the signals: one that it gets would otherwise be handled by the next sibling. */
+ * The caller must block the signals: otherwise the next sibling would handle a signal sent to the caller. */
 VISIBLE void toolyard_fork_siblings(const struct toolyard_siblings *plan) {
     int *tid = thread_number();
     void *robust_list = NULL;
@@ -117,10 +117,10 @@ VISIBLE void toolyard_fork_siblings(const struct toolyard_siblings *plan) {
         if (tid == NULL || !receive_streams(plan->control)) {
             _exit(0);
         }
-    } while (fork_sibling(tid) != 0); /* its number, or the error: the worker sees that no case has begun */
+    } while (fork_sibling(tid) != 0); /* its pid, or an error: the worker sees that no case started */
     setsid();
     syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &plan->signals, NULL, sizeof plan->signals);
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* so that a program may read its own /proc entries */
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* lets a program read its own /proc entries */
     syscall(SYS_sched_setaffinity, 0, plan->processors_size, plan->processors);
     syscall(SYS_set_robust_list, robust_list, robust_size);
     if (plan->closes_control) {
@@ -158,12 +158,12 @@ static int send_streams(int control, const int *streams) {
     return sendmsg(control, &message, MSG_NOSIGNAL) == 1;
 }
 
-/* Begin the case: its text, its pipes, its input. 0: it has not begun, and nothing is left open. */
+/* Start the case: its text, its pipes, its input. Returns 0 if it has not started; then nothing is left open. */
 static int begin(struct toolyard_case *plan) {
     int input[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1};
     int begun = (plan->text == NULL || write_text(plan)) && pipe2(input, O_CLOEXEC) == 0 &&
                 pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0;
-    if (begun && plan->input_size) { /* at most PIPE_BUF, which a pipe always takes */
+    if (begun && plan->input_size) { /* at most PIPE_BUF, which always fits into a pipe */
         begun = write(input[1], plan->input, plan->input_size) == (ssize_t)plan->input_size;
     }
     begun = begun && send_streams(plan->control, (int[]){input[0], out[1], err[1]});
@@ -177,9 +177,9 @@ static int begin(struct toolyard_case *plan) {
     return 1;
 }
 
-/* The kernel's list of the worker's children is in the order in which they became its own, the dead included until they
- * are waited for. The parent comes first, then the case, then whatever a case has left to us. Reads the first two
- * numbers; returns how many there are, 2 standing for more as well, or -1. */
+/* The kernel's list of the worker's children is in the order in which they became its own, including dead ones that
+ * have not been reaped. The parent comes first, then the case, then processes that a case left to us. Reads the first
+ * two pids; returns how many there are (2 means two or more), or -1. */
 static int first_children(int list, int *numbers) {
     char text[LIST_BYTES + 1];
     ssize_t size = pread(list, text, LIST_BYTES, 0);
@@ -198,8 +198,8 @@ static int first_children(int list, int *numbers) {
     return count;
 }
 
-/* Whether the case has ended within `soon`. It alone is waited for: if the parent were, its number would be free, and a
- * process that the case has left could take it (and pass for the parent). */
+/* Whether the case ended within `soon`. Only the case is reaped: if the parent were, its pid would be free, and a
+ * process that the case left could take it (and pass for the parent). */
 static int ends_soon(struct toolyard_case *plan) {
     sigset_t child_ends;
     sigemptyset(&child_ends);
@@ -223,7 +223,7 @@ static int ends_soon(struct toolyard_case *plan) {
     return 1;
 }
 
-/* Take what is in a pipe. Returns whether that was all, and not more than is kept. */
+/* Read what is in a pipe. Returns whether that was everything, and no more than is kept. */
 static int take(struct toolyard_stream *stream) {
     char more;
     fcntl(stream->handle, F_SETFL, O_NONBLOCK);
@@ -231,22 +231,22 @@ static int take(struct toolyard_stream *stream) {
     stream->size = got > 0 ? (uint64_t)got : 0;
     stream->seen = stream->size;
     if (got < 0 || (uint64_t)got < stream->limit) {
-        return 1; /* nothing, or less than there was room for */
+        return 1; /* nothing, or a short read */
     }
     got = read(stream->handle, &more, 1);
     stream->seen += got > 0;
     return got <= 0;
 }
 
-/* Whether nobody is there but the parent, and that one lives. Every process in the jail descends from a child of the
- * worker, PID 1: with no child but the parent there is none. */
+/* Whether only the parent is left, and alive. Every process in the jail descends from a child of the worker, PID 1: if
+ * the parent is its only child, there is no other. */
 static int is_alone(const struct toolyard_case *plan) {
     int numbers[2];
     struct pollfd parent = {.fd = plan->parent_handle, .events = POLLIN};
     return first_children(plan->children, numbers) == 1 && numbers[0] == plan->parent && poll(&parent, 1, 0) == 0;
 }
 
-/* Whether there is nothing to clean up: no file but the text was made, and nothing was killed for its memory. */
+/* Whether there is nothing to clean up: no file but the text was created, and the OOM killer did not strike. */
 static int left_nothing(const struct toolyard_case *plan) {
     struct statfs space;
     char told[EVENTS_BYTES];
@@ -260,7 +260,7 @@ static int left_nothing(const struct toolyard_case *plan) {
     return size == (ssize_t)plan->told_size && memcmp(told, plan->told, plan->told_size) == 0;
 }
 
-/* Run a case as far as it goes without any trouble. Returns how far that was. */
+/* Run a case as far as possible without complications. Returns how far it got. */
 VISIBLE int toolyard_run_case(struct toolyard_case *plan) {
     plan->pid = 0;
     plan->out.size = plan->out.seen = plan->err.size = plan->err.seen = 0;

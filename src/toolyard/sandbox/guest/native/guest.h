@@ -1,4 +1,4 @@
-/* What Python fills in and reads. The same fields, in the same order, stand in __init__.py, which compares sizes. */
+/* What Python fills in and reads. __init__.py has the same fields in the same order, and compares sizes. */
 
 #ifndef TOOLYARD_GUEST_H
 #define TOOLYARD_GUEST_H
@@ -7,42 +7,42 @@
 
 /* How cases are forked from their parent. */
 struct toolyard_siblings {
-    uint64_t signals;        /* to unblock, as the kernel has them: one bit each */
+    uint64_t signals;        /* to unblock, as a kernel mask: one bit each */
     uint64_t processors_size;
-    const void *processors;  /* on which a case may run, as the kernel has them */
-    int32_t control;         /* the socket on which the worker sends the streams of each case */
+    const void *processors;  /* on which a case may run, as a kernel mask */
+    int32_t control;         /* the socket on which the worker sends each case's streams */
     int32_t closes_control;  /* whether a case closes it */
 };
 
 struct toolyard_stream {
     void *memory;
-    uint64_t limit;          /* bytes that are kept */
-    uint64_t size;           /* that were */
-    uint64_t seen;           /* that came; more than `size`: not all, and the rest is still there */
+    uint64_t limit;          /* bytes to keep at most */
+    uint64_t size;           /* bytes kept */
+    uint64_t seen;           /* bytes read; if more than `size`, the rest is still in the pipe */
     int32_t handle;
     int32_t unused;
 };
 
 struct toolyard_case {
-    /* What is to be done. */
+    /* Input. */
     const char *main;        /* the path of the program's text, in `work` */
     const char *work;
-    const void *text;        /* to write there; NULL: the case writes it */
+    const void *text;        /* to write there; NULL: the case writes it itself */
     uint64_t text_size;
     const void *input;
     uint64_t input_size;     /* at most PIPE_BUF */
     int64_t soon_nanoseconds; /* how long to wait for its end */
-    int64_t free_inodes;     /* where no file is left */
-    const void *told;        /* what the memory group's events were before */
+    int64_t free_inodes;     /* when no file is left */
+    const void *told;        /* the memory group's events before the case */
     uint64_t told_size;
     int32_t control;         /* the socket to the parent */
     int32_t children;        /* the kernel's list of our children */
-    int32_t parent;          /* its number: ours as long as we do not wait for it */
-    int32_t parent_handle;   /* a pidfd, which tells when it has ended */
-    int32_t events;          /* of the memory group; -1: there is none */
-    /* What came of it. */
+    int32_t parent;          /* its pid, which is not reused before we reap it */
+    int32_t parent_handle;   /* its pidfd, which shows when it has ended */
+    int32_t events;          /* file of the memory group; -1: there is none */
+    /* Results. */
     int32_t pid;             /* of the case, if it has ended */
-    int32_t status;          /* as wait() has it */
+    int32_t status;          /* as returned by wait() */
     int32_t unused;
     int64_t cpu_microseconds;
     int64_t peak_kibibytes;
@@ -51,10 +51,10 @@ struct toolyard_case {
 
 enum {
     TOOLYARD_NOT_BEGUN = 0, /* nothing is open */
-    TOOLYARD_RUNNING = 1,   /* or not begun yet; the handles of `out` and `err` are open */
-    TOOLYARD_ENDED = 2,     /* and waited for; the handles are open: there is more to read, or somebody else there */
-    TOOLYARD_ALONE = 3,     /* and nobody else is there, all is read and closed; but something else is left */
-    TOOLYARD_CLEAN = 4      /* and nothing is left */
+    TOOLYARD_RUNNING = 1,   /* or not started yet; the handles of `out` and `err` are open */
+    TOOLYARD_ENDED = 2,     /* and reaped; the handles are open: more to read, or other processes exist */
+    TOOLYARD_ALONE = 3,     /* ended, no other process, all read and closed; but something else is left */
+    TOOLYARD_CLEAN = 4      /* like ALONE, and nothing is left */
 };
 
 int toolyard_can_fork_siblings(void);
