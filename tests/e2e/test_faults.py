@@ -255,8 +255,8 @@ async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(
 
 
 LIES = {
-    "ids outside the vocabulary": ("the token id 1000000,", lambda said: said | _said(said, [10**6])),
-    "huge ids": ("the token id 1099511627776,", lambda said: said | _said(said, [2**40])),
+    "ids outside the vocabulary": ("token id 1000000,", lambda said: said | _said(said, [10**6])),
+    "huge ids": ("token id 1099511627776,", lambda said: said | _said(said, [2**40])),
     "fewer logprobs than tokens": (
         "log-probabilities",
         lambda said: said | {"meta_info": _meta(said, said["output_ids"][:1])},
@@ -265,8 +265,8 @@ LIES = {
         "which is none",
         lambda said: said | {"meta_info": _meta(said, said["output_ids"], "high")},
     ),
-    "stop without a stop token": ("no stop token", lambda said: said | _said(said, [65], "stop")),
-    "aborts for ever": ("again and again", lambda said: said | _said(said, [], "abort")),
+    "stop without a stop token": ("not at a stop token", lambda said: said | _said(said, [65], "stop")),
+    "aborts for ever": ("aborted the answer repeatedly", lambda said: said | _said(said, [], "abort")),
 }
 
 
@@ -455,7 +455,7 @@ async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     (place / "tasks.jsonl").write_text(rows.replace("How much is good-5?", "How much is five?"))
     refused = await rolled(place, "--n", "3")
     assert refused.status == 1
-    assert "1 have other contents: good-5" in " ".join(refused.stderr.split())
+    assert "the contents of 1 have changed: good-5" in " ".join(refused.stderr.split())
 
 
 async def test_a_damaged_line_is_refused_by_its_number(tmp_path, model):

@@ -60,7 +60,7 @@ def test_scores_that_the_weights_do_not_explain_are_told(tmp_path):
     (note,) = score(tmp_path, "gsm8k").notes
     assert note.startswith("1 scores in the dump are not what the weights by default make of their parts")
     (tmp_path / "rollout.json").write_text("{}")
-    with pytest.raises(RecordError, match=r"rollout\.json: it should say which weights the rewards had: 'rewards'"):
+    with pytest.raises(RecordError, match=r"rollout\.json: cannot read the weights of the rewards: 'rewards'"):
         score(tmp_path, "gsm8k")
 
 

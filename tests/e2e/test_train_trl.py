@@ -174,7 +174,7 @@ class TestRefused:
     def test_another_temperature_than_the_trainers(self, small: Path, tasks: Path, tmp_path: Path) -> None:
         with ToolyardRollout(small_config(small, tasks)) as rollout:
             trainer = make_trainer(rollout, small, tmp_path / "out", temperature=0.5)
-            with pytest.raises(ConfigError, match=r"sampling\.temperature is 1 and the trainer's 0\.5"):
+            with pytest.raises(ConfigError, match=r"sampling\.temperature is 1, but the trainer's is 0\.5"):
                 rollout([rollout.dataset()[0]["prompt"]], trainer)
 
     def test_a_prompt_of_no_task(self, small: Path, tasks: Path, tmp_path: Path) -> None:

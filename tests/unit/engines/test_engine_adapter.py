@@ -272,7 +272,7 @@ async def test_a_run_takes_an_adapter_by_its_settings(base, adapter):
     with pytest.raises(ConfigError, match=r"adapter .*nowhere: adapter_config\.json cannot be read"):
         async with open_rollout(load_config(None, [*settings, "engine.adapter=nowhere"])):
             pass
-    with pytest.raises(ConfigError, match=rf"engine\.adapter '{adapter}': transformers merges it, and sglang cannot"):
+    with pytest.raises(ConfigError, match=rf"engine\.adapter '{adapter}': only transformers can merge one, not sglang"):
         async with open_rollout(
             load_config(None, [*settings, f"engine.adapter={adapter}", "engine.kind=sglang", "engine.urls=[http://x]"])
         ):

@@ -233,13 +233,13 @@ def test_fields_that_an_older_version_lacked_get_their_defaults() -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"input":' * 5_000, "nested too deeply"),
         (b"9" * 5_000, "not JSON"),
-        (b"[1]", "no trajectory, but an array"),
-        (b"null", "no trajectory, but null"),
-        (b"{}", "it has no input"),
+        (b"[1]", "not a trajectory, but an array"),
+        (b"null", "not a trajectory, but null"),
+        (b"{}", "not a trajectory: input is missing"),
         (b'{"input": 1, "output": ""}', "input is 1, not text"),
         (b'{"input": "", "output": "", "score": "high"}', "score is text, not a number"),
         (b'{"input": "", "output": "", "score": 1' + b"0" * 400 + b"}", "score is 1000"),
-        (b'{"format_version": 1, "request_id": "a", "state": "FAILED"}', "it has no input"),
+        (b'{"format_version": 1, "request_id": "a", "state": "FAILED"}', "not a trajectory: input is missing"),
     ],
 )
 def test_what_is_no_trajectory_is_refused_with_the_reason(line: bytes, why: str) -> None:

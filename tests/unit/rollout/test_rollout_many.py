@@ -11,7 +11,7 @@ from playing import Echo, call, request_for, said, scripted, setting, task
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.records.lines import to_line
 from toolyard.records.tape import Tape, TapeWriter
-from toolyard.rollout.chance import RecordingChance, ReplayedChance
+from toolyard.rollout.external import RecordedCalls, ReplayedCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.run_many import RolloutRun
 
@@ -161,8 +161,10 @@ async def recorded(path, lines, count=4):
     with TapeWriter(path) as tape:
         async with scripted(lines) as engine:
             place = setting(engine, [echo])
-            chance_of = lambda request: RecordingChance(tape, request.request_id)  # noqa: E731
-            async with RolloutRun(place, requests_for(place, count), concurrency=count, chance_of=chance_of) as run:
+            external_calls_for = lambda request: RecordedCalls(tape, request.request_id)  # noqa: E731
+            async with RolloutRun(
+                place, requests_for(place, count), concurrency=count, external_calls_for=external_calls_for
+            ) as run:
                 return [trajectory async for trajectory in run], place.tools["echo"].tool_schema
 
 
@@ -173,8 +175,8 @@ async def replayed(path, schema, count=4, **changed):
     requests = requests_for(place, count)
     for request in requests:
         request.tool_schemas = (schema,)
-    chance_of = lambda request: ReplayedChance(tape, request.request_id)  # noqa: E731
-    async with RolloutRun(place, requests, concurrency=count, chance_of=chance_of) as run:
+    external_calls_for = lambda request: ReplayedCalls(tape, request.request_id)  # noqa: E731
+    async with RolloutRun(place, requests, concurrency=count, external_calls_for=external_calls_for) as run:
         return [trajectory async for trajectory in run]
 
 
@@ -201,7 +203,7 @@ async def test_the_first_divergence_is_shown(tmp_path):
 
 async def test_a_request_that_the_tape_does_not_have_is_a_divergence(tmp_path):
     _, schema = await recorded(tmp_path / "tape", ["#### 42"], count=1)
-    with pytest.raises(DivergenceError, match="the tape has nothing of the request"):
+    with pytest.raises(DivergenceError, match="the tape has no entries for request"):
         await replayed(tmp_path / "tape", schema, count=2)
 
 
