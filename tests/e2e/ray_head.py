@@ -1,4 +1,4 @@
-"""A Ray cluster of one node in processes of its own, whose limiters can be killed and counted from outside."""
+"""A one-node Ray cluster in separate processes, whose limiters can be killed and counted from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code interpreter, embedded and through our own service: what the model asks, and what it reads."""
+"""The code interpreter, embedded and through our own service: the model's calls and the results it reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What can go wrong in a run, one test for each: the real command in a real process, against real servers.
 
-Afterwards the tests count for themselves: lines, groups, tool instances, permits, calls, processes, the exit status.
+Afterwards the tests count independently: lines, groups, tool instances, permits, calls, processes, the exit status.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ async def test_a_run_whose_tools_swallow_cancellation_can_be_ended(tmp_path, mod
 
 
 async def test_a_worker_that_ends_without_its_trajectory_is_an_error_of_the_run(tmp_path, model):
-    """Somebody cancels the run's own task. Its request gets a record, the others end as usual, and the run says so."""
+    """A worker's task is cancelled from outside. Its request gets a record, the others end as usual, and the run
+    reports it."""
     place = make_place(tmp_path, model, {"execute": "cancels a worker"}, call={"timeout_seconds": 1})
     done = await rolled(place, "--concurrency", "1")
     check_accounts(done, status=1)
@@ -365,7 +366,7 @@ RUN_CODE = {"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}
 
 
 def interpreter(url, retries=1):
-    """`retries`: of the tool. Without any, it is the client of the sandbox that must go elsewhere."""
+    """`retries`: the tool's. Without any, the sandbox's client must switch servers."""
     call = {"retries": retries}
     config = {"type": "native", "sandbox_fusion_url": url, "enable_global_rate_limit": False, "call": call}
     return {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": config}

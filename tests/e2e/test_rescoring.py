@@ -1,4 +1,4 @@
-"""Dumps scored again: what the reward is given, what the score is made of, and many lines at once."""
+"""Rescoring dumps: the reward's inputs, the parts of the score, and many lines at once."""
 
 from __future__ import annotations
 

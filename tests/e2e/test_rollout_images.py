@@ -1,7 +1,7 @@
 """Images that tools return: tool, message, tokens, engine, dump, viewer; or a line in their place, and a record of it.
 
 The template and the vocabulary are those of a real vision model. The servers are stand-ins that record what they are
-sent: what a vision model would make of it, they cannot tell.
+sent; they cannot show how a vision model would answer.
 """
 
 from __future__ import annotations

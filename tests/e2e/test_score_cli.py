@@ -1,4 +1,4 @@
-"""`toolyard score` as people meet it: dumps of ours and of verl's scored again, and what is told and written of it."""
+"""`toolyard score` as a user runs it: dumps of Toolyard and verl rescored, with its output and files."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class TestChannel:
 
 
 class Raw:
-    """A client that says what it is told to."""
+    """A scripted client."""
 
     def __init__(self, port: int) -> None:
         self._port = port

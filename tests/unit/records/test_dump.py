@@ -1,4 +1,4 @@
-"""The dump: written by one, mended after a kill, read by anybody at any time."""
+"""The dump: one writer, repaired after a kill, readable at any time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_more_steps_than_files_are_kept_open(tmp_path: Path) -> None:
 
 
 async def test_the_event_loop_goes_on_while_the_disk_does_not_and_who_writes_waits(tmp_path: Path) -> None:
-    pipe = tmp_path / "1.jsonl"  # a disk that takes 64 KiB, and no more until somebody reads
+    pipe = tmp_path / "1.jsonl"  # stands in for a disk that blocks after 64 KiB, until the pipe is read
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     line = to_line(good_trajectory(tokens=20_000))
@@ -229,7 +229,7 @@ asyncio.run(main())
 
 
 def test_a_line_for_which_the_disk_has_only_half_the_space_leaves_no_trace(tmp_path: Path) -> None:
-    """The limit on a file's size stands in for the full disk: the kernel takes a part of the line, then refuses."""
+    """The limit on a file's size stands in for the full disk: the kernel writes a part of the line, then fails."""
     tests = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path), tests], capture_output=True, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""Tapes: what was recorded comes back to the bit, and a replay that does something else is told where."""
+"""Tapes: recordings come back bit-identical, and a replay that diverges learns where."""
 
 from __future__ import annotations
 

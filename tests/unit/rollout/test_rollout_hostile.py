@@ -1,4 +1,4 @@
-"""Engines, tools and simulators that misbehave: one bad request never ends the others, nor is it lost."""
+"""Engines, tools and simulators that misbehave: one bad request neither ends the others nor is lost."""
 
 from __future__ import annotations
 

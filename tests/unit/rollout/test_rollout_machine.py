@@ -1,4 +1,4 @@
-"""The machine of a request, driven through every order of events. No engine, no tool, no clock."""
+"""The state machine of a request, driven through every order of events. No engine, no tool, no clock."""
 
 from __future__ import annotations
 

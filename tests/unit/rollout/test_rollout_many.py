@@ -1,4 +1,4 @@
-"""Many requests: bounded, streamed, stoppable, watched; recorded and played again."""
+"""Many requests: bounded, streamed, stoppable, watched; recorded and replayed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_every_trajectory_is_delivered_also_to_a_reader_who_comes_late():
 
 
 async def calling(run, count):
-    """Until so many of its requests are at their tools."""
+    """Wait until this many requests are calling tools."""
     async with asyncio.timeout(20):
         while run.states[RolloutState.TOOL_CALLING] < count:  # noqa: ASYNC110 - nothing would set an event
             await asyncio.sleep(0.01)

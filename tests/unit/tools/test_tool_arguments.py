@@ -1,4 +1,4 @@
-"""Whatever a model writes as arguments is checked, never raises anything else, and what is wrong is told usefully."""
+"""Whatever a model writes as arguments is checked, never raises anything else, and errors are useful."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class TestStrangeStructures:
         assert TEXT.check('{"text": "\\ud83d"}') == {"text": "\ud83d"}
 
     def test_half_an_emoji_in_a_key(self) -> None:
-        with suppress(ArgumentError):  # good or told, but nothing else
+        with suppress(ArgumentError):  # valid or reported, but nothing else
             TEXT.check('{"text": "a", "\\ud83d": 1}')
 
     def test_of_two_equal_keys_the_last_counts(self) -> None:

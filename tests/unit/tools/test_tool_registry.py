@@ -1,4 +1,4 @@
-"""Tools from a YAML file. Whatever is wrong with it is told by file, entry and field."""
+"""Tools from a YAML file. Errors name the file, the entry and the field."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def refusal(path: Path) -> str:
 
 class TestLoading:
     async def test_tools_registration(self, write, module) -> None:
-        """Of the seeds' test plan: registration and initialisation."""
+        """From verl's test plan: registration and initialization."""
         name = module(GUIDE)
         path = write(
             f"""

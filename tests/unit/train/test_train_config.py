@@ -160,7 +160,7 @@ def test_a_state_that_is_torn_makes_no_checkpoint(tmp_path):
 
 def test_a_folder_with_a_run_is_not_written_over(tmp_path, config):
     checkpoint(tmp_path, 3)
-    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="has a run of 3 checkpointed steps already"):
+    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="already has a run with 3 checkpointed steps"):
         folder.begin(config, resume=False, note=print)
 
 
@@ -178,7 +178,7 @@ def test_settings_that_changed_are_told_and_secrets_are_not_kept(tmp_path, confi
         folder.begin(
             load_train_config(None, [*N4, *more]).with_output_dir(str(tmp_path)), resume=True, note=notes.append
         )
-    assert f"{tmp_path} was begun with other settings of beta, rollout.limits.response_length" in notes[-1]
+    assert f"{tmp_path} was started with other settings for beta, rollout.limits.response_length" in notes[-1]
     assert "secret" not in (tmp_path / "train.json").read_text()
     assert "api_key" not in settings_of(config)["rollout"]["engine"]
 
