@@ -95,8 +95,8 @@ async def test_rotten_execution(url: str) -> None:
             for number in range(5):
                 group.create_task(trajectory(tool, *rotten, request_id=f"r{number}"))
         assert await texts(tool, "print('recovered')") == ["recovered\n"]
-        assert tool._limiter is not None
-        statistics = await tool._limiter.statistics()
+        assert tool._places.limiter is not None
+        statistics = await tool._places.limiter.statistics()
         assert (statistics.in_flight, statistics.waiting) == (0, 0)
 
 

@@ -85,8 +85,8 @@ async def test_trajectories_are_the_tenants_and_none_is_starved() -> None:
             await until(lambda: len(sandbox.programs) >= 3)
             before = len(sandbox.programs)
             group.create_task(modest.call({"code": "modest"}))
-        assert tool._limiter is not None
-        granted = {name: one.granted for name, one in (await tool._limiter.statistics()).tenants.items()}
+        assert tool._places.limiter is not None
+        granted = {name: one.granted for name, one in (await tool._places.limiter.statistics()).tenants.items()}
     assert [program.code for program, _ in sandbox.programs].index("modest") <= before + 2
     assert granted == {"greedy": 40, "modest": 1}
 
@@ -110,12 +110,12 @@ async def test_a_cancelled_call_gives_its_permit_back() -> None:
         interpreter(running.url, rate_limit=2) as tool,
     ):
         calls = [asyncio.create_task(trajectory(tool, "1", request_id=f"r{number}")) for number in range(6)]
-        await until(lambda: tool._limiter is not None and tool._limiter._desk.waiting == 4)
+        await until(lambda: tool._places.limiter is not None and tool._places.limiter._desk.waiting == 4)
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-        assert tool._limiter is not None
-        for limiter in (tool._limiter, tool._workers):
+        assert tool._places.limiter is not None
+        for limiter in (tool._places.limiter, tool._workers):
             statistics = await limiter.statistics()
             assert (statistics.in_flight, statistics.waiting) == (0, 0)
 
@@ -125,14 +125,14 @@ async def test_without_ray_the_limit_is_the_processs_own_and_the_log_says_so(cap
     async with service(ScriptedSandbox()) as running:
         async with interpreter(running.url) as tool:
             await trajectory(tool, "1")
-            assert isinstance(tool._limiter, LocalLimiter)
+            assert isinstance(tool._places.limiter, LocalLimiter)
         async with interpreter(running.url, enable_global_rate_limit=False, num_workers=7) as tool:
             await trajectory(tool, "1")
-            assert tool._limiter is None
-    said = [record.message for record in caplog.records if record.name == "toolyard.tools.code_interpreter"]
+            assert tool._places.limiter is None
+    said = [record.message for record in caplog.records if record.message.startswith("code_interpreter:")]
     assert said == [
         "code_interpreter: at most 10 executions in flight in this process; Ray is not connected",
-        "code_interpreter: at most 7 executions in flight of this tool; no global limit",
+        "code_interpreter: at most 7 executions in flight; no global limit",
     ]
 
 
@@ -209,7 +209,7 @@ def test_a_tool_works_in_one_event_loop_after_another() -> None:
 @pytest.mark.kernel("confined")
 async def test_a_zygote_killed_in_mid_run_costs_a_retry() -> None:
     async with interpreter() as tool, asyncio.TaskGroup() as group:
-        sandbox = await tool._sandbox()
+        sandbox = (await tool._places.here()).sandbox
         assert isinstance(sandbox, LocalSandbox)
         running = group.create_task(trajectory(tool, "import time; time.sleep(0.5); print('done')"))
         await until(lambda: sandbox.statistics().busy == 1)
@@ -222,7 +222,7 @@ async def test_a_zygote_killed_in_mid_run_costs_a_retry() -> None:
 @pytest.mark.kernel("confined")
 async def test_zygotes_killed_again_and_again_are_our_failure() -> None:
     async with interpreter() as tool:
-        sandbox = await tool._sandbox()
+        sandbox = (await tool._places.here()).sandbox
         assert isinstance(sandbox, LocalSandbox)
         running = asyncio.create_task(trajectory(tool, "import time; time.sleep(60)"))
         while not running.done():

@@ -124,4 +124,4 @@ async def test_the_limit_can_be_left_out() -> None:
     ):
         for number in range(20):
             group.create_task(trajectory(tool, "1", request_id=f"r{number}"))
-    assert (counting.most, tool._limiter) == (6, None)
+    assert (counting.most, tool._places.limiter) == (6, None)

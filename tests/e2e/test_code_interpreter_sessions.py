@@ -42,7 +42,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def embedded(tool: SandboxFusionTool) -> LocalSandbox:
-    sandbox = await tool._sandbox()
+    sandbox = (await tool._places.here()).sandbox
     assert isinstance(sandbox, LocalSandbox)
     return sandbox
 

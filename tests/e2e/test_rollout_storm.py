@@ -91,7 +91,7 @@ async def test_512_requests_all_end_with_their_reason_and_leave_nothing(tmp_path
     tasks_before, processes = asyncio.all_tasks(), children()
     flaky = Flaky(chance)
     code = SandboxFusionTool({"num_workers": 8, "rate_limit": 8, "call": {"retries": 1}})
-    sandbox = await code._sandbox()
+    sandbox = (await code._places.here()).sandbox
     assert isinstance(sandbox, LocalSandbox)
     lines = script(chance)
     async with scripted(lines, token_seconds=1e-5) as engine, DumpWriter(tmp_path) as dump:

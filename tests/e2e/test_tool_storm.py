@@ -170,7 +170,7 @@ async def test_hundreds_of_trajectories_in_real_sandboxes_leave_no_session_and_n
     storm = Storm(chance, 1.0)
     sandboxes: list[LocalSandbox] = []
     for tool in (plain, kept):
-        sandbox = await tool._sandbox()
+        sandbox = (await tool._places.here()).sandbox
         assert isinstance(sandbox, LocalSandbox)
         sandboxes.append(sandbox)
 
@@ -188,7 +188,7 @@ async def test_hundreds_of_trajectories_in_real_sandboxes_leave_no_session_and_n
     for tool, sandbox in zip((plain, kept), sandboxes, strict=True):
         found = sandbox.statistics()
         assert (len(tool._trajectories), found.sessions, found.busy, found.waiting) == (0, 0, 0, 0)
-        for limiter in (tool._limiter, tool._workers):
+        for limiter in (tool._places.limiter, tool._workers):
             assert limiter is not None
             statistics = await limiter.statistics()
             assert (statistics.in_flight, statistics.waiting) == (0, 0)

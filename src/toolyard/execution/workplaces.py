@@ -87,6 +87,11 @@ class Workplaces(Generic[T]):
         self._owner = owner
         self._openings: dict[asyncio.AbstractEventLoop, _Opening[T]] = {}
 
+    @property
+    def limiter(self) -> Limiter | None:
+        """None: there is none, or nobody has asked for a place yet."""
+        return self._given or self._made
+
     async def here(self) -> T:
         """The place of this event loop. The first to ask opens it; the others wait.
 
@@ -117,9 +122,9 @@ class Workplaces(Generic[T]):
             await limiter.close()
 
     async def _limiter(self) -> Limiter | None:
-        if self._given is not None or self._rate_limit is None:
-            return self._given
-        return self._made or await asyncio.to_thread(self._make_limiter, self._rate_limit)
+        if self.limiter is not None or self._rate_limit is None:
+            return self.limiter
+        return await asyncio.to_thread(self._make_limiter, self._rate_limit)
 
     def _make_limiter(self, rate_limit: int) -> Limiter:
         """In a thread, which goes on if whoever waits for it is cancelled: what it makes must not be lost."""

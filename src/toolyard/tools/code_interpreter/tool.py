@@ -213,11 +213,15 @@ class SandboxFusionTool(BaseTool):
 
     # ------------------------------------------------------------------------------------------------- opening
     async def _open_place(self, limiter: Limiter | None) -> _Place:
+        if limiter is None:
+            _log.info("%s: at most %d executions in flight; no global limit", self.name, self.settings.num_workers)
+        return _Place(await self._new_sandbox().__aenter__(), limiter)
+
+    def _new_sandbox(self) -> Sandbox:
         if self.settings.sandbox_fusion_url:
-            return _Place(await RemoteSandbox(self.settings.sandbox_fusion_url).__aenter__(), limiter)
+            return RemoteSandbox(self.settings.sandbox_fusion_url)
         # As many sessions as there are trajectories: how many those are is decided elsewhere.
-        local = LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
-        return _Place(await local.__aenter__(), limiter)
+        return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
     async def _close_place(self, place: _Place) -> None:
         await place.sandbox.__aexit__(None, None, None)
