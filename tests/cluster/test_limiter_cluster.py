@@ -164,7 +164,7 @@ def lender_pid(name: str) -> int:
     return info["Pid"] if "Pid" in info else get_actor(actor_id).pid
 
 
-# The seeds' own test plan ---------------------------------------------------------------------------------------------
+# verl's own test plan -------------------------------------------------------------------------------------------------
 
 
 def test_basic_multi_process_init(start) -> None:

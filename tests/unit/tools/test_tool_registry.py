@@ -38,7 +38,7 @@ tools:
               description: "The model's answer to the GSM8K math problem"
           required: ["answer"]
 """
-"""gsm8k_tool_config.yaml, as the seeds have it."""
+"""verl's gsm8k_tool_config.yaml."""
 
 GUIDE = """
 from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
@@ -64,7 +64,7 @@ class MyCustomTool(BaseTool):
         # 释放资源
         pass
 """
-"""Of the seeds' guide to custom tools; only the import line is ours."""
+"""From verl's guide to custom tools; only the import line is changed."""
 
 GUIDE_SCHEMA = """
     tool_schema:
