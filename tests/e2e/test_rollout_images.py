@@ -173,7 +173,7 @@ async def test_a_model_that_samples_an_images_token_itself_is_found_out(chat: Ch
     async with EngineServer([SGLANG], model=model) as server, SglangEngine(server.url) as engine:
         trajectory = await play(TokenSpeaker(engine, chat, SAMPLING, HELD), Draw())
     assert trajectory.failure is not None
-    assert "2 images and 3 tokens" in trajectory.failure.error
+    assert "2 images but 3 image tokens" in trajectory.failure.error
 
 
 def answering(body: dict[str, Any]) -> dict[str, Any]:

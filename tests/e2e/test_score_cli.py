@@ -267,7 +267,7 @@ def test_the_dump_itself_is_never_written_over(tmp_path):
         with pytest.raises(ConfigError, match="that is the dump itself, which is never overwritten"):
             score(tmp_path / source, "gsm8k", out=tmp_path / out)
     fill(tmp_path / "old/1.jsonl", b"precious\n")
-    with pytest.raises(ConfigError, match=r"1\.jsonl exists there already"):
+    with pytest.raises(ConfigError, match=r"1\.jsonl already exists there"):
         score(tmp_path / "runs", "gsm8k", out=tmp_path / "old")
     assert (tmp_path / "old/1.jsonl").read_bytes() == b"precious\n"
     assert dump.read_bytes() == before
