@@ -1,8 +1,8 @@
-"""Run a command as an ordinary user, with this checkout and its interpreter readable wherever they lie.
+"""Run a command as an ordinary user, with this checkout and its interpreter readable wherever they are.
 
-`python tests/as_user.py COMMAND …` as root. In a mount namespace of its own, so the machine is left as it was: a
-directory that others may not enter (a home of root, say) is covered by an empty one, into which only the interpreter
-and the checkout are bound.
+`python tests/as_user.py COMMAND …` as root. Runs in its own mount namespace, so the machine is unchanged: a
+directory that others may not enter (root's home, for example) is covered by an empty one, into which only the
+interpreter and the checkout are bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small real tokenizers and chat templates in the shapes of well-known ones, for the tests of chat formats."""
+"""Small real tokenizers and chat templates modeled on well-known ones, for the tests of chat formats."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ NAMED = {
 
 @cache
 def bpe() -> Tokenizer:
-    """A byte-level BPE with the control tokens of many families, trained on this very file."""
+    """A byte-level BPE with the control tokens of many families, trained on this file."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

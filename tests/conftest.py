@@ -1,4 +1,4 @@
-"""What all tests share: what this machine grants, and the rule about skipping.
+"""What all tests share: the machine's capabilities, and the rule about skipping.
 
 A test marked `toolchain("go")` or `kernel("landlock")` is skipped with its reason on a machine without it. In CI
 (CI=true) it fails instead, and so does the whole run if anything was skipped for a reason that is not accepted below:
@@ -29,7 +29,7 @@ from toolyard.sandbox.languages.toolchains import INSTALLED_BY
 with contextlib.suppress(ModuleNotFoundError):  # not in every environment
     import hypothesis
 
-    # No time for an example: what is slow is the machine.
+    # No deadline per example: the machine may be slow.
     hypothesis.settings.register_profile(
         "patient",
         parent=hypothesis.settings(),
@@ -88,7 +88,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_stays_open() -> Iterator[None]:
-    """What sync callers of rewards open lasts as long as the process: the next file must not find it."""
+    """Close what sync callers of rewards opened for the process: the next file must not find it."""
     yield
     for name in ("toolyard.rewards.blocking", "toolyard.rewards.math"):
         if name in sys.modules:

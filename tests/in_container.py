@@ -1,6 +1,6 @@
 """Run a command as in a container with Docker's default profile: `python tests/in_container.py WHO COMMAND …`.
 
-What counts about such a container is reproduced, without Docker: its seccomp profile as far as namespaces and mounts
+The relevant parts of such a container are reproduced without Docker: its seccomp profile for namespaces and mounts
 go, its set of capabilities, and no cgroup that could be written. WHO is `root`, `user` (as with `docker run --user`),
 or `open-root`: root again, whose interpreter everybody can reach, as in the images that people use.
 """

@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Of this process, zombies included."""
+    """Children of this process, including zombies."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ import zlib
 
 
 def png(width: int = 2, height: int = 3, *, pad: int = 0) -> bytes:
-    """A grey PNG. `pad`: so many bytes more, in a chunk that readers skip."""
+    """A grey PNG. `pad`: extra bytes in a chunk that readers skip."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

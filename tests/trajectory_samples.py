@@ -1,4 +1,4 @@
-"""Trajectories as a rollout makes them: right to the token, of any shape."""
+"""Trajectories as a rollout makes them: token-exact, of any shape."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Toolyard: multi-turn tool rollouts for RL, with the sandbox built in.
 
-The public names are imported on first use, so that `import toolyard` costs next to nothing.
+Public names are imported on first use, so `import toolyard` costs next to nothing.
 """
 
 from __future__ import annotations
 
 from toolyard._lazy import exports
 
-TYPE_CHECKING = False  # type checkers take it for True; importing `typing` would take longer than all of this
+TYPE_CHECKING = False  # type checkers treat it as True; importing `typing` would take longer than everything else here
 
 if TYPE_CHECKING:
     from toolyard._version import __version__

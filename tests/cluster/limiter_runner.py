@@ -1,4 +1,4 @@
-"""What the tests run on the nodes of a cluster: a process that uses the limiter, hard."""
+"""A process that the tests run on the nodes of a cluster, which uses the limiter heavily."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Runner:
         await self._limiter.close()
 
     def jump_clocks(self) -> None:
-        """Of this process's wall clock; the machine's is not ours to turn."""
+        """Skews this process's wall clock; the machine's cannot be changed."""
         real = time.time
         time.time = lambda: real() + random.uniform(-1e6, 1e6)
 
@@ -42,7 +42,7 @@ class Runner:
         self, seconds: float, callers: int = 16, hold: float = 0.02, tenant: str = "", weight: float = 1.0,
         cancel: bool = False, fail: bool = False, times: float = math.inf,
     ) -> dict:  # fmt: skip
-        """Ask for permits from `callers` tasks for so long, so many `times`, or until it is `enough`.
+        """Ask for permits from `callers` tasks for a time, a number of `times`, or until `enough`.
 
         `cancel`: at random moments; `fail`: bodies raise.
         """
@@ -59,7 +59,7 @@ class Runner:
                     await asyncio.sleep(random.uniform(0.5, 1.5) * hold)
                     if fail:
                         raise ValueError("rotten")
-            done += not enough.is_set()  # or those who still wait for their turn would make shares alike
+            done += not enough.is_set()  # otherwise those still waiting would make the shares equal
 
         async def caller() -> None:
             while time.monotonic() < until and done < times and not enough.is_set():
@@ -77,7 +77,7 @@ class Runner:
         return {"done": done, "started": len(waits), "longest": max(waits, default=0.0)}
 
     async def enough(self) -> None:
-        """Ends the floods it was told of so far."""
+        """Ends the floods started so far."""
         self._enough.set()
         self._enough = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Runner:
         return waiters
 
     async def keep(self, count: int, label: str = "") -> int:
-        """Take so many permits and hold them until `let_go`."""
+        """Take `count` permits and hold them until `let_go`."""
         taken: asyncio.Queue[None] = asyncio.Queue()
 
         async def one() -> None:

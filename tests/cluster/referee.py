@@ -1,6 +1,6 @@
 """An invariant checker outside the limiter: every execution holds a connection to it for as long as it runs.
 
-When a process is killed, the kernel closes its connections before anybody can be told of its death, so what the referee
+When a process is killed, the kernel closes its connections before anyone learns of its death, so what the referee
 counts is what really runs, through any crash.
 """
 

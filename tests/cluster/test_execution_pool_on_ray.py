@@ -1,4 +1,4 @@
-"""The execution pool in a Ray job: an actor, under the cluster's limit, that outlives what its functions do."""
+"""The execution pool in a Ray job: an actor under the cluster's limit that survives whatever its functions do."""
 
 from __future__ import annotations
 

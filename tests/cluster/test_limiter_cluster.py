@@ -138,7 +138,8 @@ def end(flooding: list, *runners) -> list[dict]:
 
 
 def flood_until(started: int, referee: Referee, *runners, **options) -> list[dict]:
-    """All of them at once, until so many executions were started: a slow machine takes longer, with the same shares."""
+    """All of them at once, until a number of executions have started: a slow machine takes longer, with the same
+    shares."""
     flooding = [runner.flood.remote(FLOOD, **options) for runner in runners]
     wait_for(lambda: referee.started >= started, within=FLOOD)
     return end(flooding, *runners)
@@ -162,7 +163,7 @@ def lender_pid(name: str) -> int:
     return info["Pid"] if "Pid" in info else get_actor(actor_id).pid
 
 
-# The seeds' own test plan ---------------------------------------------------------------------------------------------
+# verl's own test plan -------------------------------------------------------------------------------------------------
 
 
 def test_basic_multi_process_init(start) -> None:
@@ -245,11 +246,11 @@ def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Clus
 
 @pytest.mark.slow
 def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str) -> None:
-    lease = 30.0  # much longer than a restart: whoever holds permits goes on meanwhile
+    lease = 30.0  # much longer than a restart: holders of permits continue meanwhile
     runners = start.all(10, "first", "second", lease_seconds=lease)
 
     def epoch() -> str | None:
-        """Of a lender that everybody has found."""
+        """The statistics of a lender that every process has found."""
         with contextlib.suppress(ray.exceptions.RayError, LimiterError):
             statistics = ray.get(runners[0].statistics.remote())
             return statistics["epoch"] if len(statistics["leases"]) == 2 else None
@@ -289,7 +290,7 @@ def kill_limiter(name: str) -> float:
 def test_a_limiter_killed_under_load_grants_again_as_soon_as_everybody_is_back(
     start, referee: Referee, name: str, cluster: Cluster
 ) -> None:
-    """It is away for longer than a lease, so that nobody starts anything. Another lease would pass without a roster."""
+    """It is away for longer than a lease, so no process starts anything. Another lease would pass without a roster."""
     lease = 25.0
     runners = start.all(10, "first", "second", "third", lease_seconds=lease)
     flooding = [runner.flood.remote(2 * FLOOD, callers=32) for runner in runners]

@@ -1,4 +1,4 @@
-"""The engines over HTTP keep the contract, each at a server that speaks its language."""
+"""The HTTP engines keep the contract, each with a server that speaks its protocol."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class HttpContract(EngineContract):
 
     @pytest.mark.asyncio(loop_scope="class")
     async def test_the_server_has_nothing_left_to_do(self, engine: Engine, server: EngineServer) -> None:
-        """Of all that was cancelled, aborted and left above."""
+        """After everything that was cancelled, aborted and left above."""
         async with asyncio.timeout(5):
-            while server.running:  # noqa: ASYNC110 - what is waited for has no event
+            while server.running:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
 
 

@@ -90,7 +90,7 @@ def test_collecting_an_abandoned_execution_while_the_limiter_is_at_work_does_not
 
 
 def test_a_fork_starts_with_all_permits_of_its_own():
-    """Those held at the fork are the parent's: in the child nobody would ever give them back."""
+    """Permits held at the fork are the parent's: the child would never give them back."""
     program = """
         import os
         from toolyard.limits.local import LocalLimiter

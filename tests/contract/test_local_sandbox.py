@@ -18,7 +18,7 @@ async def with_numpy_at_hand(sandbox: LocalSandbox) -> LocalSandbox:
     """So that programs with numpy are forked from a zygote that has it, which is where they could go wrong."""
     await sandbox.run(Program("import numpy"))
     async with asyncio.timeout(60):
-        while "numpy" not in sandbox.process_ids:  # noqa: ASYNC110 - what is waited for has no event
+        while "numpy" not in sandbox.process_ids:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.05)
     return sandbox
 

@@ -1,4 +1,4 @@
-"""`python main.py` passes `PythonSemantics`: what the suite asks of a sandbox is Python's doing and not our idea."""
+"""`python main.py` passes `PythonSemantics`: the suite asks of a sandbox only what Python itself does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The embedded engine on tiny models of real architectures: right beyond every window and rope switch, or refused.
 
-Each model has random weights, and a window or a switch of so few tokens that sequences pass it several times.
+Each model has random weights, and a window or switch so short that sequences pass it several times.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def tokens_of(length: int, seed: int) -> list[int]:
 
 
 async def play(engine: TransformersEngine, name: str, prompt: list[int], turns: int, most: int):
-    """A conversation: where its sampled tokens lie, and their log-probabilities."""
+    """A conversation: the positions of its sampled tokens, and their log-probabilities."""
     ids, found = prompt, dict[int, float]()
     for turn in range(turns):
         ids = [*ids, *(tokens_of(7, turn) if turn else ())]

@@ -1,4 +1,4 @@
-"""The embedded engine, on a tiny model with random weights: what it promises as an engine, and what beyond that."""
+"""The embedded engine, on a tiny model with random weights: the engine contract and more."""
 
 from __future__ import annotations
 

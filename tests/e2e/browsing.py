@@ -51,7 +51,7 @@ class Window:
         self.page.set_viewport_size(SIZE)
         yield self.page
         self.page.goto("about:blank")
-        # That the server refused what somebody asked for is told on the page; Chromium notes it as well.
+        # The page shows that the server refused a request; Chromium logs it too.
         accepted = ("400 (Bad Request)", "404 (Not Found)", *accepted)
         said, self._complaints = self._complaints, []
         complaints = [line for line in said if not any(one in line for one in accepted)]

@@ -29,7 +29,7 @@ async def ask(engine: Any, sampling: Sampling = SHORT, *, request_id: str = "r-1
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 
 

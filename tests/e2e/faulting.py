@@ -1,4 +1,5 @@
-"""Runs of the real command in which something goes wrong, and what is left of them, counted without our own audit."""
+"""Runs of the real command in which something goes wrong, and what remains of them, counted without Toolyard's
+audit."""
 
 from __future__ import annotations
 
@@ -249,7 +250,7 @@ running: list[asyncio.subprocess.Process] = []
 async def start(
     place: Path, *arguments: str, errors: int = asyncio.subprocess.PIPE, ray: str = ""
 ) -> tuple[asyncio.subprocess.Process, str]:
-    """The process and its marker. `errors`: where stderr goes; a pipe that nobody reads stops a run that says much."""
+    """The process and its marker. `errors`: where stderr goes; an unread pipe would block a run that prints a lot."""
     marker = f"TOOLYARD_TEST_RUN={uuid.uuid4().hex}"
     name, _, value = marker.partition("=")
     process = await asyncio.create_subprocess_exec(

@@ -84,7 +84,7 @@ class Outcome:
 
 
 class Grammar:
-    """One request, from its own source of chance."""
+    """One request, with its own random generator."""
 
     def __init__(self, seed: int, number: int, sessions: list[str]) -> None:
         self._chance = random.Random(f"{seed}/{number}")
@@ -222,7 +222,7 @@ async def send(port: int, content: bytes, *, due: bool) -> bytes:
 
 
 def judge(told: bytes) -> tuple[list[str], str | None]:
-    """The statuses in there, and what is wrong with them."""
+    """The statuses found, and what is wrong with them."""
     statuses = [found.decode() for found in re.findall(rb"^HTTP/1\.1 (\d{3}) ", told, re.MULTILINE)] or ["hung up"]
     if told.startswith(b"nothing"):
         return ["none"], told.decode()

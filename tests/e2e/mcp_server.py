@@ -3,7 +3,7 @@
 mcp_server.py stdio | http PORT | legacy-http PORT | sse PORT
 
 `legacy-http` speaks as servers did before 2026, with sessions. Environment: `WITHOUT`, a file: while it exists there is
-no tool `extra`. `STUBBORN`: minds neither the end of its input nor SIGTERM.
+no tool `extra`. `STUBBORN`: ignores the end of its input and SIGTERM.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ async def freeze(seconds: float) -> str:
 
 @server.tool()
 async def slow(seconds: float, mark: str = "", until: str = "") -> str:
-    """Takes its time, and until there is a file `until`; tells in the file `mark` when it began and was cancelled."""
+    """Waits until the file `until` exists; writes to the file `mark` when it starts and when it is cancelled."""
     note(mark, "began")
     try:
         await asyncio.sleep(seconds)
@@ -135,7 +135,7 @@ def note(mark: str, word: str) -> None:
 
 @server.tool()
 async def together(number: int, me: int) -> int:
-    """Answers when so many calls are in flight."""
+    """Answers when this many calls are in flight."""
     Flight.now += 1
     if Flight.now == number:
         Flight.full.set()

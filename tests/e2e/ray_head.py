@@ -1,4 +1,4 @@
-"""A Ray of one node, whose limiters can be killed and counted from outside."""
+"""A one-node Ray cluster, whose limiters can be killed and counted from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps to be scored again, and `toolyard score` on them, in this process or as one of its own."""
+"""Dumps to rescore, and `toolyard score` on them, in this process or a separate one."""
 
 from __future__ import annotations
 

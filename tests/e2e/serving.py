@@ -1,6 +1,6 @@
-"""What the service's tests share: a sandbox that does as it is told, a service around it, and raw HTTP.
+"""What the service's tests share: a scripted sandbox, a service around it, and raw HTTP.
 
-Run as a program, it serves until it is told to stop, for the tests that kill a server.
+Run as a program, it serves until it is stopped, for the tests that kill a server.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ async def service(sandbox: Any, *, judge: Any = None, **options: Any) -> AsyncIt
 
 @contextlib.contextmanager
 def service_in_thread(sandbox: Callable[[], Any], **options: Any) -> Iterator[str]:
-    """The base URL of a service with a thread and an event loop of its own, for clients that block theirs."""
+    """The base URL of a service with its own thread and event loop, for blocking clients."""
     address: Queue[str] = Queue()
     stop = asyncio.Event()
 
@@ -215,7 +215,7 @@ async def post_code(running: RunningService, code: str = "print(1)", **fields: A
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -227,7 +227,7 @@ async def until_busy(url: str) -> None:
 
 
 async def until_refused(url: str) -> None:
-    """Until nobody takes connections there."""
+    """Wait until nothing accepts connections there."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -235,7 +235,7 @@ async def until_refused(url: str) -> None:
             except aiohttp.ClientConnectorError:
                 return
             except aiohttp.ClientError:
-                pass  # the connection was taken, and is gone with those who waited
+                pass  # the connection was accepted, then dropped with the waiting ones
             await asyncio.sleep(0.01)
 
 
@@ -261,8 +261,8 @@ def http(status: int, body: Any = "", **headers: str) -> bytes:
 class Peer:
     """A server that answers its n-th request with the n-th of `script`, the last of which repeats.
 
-    None: it hangs up instead. A number: it hangs up after so many seconds. `silent`: it accepts requests, and says
-    nothing. `ping`: what it answers to pings, which are no requests then.
+    None: it hangs up instead. A number: it hangs up after that many seconds. `silent`: it accepts requests and answers
+    nothing. `ping`: its answer to pings, which then do not count as requests.
     """
 
     def __init__(self, *script: bytes | float | None, silent: bool = False, ping: bytes | None = None) -> None:

@@ -3,7 +3,7 @@
     make soak                                       10,000 trajectories
     make soak ARGS="--trajectories 400"
 
-Real parts: the command in processes of its own, an engine over HTTP that fails in many ways, two sandbox services, an
+Real parts: the command in separate processes, an engine over HTTP that fails in many ways, two sandbox services, an
 MCP server, limiters of a Ray cluster, tools that do everything they must not. Meanwhile the run is killed with -9 and
 started again, the services and the limiters' actors are killed, and the MCP server is stopped (SIGSTOP). In the end
 every request must have exactly one line, and no permit may be held or lost.
@@ -80,7 +80,7 @@ def scenario(number: int) -> tuple[str, dict[str, str]]:
 
 
 class Engine:
-    """Speaks SGLang's route. What it says and what it does wrong, the prompt tells it."""
+    """Speaks SGLang's API. The prompt decides what it answers and how it fails."""
 
     def __init__(self, model: Path) -> None:
         from toolyard.chat.tokenizers.opening import load_tokenizer
@@ -299,7 +299,8 @@ def end_orphans(marker: str) -> None:
 
 
 def check(done: Done, trajectories: int) -> Counter[str]:
-    """Count for ourselves: every request once, whole groups, a reason for every missing score. How they ended."""
+    """Count independently: every request once, complete groups, a reason for every missing score. Returns how they
+    ended."""
     assert done.status == 0, (done.place / "stderr.txt").read_text()[-3000:]
     lines = done.lines
     ids = [line["request_id"] for line in lines]

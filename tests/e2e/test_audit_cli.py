@@ -1,4 +1,4 @@
-"""`toolyard audit` as people meet it: real processes, exit codes, what is printed where."""
+"""`toolyard audit` as a user runs it: real processes, exit codes, output."""
 
 from __future__ import annotations
 

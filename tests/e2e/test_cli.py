@@ -1,4 +1,4 @@
-"""The `toolyard` command as people and scripts meet it: real processes, exit codes, signals."""
+"""The `toolyard` command as users and scripts run it: real processes, exit codes, signals."""
 
 from __future__ import annotations
 

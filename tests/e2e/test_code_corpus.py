@@ -1,7 +1,7 @@
 """The corpus of solutions with known verdicts, scored through every kind of sandbox, with identical results.
 
-Three kinds: the embedded one, our service, and a SandboxFusion server that has never heard of us. The last is our
-service behind a proxy which takes our own field out of every request, so that it answers as plain SandboxFusion.
+Three kinds: the embedded one, our service, and a plain SandboxFusion server. The last is our
+service behind a proxy that removes our own field from every request, so that it answers like SandboxFusion.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def test_the_scores_that_the_corpus_states_follow_from_its_verdicts() -> N
 
 
 def stated(solution: Solution, aggregation: Aggregation) -> tuple[CaseVerdict, ...]:
-    """What is expected of each case. ALL stops at the first that failed, unless no case was needed to know."""
+    """The expected verdict of each case. ALL stops at the first failure, unless no case had to run."""
     verdicts = solution.verdicts
     if aggregation is Aggregation.FRACTION or set(verdicts) <= {CaseVerdict.COMPILE_ERROR, CaseVerdict.NOT_RUN}:
         return verdicts
@@ -260,7 +260,7 @@ async def test_verls_scorer_agrees_on_every_cpp_program(local: LocalSandbox, for
 
 @contextlib.asynccontextmanager
 async def nobody() -> AsyncIterator[str]:
-    """The URL of a port on which nobody listens."""
+    """The URL of a port that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     yield f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The code interpreter, embedded and through our own service: what the model asks, and what it reads."""
+"""The code interpreter, embedded and through our own service: the model's calls and the results it reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = {
     "total_income_this_year = total_pay_this_year + bonus_this_year\nprint(total_income_this_year)",
     "executes": "True",
 }
-"""The seeds' own."""
+"""verl's own."""
 JSON_TRACEBACK = """\
 Traceback (most recent call last):
   File "/sandbox/main.py", line 3, in <module>
@@ -57,7 +57,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
             yield url
 
 
-# The seeds' test plan -------------------------------------------------------------------------------------------------
+# verl's test plan -----------------------------------------------------------------------------------------------------
 
 
 async def test_tool_call_basic_case(url: str) -> None:

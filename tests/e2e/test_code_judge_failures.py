@@ -1,4 +1,4 @@
-"""Our own failures never look like the model's: retried, then no score. And nothing is left behind by any ending."""
+"""Infrastructure failures never look like the model's: retried, then no score. No ending leaves anything behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is killed while it writes loses at most the line it was writing, again and again."""
+"""A run that is killed repeatedly while it writes loses at most the line it was writing each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular about the embedded sandbox: profiles, interpreters, caches, turnover of workers."""
+"""Specifics of the embedded sandbox: profiles, interpreters, caches, worker turnover."""
 
 import asyncio
 import logging

@@ -109,7 +109,7 @@ def test_the_smoke_form_trains_two_steps_and_leaves_everything_a_run_leaves(tmp_
     folder = tmp_path / "runs" / "smoke"
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == [1, 2]
-    assert "learnt from 2 trajectories" in ran.stderr, "the teacher's, whose code ran in the sandbox"
+    assert "trained on 2 trajectories" in ran.stderr, "the teacher's, whose code ran in the sandbox"
     dumps = [file.read_text().splitlines() for file in sorted((folder / "rollouts").glob("*.jsonl"))]
     dumped = [json.loads(line) for lines in dumps for line in lines]
     assert [line["step"] for line in dumped] == [0, 0, 1, 1]

@@ -1,6 +1,6 @@
 """What can go wrong in a run, one test for each: the real command in a real process, against real servers.
 
-Afterwards the tests count for themselves: lines, groups, tool instances, permits, calls, processes, the exit status.
+Afterwards the tests count independently: lines, groups, tool instances, permits, calls, processes, the exit status.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ async def test_a_run_whose_tools_swallow_cancellation_can_be_ended(tmp_path, mod
 
 
 async def test_a_worker_that_ends_without_its_trajectory_is_an_error_of_the_run(tmp_path, model):
-    """Somebody cancels the run's own task. Its request gets a record, the others end as usual, and the run says so."""
+    """A worker's task is cancelled from outside. Its request gets a record, the others end as usual, and the run
+    reports it."""
     place = make_place(tmp_path, model, {"execute": "cancels a worker"}, call={"timeout_seconds": 1})
     done = await rolled(place, "--concurrency", "1")
     check_accounts(done, status=1)
@@ -256,8 +257,8 @@ async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(
 
 
 LIES = {
-    "ids outside the vocabulary": ("the token id 1000000,", lambda said: said | _said(said, [10**6])),
-    "huge ids": ("the token id 1099511627776,", lambda said: said | _said(said, [2**40])),
+    "ids outside the vocabulary": ("token id 1000000,", lambda said: said | _said(said, [10**6])),
+    "huge ids": ("token id 1099511627776,", lambda said: said | _said(said, [2**40])),
     "fewer logprobs than tokens": (
         "log-probabilities",
         lambda said: said | {"meta_info": _meta(said, said["output_ids"][:1])},
@@ -266,8 +267,8 @@ LIES = {
         "invalid log-probability",
         lambda said: said | {"meta_info": _meta(said, said["output_ids"], "high")},
     ),
-    "stop without a stop token": ("no stop token", lambda said: said | _said(said, [65], "stop")),
-    "aborts for ever": ("again and again", lambda said: said | _said(said, [], "abort")),
+    "stop without a stop token": ("not at a stop token", lambda said: said | _said(said, [65], "stop")),
+    "aborts for ever": ("aborted the answer repeatedly", lambda said: said | _said(said, [], "abort")),
 }
 
 
@@ -366,7 +367,7 @@ RUN_CODE = {"name": "code_interpreter", "arguments": {"code": "print(6 * 7)"}}
 
 
 def interpreter(url, retries=1):
-    """`retries`: of the tool. Without any, it is the client of the sandbox that must go elsewhere."""
+    """`retries`: the tool's. Without any, the sandbox's client must switch servers."""
     call = {"retries": retries}
     config = {"type": "native", "sandbox_fusion_url": url, "enable_global_rate_limit": False, "call": call}
     return {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": config}
@@ -458,7 +459,7 @@ async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     (place / "tasks.jsonl").write_text(rows.replace("How much is good-5?", "How much is five?"))
     refused = await rolled(place, "--n", "3")
     assert refused.status == 1
-    assert "1 have other contents: good-5" in " ".join(refused.stderr.split())
+    assert "the contents of 1 have changed: good-5" in " ".join(refused.stderr.split())
 
 
 async def test_a_damaged_line_is_refused_by_its_number(tmp_path, model):

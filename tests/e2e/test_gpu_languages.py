@@ -1,4 +1,4 @@
-"""Who sees the machine's GPUs. Machines without one show another device in their place."""
+"""Which programs see the machine's GPUs. On machines without one, another device takes its place."""
 
 from __future__ import annotations
 

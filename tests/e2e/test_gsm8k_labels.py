@@ -1,6 +1,6 @@
 """What the scorers say about real solutions that others have labelled: docs/decisions/0009-gsm8k-labels.md.
 
-The data is not ours to keep in the repository. It lies beside it, or where TOOLYARD_GSM8K_DATA says: `test.jsonl` and
+The data cannot be kept in the repository. It is beside it, or in TOOLYARD_GSM8K_DATA: `test.jsonl` and
 `model_solutions.jsonl` of OpenAI's grade-school-math.
 """
 

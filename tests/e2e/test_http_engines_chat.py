@@ -1,4 +1,4 @@
-"""The engine of messages, against servers that each know OpenAI's route in their own way."""
+"""The message engine, against servers that implement OpenAI's API differently."""
 
 from __future__ import annotations
 

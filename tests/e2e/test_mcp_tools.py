@@ -101,7 +101,7 @@ def answers(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
-    """Of servers that all tests may use."""
+    """The URLs of servers that all tests share."""
     ports = {kind: free_port() for kind in ("http", "legacy-http", "sse")}
     with contextlib.ExitStack() as stack:
         for kind, port in ports.items():
@@ -113,7 +113,7 @@ def urls() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def tools(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
-    """Of four servers that all have the same tools, so that each has its server's name in front."""
+    """Tools of four servers with the same tools, so each name gets its server's as a prefix."""
     servers = {
         "stdio": STDIO,
         "http": {"url": urls["http"], "type": "streamable-http"},
@@ -309,7 +309,7 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
     mark, without, go_on = tmp_path / "mark", tmp_path / "without", tmp_path / "go_on"
     server = {**STDIO, "env": {"WITHOUT": str(without)}}
     async with loaded(tmp_path, {"one": server}) as tools, open_instances(tools, "trajectory") as instances:
-        # Nobody retries for who calls the tool itself.
+        # Direct calls to a tool are not retried.
         first = int(await said(tools["pid"]))
         call = asyncio.create_task(said(tools["slow"], seconds=60, mark=str(mark)))
         await until(lambda: told(mark, "began"))
@@ -330,7 +330,7 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
         result = await retried
         assert (result.outcome, result.response.text, result.attempts) == (ToolOutcome.OK, "done", 2)
 
-        # One that dies while nobody calls is not noticed by the next call at all.
+        # The next call does not notice a server that died between calls.
         third = int(await said(tools["pid"]))
         without.touch()
         os.kill(third, signal.SIGKILL)
@@ -404,7 +404,7 @@ async def test_a_call_in_flight_at_a_server_that_hangs_is_made_again_at_its_repl
         assert not alive(hung), "there are never two processes of one server"
         assert "one hangs: it sent nothing for 1 s after a ping; the connection is replaced" in caplog.messages
 
-        # Nobody retries for a caller of the tool itself, who reads what happened.
+        # Direct calls to a tool are not retried; the caller reads what happened.
         await stop(int(await said(tools["pid"])))
         with pytest.raises(ToolError) as failure:
             await said(tools["add"], a=1, b=2)

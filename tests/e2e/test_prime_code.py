@@ -1,4 +1,4 @@
-"""verl's scorer without a service as we have it: `prime_code` on the embedded sandbox."""
+"""Our version of verl's scorer without a service: `prime_code` on the embedded sandbox."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ async def test_cases_that_a_server_has_not_answered_go_to_another(stalls: bool) 
         service(ScriptedSandbox(echo)) as good,
         RemoteSandbox([bad.url, good.url]) as remote,
     ):
-        for _ in range(2):  # both have told that they take batches
+        for _ in range(2):  # both have reported that they accept batches
             await remote.run(Program("x", stdin="?"))
         found: list[list[str]] = []
         while not bad.requests:

@@ -1,4 +1,4 @@
-"""Dumps scored again: what the reward is given, what the score is made of, and many lines at once."""
+"""Rescoring dumps: the reward's inputs, the parts of the score, and many lines at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_scores_that_the_weights_do_not_explain_are_told(tmp_path):
     (note,) = score(tmp_path, "gsm8k").notes
     assert note.startswith("1 scores in the dump do not match the weights by default")
     (tmp_path / "rollout.json").write_text("{}")
-    with pytest.raises(RecordError, match=r"rollout\.json: it should say which weights the rewards had: 'rewards'"):
+    with pytest.raises(RecordError, match=r"rollout\.json: cannot read the weights of the rewards: 'rewards'"):
         score(tmp_path, "gsm8k")
 
 

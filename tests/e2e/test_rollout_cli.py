@@ -144,8 +144,8 @@ def test_the_replay_engine_samples_as_the_tape_did_while_tools_are_real(place):
         (["--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--set", "limits.response_lenght=5"], "override 'limits.response_lenght=5': unknown key"),
         (["--set", "n=none"], "override 'n=none': Input should be a valid integer"),
-        (["--engine", "sglang"], "engine.urls: sglang is a server; say where it is"),
-        (["--record", "a", "--replay", "b"], "record and replay: one at a time"),
+        (["--engine", "sglang"], "engine.urls: sglang needs a server URL"),
+        (["--record", "a", "--replay", "b"], "record and replay cannot be used together"),
         (["--replay", "nowhere.tape"], "nowhere.tape"),
         (["--reward", "nowhere:score"], "nowhere"),
         (["--format", "morse"], "morse"),
@@ -246,8 +246,8 @@ async def test_the_tape_of_a_resumed_run_replays_what_it_has(place, monkeypatch)
     replayed, notes = await again("tasks.limit=3", "n=1", "replay=rest.tape", "rollout_data_dir=runs/b")
     assert (replayed.summary.trajectories, replayed.missing) == (1, 2)
     assert set(replayed.accounting.missing.values()) == {"not on the tape"}
-    assert "the tape has 1 of 3 requests; the others are left out" in notes
-    with pytest.raises(ToolyardError, match="a tape is never written over"):
+    assert "the tape has 1 of 3 requests; the others are skipped" in notes
+    with pytest.raises(ToolyardError, match="tapes are never overwritten"):
         await again("record=rest.tape")
 
 

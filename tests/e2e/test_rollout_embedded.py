@@ -1,4 +1,4 @@
-"""The real embedded model, sandbox and rewards: what `make demo` does, in small."""
+"""The real embedded model, sandbox and rewards: a small version of `make demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts over servers, on real sockets: by tokens, and by messages where a server knows no tokens."""
+"""Rollouts over servers, on real sockets: by tokens, and by messages if the server's API has no tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Images that tools return: tool, message, tokens, engine, dump, viewer; or a line in their place, and a record of it.
 
 The template and the vocabulary are those of a real vision model. The servers are stand-ins that record what they are
-sent: what a vision model would make of it, they cannot tell.
+sent; they cannot show how a vision model would answer.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ async def test_a_model_that_samples_an_images_token_itself_is_found_out(chat: Ch
     async with EngineServer([SGLANG], model=model) as server, SglangEngine(server.url) as engine:
         trajectory = await play(TokenSpeaker(engine, chat, SAMPLING, HELD), Draw())
     assert trajectory.failure is not None
-    assert "2 images and 3 tokens" in trajectory.failure.error
+    assert "2 images but 3 image tokens" in trajectory.failure.error
 
 
 def answering(body: dict[str, Any]) -> dict[str, Any]:

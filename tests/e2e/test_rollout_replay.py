@@ -1,7 +1,7 @@
-"""A run of the real embedded model, recorded once: played again without model and sandbox, it is the same to the bit.
+"""A run of the real embedded model, recorded once: replayed without model and sandbox, it is bit-identical.
 
-What is played for real is everything between them: rendering, parsing, limits, rewards, audit, dump. After a change
-that is meant to change these, record it anew:
+Everything between them really runs: rendering, parsing, limits, rewards, audit, dump. After a change
+that is meant to change these, record it again:
 
     toolyard rollout --record embedded.tape --out run && gzip -9nc embedded.tape > tests/data/embedded.tape.gz
     gzip -9nc run/0.jsonl > tests/data/embedded.jsonl.gz

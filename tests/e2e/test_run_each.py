@@ -1,4 +1,4 @@
-"""One program on many inputs: what each gives is what it would have given alone, at every level."""
+"""One program on many inputs: each gives what it would have given alone, at every level."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def collect(
 
 
 def told(execution: Execution) -> Execution:
-    """Without what is measured."""
+    """The execution without its measurements."""
 
     def stage(result: StageResult | None) -> StageResult | None:
         return result and replace(result, wall_seconds=0.0, cpu_seconds=0.0, max_memory_bytes=0, starved_seconds=0.0)

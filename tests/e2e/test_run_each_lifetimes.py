@@ -97,7 +97,7 @@ async def test_a_second_cancellation_is_heard(sandbox: LocalSandbox) -> None:
 
 
 async def test_a_slow_taker_gets_everything(sandbox: LocalSandbox) -> None:
-    """More than is kept for it: the worker waits, with a full channel, until somebody reads."""
+    """More than is buffered: the worker waits, with a full channel, until its results are read."""
     limits = Limits(output_bytes=4 * MIB)
     found = 0
     async for execution in sandbox.run_each(Program("print('x' * (3 << 20))"), [""] * 8, limits):

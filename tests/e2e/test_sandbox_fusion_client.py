@@ -1,4 +1,4 @@
-"""Clients that know nothing of us, unchanged, against our service and real programs: the PyPI package and verl's."""
+"""Unchanged third-party clients against our service and real programs: the PyPI package and verl's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our clients at a server with SandboxFusion's quirks: no numpy under a memory limit, outputs cut, one worker."""
+"""Our clients against a server with SandboxFusion's quirks: no numpy under a memory limit, outputs cut, one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's scorer as we have it, on real programs: our service on a socket, the embedded sandbox, and bad servers."""
+"""Our version of verl's scorer, on real programs: our service on a socket, the embedded sandbox, and bad servers."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_processes_have_sandboxes_of_their_own_and_leave_none_behind(tmp_path: P
 
 
 def guests_of(hosts: set[str]) -> list[str]:
-    """Sandbox processes that those have started. They are told the process id of their host."""
+    """Sandbox processes started by these. Their command lines contain their host's process id."""
     found: list[str] = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

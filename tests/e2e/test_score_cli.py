@@ -1,4 +1,4 @@
-"""`toolyard score` as people meet it: dumps of ours and of verl's scored again, and what is told and written of it."""
+"""`toolyard score` as a user runs it: dumps of Toolyard and verl rescored, with its output and files."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_steps_are_told_apart_and_can_be_chosen_and_limited(tmp_path):
     shown = io.StringIO()
     print_report(some, Console(file=shown, width=120))
     assert " all " in shown.getvalue()
-    with pytest.raises(RecordError, match=r"there is no <step>\.jsonl of the steps 7 in it"):
+    with pytest.raises(RecordError, match=r"there is no <step>\.jsonl for steps 7 in it"):
         score(tmp_path / "runs", "gsm8k", steps=[7])
 
 
@@ -264,10 +264,10 @@ def test_the_dump_itself_is_never_written_over(tmp_path):
     before = dump.read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     for source, out in (("runs", "runs"), ("runs", "link"), ("runs/1.jsonl", "runs"), ("link", "runs/../runs")):
-        with pytest.raises(ConfigError, match="that is the dump itself, which is never written over"):
+        with pytest.raises(ConfigError, match="that is the dump itself, which is never overwritten"):
             score(tmp_path / source, "gsm8k", out=tmp_path / out)
     fill(tmp_path / "old/1.jsonl", b"precious\n")
-    with pytest.raises(ConfigError, match=r"1\.jsonl exists there already"):
+    with pytest.raises(ConfigError, match=r"1\.jsonl already exists there"):
         score(tmp_path / "runs", "gsm8k", out=tmp_path / "old")
     assert (tmp_path / "old/1.jsonl").read_bytes() == b"precious\n"
     assert dump.read_bytes() == before

@@ -1,4 +1,4 @@
-"""The service over real sockets, around a sandbox that does as it is told."""
+"""The service over real sockets, around a scripted sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /run_cases` and `RemoteSandbox.run_each` over real sockets: what they say, and what goes wrong."""
+"""`POST /run_cases` and `RemoteSandbox.run_each` over real sockets: answers and failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def echo(program: Program, limits: Limits) -> Execution:
 
 
 async def echo_until_told(program: Program, limits: Limits) -> Execution:
-    """`wait` takes for ever, `fail` is our failure."""
+    """`wait` never ends, `fail` is an infrastructure failure."""
     if program.stdin == "wait":
         await asyncio.Event().wait()
     if program.stdin == "fail":

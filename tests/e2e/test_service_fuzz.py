@@ -1,4 +1,4 @@
-"""A small one of `python tests/e2e/fuzz_service.py`."""
+"""A small run of `python tests/e2e/fuzz_service.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks and sessions over real sockets, around a session that does as it is told."""
+"""Notebooks and sessions over real sockets, around a scripted session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /submit`: answers to rows of data sets in SandboxFusion's forms, by its own client where that can say it."""
+"""`POST /submit`: answers to dataset rows in SandboxFusion's formats, through its own client where it supports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small one of `make soak`."""
+"""A small run of `make soak`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`toolyard tasks` as people meet it: real processes and exit codes."""
+"""`toolyard tasks` as a user runs it: real processes and exit codes."""
 
 from __future__ import annotations
 

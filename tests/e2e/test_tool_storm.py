@@ -1,4 +1,4 @@
-"""Ten thousand trajectories, failing and cancelled at every stage: what is created is released, nothing is left."""
+"""Ten thousand trajectories, failing and cancelled at every stage: everything created is released, nothing is left."""
 
 from __future__ import annotations
 

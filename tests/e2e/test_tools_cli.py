@@ -1,4 +1,4 @@
-"""`toolyard tools` and the example of a custom tool, as people meet them: real processes, exit codes, signals."""
+"""`toolyard tools` and the example of a custom tool, as a user runs them: real processes, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def toolyard(*args: str, stdin: str = "", cwd: Path | None = None) -> subprocess
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Callable[..., str]:
-    """Writes a YAML file of those names from the module above, which lies beside it."""
+    """Writes a YAML file with these tools of the module above, in the same folder."""
 
     def write(*names: str) -> str:
         (tmp_path / "tools_beside.py").write_text(textwrap.dedent(MODULE))

@@ -84,7 +84,7 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     again = CliRunner().invoke(app, [*command, "--resume", "steps=3"], catch_exceptions=False)
     assert again.exit_code == 0, again.stderr
     assert "continuing after step 2" in again.stderr
-    assert "the supervised start is there already" in again.stderr
+    assert "the supervised start already exists" in again.stderr
     assert "1 step in" in again.stdout
     assert steps_of(place / "runs/a") == [1, 2, 3]
 
@@ -224,12 +224,12 @@ def test_killed_in_the_middle_it_goes_on_from_the_last_checkpoint(place):
         (["stepz=3"], "override 'stepz=3': unknown key"),
         (["-c", "none.yaml"], "none.yaml: No such file"),
         (["trl.loss_typ=x"], r"trl.loss_typ: TRL .*GRPOConfig has no such setting; did you mean loss_type"),
-        (["trl.temperature=1"], "trl.temperature: here this follows from rollout.sampling.temperature"),
-        (["trl.learning_rate=1"], "trl.learning_rate: it has a place of its own here"),
-        (["trl.auto_find_batch_size=true"], "TRL refuses these settings: auto_find_batch_size is not supported"),
-        (["trl.router_aux_loss_coef=1.0"], "TRL refuses these settings: `router_aux_loss_coef` is set to 1.0"),
-        (["prompts_per_step=5"], "there are 4, fewer than prompts_per_step 5"),
-        (["device=cuda"], "device 'cuda': this machine has none"),
+        (["trl.temperature=1"], "trl.temperature: set rollout.sampling.temperature instead"),
+        (["trl.learning_rate=1"], "trl.learning_rate: set learning_rate outside of `trl`"),
+        (["trl.auto_find_batch_size=true"], "TRL rejects these settings: auto_find_batch_size is not supported"),
+        (["trl.router_aux_loss_coef=1.0"], "TRL rejects these settings: `router_aux_loss_coef` is set to 1.0"),
+        (["prompts_per_step=5"], "the file has 4 tasks, fewer than prompts_per_step 5"),
+        (["device=cuda"], "device 'cuda': torch finds no GPU on this machine"),
         (["precision=mixed"], "precision 'mixed' is for GPUs"),
         (["lora={targets: [nothing]}"], r"lora.targets \('nothing',\): "),
         (["rollout.engine.model=nowhere"], "unknown model 'nowhere'"),

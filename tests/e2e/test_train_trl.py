@@ -1,4 +1,4 @@
-"""Our rollouts under the real GRPOTrainer: what it is handed, to the token, and what it does with what failed."""
+"""Rollouts under the real GRPOTrainer: what it gets, to the token, and how it treats failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def handed() -> list[dict[str, Any]]:
 
 
 def listening(rollout: ToolyardRollout, handed: list[dict[str, Any]]) -> ToolyardRollout:
-    """What the rollout hands over, kept."""
+    """Records what the rollout returns."""
     called = type(rollout).__call__
 
     class Listening(type(rollout)):
@@ -73,7 +73,7 @@ def test_a_step_trains_and_the_next_samples_from_the_new_weights(
     watching = Watching()
     with ToolyardRollout(config, observer=watching) as rollout:
         trainer = make_trainer(listening(rollout, handed), small, tmp_path / "out")
-        # Nothing of what a model of chance says is worth anything: groups of equal rewards would move no weight.
+        # A random model earns no rewards, and groups of equal rewards would change no weights.
         rollout.reward = lambda *, score, **_: [float(at % 2) for at in range(len(score))]
         trainer.reward_funcs = [rollout.reward]
         before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
@@ -174,7 +174,7 @@ class TestRefused:
     def test_another_temperature_than_the_trainers(self, small: Path, tasks: Path, tmp_path: Path) -> None:
         with ToolyardRollout(small_config(small, tasks)) as rollout:
             trainer = make_trainer(rollout, small, tmp_path / "out", temperature=0.5)
-            with pytest.raises(ConfigError, match=r"sampling\.temperature is 1 and the trainer's 0\.5"):
+            with pytest.raises(ConfigError, match=r"sampling\.temperature is 1, but the trainer's is 0\.5"):
                 rollout([rollout.dataset()[0]["prompt"]], trainer)
 
     def test_a_prompt_of_no_task(self, small: Path, tasks: Path, tmp_path: Path) -> None:

@@ -93,10 +93,10 @@ async def test_vllm_is_asked_where_trl_has_it_and_its_weights_are_left_to_trl(
         def play() -> dict[str, Any]:
             with ToolyardRollout(small_config(small, tasks, engine={"kind": "vllm", "model": str(small)})) as rollout:
                 trainer = make_trainer(rollout, small, tmp_path / "out")
-                # TRL's own client needs vLLM and NCCL: the trainer is only told that it has one.
+                # TRL's own client needs vLLM and NCCL: the trainer gets a stand-in.
                 trainer.use_vllm, trainer.vllm_mode = True, "colocate"
                 prompts = [row["prompt"] for row in rollout.dataset()]
-                with pytest.raises(ConfigError, match=r"vllm_mode is 'colocate': rollouts need a server"):
+                with pytest.raises(ConfigError, match=r"vllm_mode is 'colocate', but rollouts need a server"):
                     rollout(prompts, trainer)
                 trainer.vllm_mode = "server"
                 trainer.vllm_generation = SimpleNamespace(vllm_client=SimpleNamespace(base_url=server.url))

@@ -1,4 +1,4 @@
-"""`toolyard view` as scripts meet it: without a terminal, and with files that are no dumps."""
+"""`toolyard view` as scripts run it: without a terminal, and with files that are not dumps."""
 
 from __future__ import annotations
 

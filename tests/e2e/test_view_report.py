@@ -109,7 +109,7 @@ def test_statistics_of_a_report_are_those_of_the_server(page: Page, folder: Path
             wanted = json.loads(json.dumps(answers.statistics(parse_query(query))["steps"]))
             told = page.evaluate("q => Toolyard.ask('statistics', {q})", query)["steps"]
             for one, other in zip(wanted, told, strict=True):
-                if query != "score<0.5":  # whose bins lie elsewhere: a report keeps those of all its trajectories
+                if query != "score<0.5":  # whose bins differ: a report keeps those of all its trajectories
                     assert one["histogram"] == other["histogram"]
                 assert sum(one.pop("histogram")["counts"]) == sum(other.pop("histogram")["counts"])
                 assert {

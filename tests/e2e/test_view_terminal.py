@@ -1,4 +1,4 @@
-"""`toolyard view` in the terminal, as one uses it: keys, mouse, what is on the screen."""
+"""`toolyard view` in the terminal, as a user sees it: keys, mouse, the screen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(dem
         assert "rewards: final 1 · tool/code_interpreter 0" in text
         assert "engine 18.5 s" in text
         (line,) = [line for line in text.splitlines() if "total = 5 + 4" in line]
-        assert line.rstrip(" │").endswith("9")  # the result stands beside the call
+        assert line.rstrip(" │").endswith("9")  # the result is shown beside the call
         assert text in terminal.page.text
         assert "#### 9" in terminal.screen
 
@@ -178,7 +178,7 @@ async def test_a_filter_is_checked_while_it_is_typed_and_lists_what_it_asks_for(
         await terminal.type("/", "scor<1")
         assert "did you mean score?" in terminal.screen
         await terminal.press("enter")
-        assert terminal.samples.count == 48  # and can be mended
+        assert terminal.samples.count == 48  # and can be corrected
         await terminal.press("escape")
         await terminal.enter("/", "score<1 sort:-time step:0")
         assert [terminal.samples.row(at).score for at in range(3)] == [0.0, 0.0, 0.0]
@@ -227,7 +227,7 @@ async def test_a_search_marks_its_matches_and_goes_on_to_other_trajectories(demo
     async with viewing(demo, query="step:0") as terminal:
         await terminal.press("n")
         await terminal.enter("s", "TOTAL_MARBLES")
-        assert terminal.samples.cursor == 11  # the next one in which it was said
+        assert terminal.samples.cursor == 11  # the next one that contains it
         count = terminal.page.matches
         assert count == 3
         assert "search 'TOTAL_MARBLES' 1/3" in terminal.screen

@@ -1,4 +1,4 @@
-"""`toolyard view` in real terminals: under tmux, as people run it, and at the bytes that a terminal gets."""
+"""`toolyard view` in real terminals: under tmux, and by the bytes that a terminal receives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is no
 
 
 def environment() -> dict[str, str]:
-    """Without what would tell the viewer another size than the terminal's."""
+    """The environment without variables that override the terminal's size."""
     return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
 
 

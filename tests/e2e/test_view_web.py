@@ -1,4 +1,4 @@
-"""The viewer's server: what it answers, and whom."""
+"""The viewer's server: its answers, and who gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of training share: a model that learns its lesson in seconds, and a folder with all that a run needs."""
+"""What tests of training share: a model that learns in seconds, and a folder with everything a run needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def make_model(folder: Path) -> Path:
-    """Bytes are its tokens; it has two small layers of chance, and so much room that it never has to stop."""
+    """Its tokens are bytes; it has two small random layers, and a context so long that it never fills up."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM

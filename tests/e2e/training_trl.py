@@ -1,4 +1,4 @@
-"""What tests of training share that look at TRL's trainer itself."""
+"""What tests of TRL's trainer share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_trainer(rollout: ToolyardRollout, model: Path, folder: Path, *, peft: A
         processing_class=tokenizers.from_pretrained(model, padding_side="left"),
         peft_config=peft,
     )
-    trainer.model.train()  # as it is while it trains: otherwise it evaluates
+    trainer.model.train()  # training mode: otherwise it evaluates
     return trainer
 
 

@@ -32,7 +32,7 @@ def write_lines(path: Path, lines: list[Any]) -> None:
 
 
 def demo_dump(folder: Path, *, steps: int = 1) -> Path:
-    """The demo's trajectories, over so many steps."""
+    """The demo's trajectories, over this many steps."""
     for step in range(steps):
         lines = [{**line, "step": step, "request_id": f"{step:04}{line['request_id'][4:]}"} for line in demo_lines()]
         write_lines(folder / f"{step}.jsonl", lines)

@@ -1,4 +1,4 @@
-"""The viewer in a terminal that is not there: textual's pilot, and what would be on the screen."""
+"""The viewer in a simulated terminal: textual's pilot, and the screen's contents."""
 
 from __future__ import annotations
 

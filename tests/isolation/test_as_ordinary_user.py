@@ -1,4 +1,4 @@
-"""Every claim of this directory whose outcome could depend on the user, and the sandbox's contract, without root."""
+"""Every test of this directory that could depend on the user, and the sandbox's contract, without root."""
 
 from __future__ import annotations
 

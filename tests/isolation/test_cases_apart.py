@@ -333,7 +333,7 @@ async def test_a_case_that_has_killed_its_parent_is_still_stopped_on_time(alone:
 
 @pytest.mark.parametrize("signal", [9, 19])
 async def test_the_way_a_case_ended_cannot_be_kept_from_us(alone: LocalSandbox, signal: int) -> None:
-    """A process that outlives the case strikes at the parent in the moment in which it is to tell."""
+    """A process that outlives its case attacks the parent at the moment it reports."""
     code = f"""
     import time
     first = os.getpid()

@@ -1,4 +1,4 @@
-"""Our own processes die, stop or are told to go, at any moment: runs say so, nothing is left, the next one works."""
+"""The sandbox's own processes die or stop at any moment: runs report it, nothing is left, the next one works."""
 
 from __future__ import annotations
 
@@ -369,7 +369,8 @@ async def test_closing_ends_sessions(level: str, marker: str) -> None:
 @pytest.mark.any_user
 @pytest.mark.parametrize("level", LEVELS)
 async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level: str) -> None:
-    """Also while a zygote or a worker is being started: who waits for it was not cancelled, and must not be told so."""
+    """Also while a zygote or worker starts: those waiting for it were not cancelled and must not get a
+    CancelledError."""
     dice = random.Random(9)
     for _ in range(5):
         before = children_of_ours()
@@ -393,7 +394,7 @@ async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> Non
 
 @pytest.mark.parametrize("level", LEVELS)
 async def test_a_worker_that_is_killed_before_it_is_ready_may_be_tried_again(level: str) -> None:
-    """Nobody was refused anything: it must not be taken for a machine that grants no isolation."""
+    """Nothing was denied: this must not look like a machine without isolation."""
     async with LocalSandbox(workers=1, isolation=level) as sandbox:
         zygote = sandbox.process_ids["light"]
         told: SandboxError | None = None

@@ -485,5 +485,5 @@ async def test_the_interpreter_and_the_system_cannot_be_written(any_way: Way) ->
             print(attempt(os.open, place + ".planted", os.O_WRONLY | os.O_CREAT))
         """,
     )
-    # The last: somebody on the host runs it at the moment, which is asked before our walls are.
+    # The last one: a program that runs on the host at the moment, which the kernel checks before the sandbox's rules.
     assert set(told) <= {"EROFS", "EACCES", "EPERM", "ENOENT", "ETXTBSY"}

@@ -48,7 +48,7 @@ def play_older_landlock(version: int) -> None:
 
 
 async def serve(*read_only_paths: str) -> None:
-    """In the container: run the programs that come in, one line each, and tell what became of them."""
+    """In the container: run the programs from stdin, one per line, and print the results."""
     async with LocalSandbox(workers=2, read_only_paths=read_only_paths) as sandbox:
         told: dict[str, Any] = {"level": sandbox.level, "memory_limit": sandbox.grants.memory_limit}
         print(json.dumps(told), flush=True)
@@ -257,7 +257,7 @@ def test_what_lies_in_a_closed_directory_cannot_even_be_looked_at(container: Con
 @needs_own_user
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_no_file_of_the_host_is_emptied_under_an_older_landlock(version: int) -> None:
-    """Before version 3 it knows nothing of truncation: not by name, nor of a file that is opened for reading."""
+    """Before version 3 it does not cover truncation: neither by name, nor of a file opened for reading."""
     folder = Path("/tmp") / f"host-{uuid.uuid4().hex}"
     (folder / "readable").mkdir(parents=True)
     places = {"closed": 0o600, "open": 0o666, "readable/open": 0o666}
@@ -425,14 +425,14 @@ print(held >> 20)
     ],
 )
 def test_memory_that_no_limit_of_a_process_counts_cannot_be_had(container: Container, way: str) -> None:
-    """Shared memory, and what poses as a stack. Nobody adds up the processes here: there is no cgroup."""
+    """Shared memory, and mappings declared as stacks. Without a cgroup, processes are not added up."""
     told = container.run(HOARD.replace("{way}", way), memory_bytes=128 * MIB)
     assert told["verdict"] == "ok", told
     assert int(told["stdout"].split()[-1]) < 128, told
 
 
 def test_zeros_can_be_read_and_a_file_be_mapped_and_shared(container: Container) -> None:
-    """What a program still has of it: memory that counts as a file."""
+    """What a program can still use: memory that counts as a file."""
     told = container.run(
         """
 import mmap, os

@@ -355,7 +355,7 @@ async def test_other_users_and_their_processes_are_invisible(any_way: Way) -> No
 
 
 async def test_orphans_that_are_dead_do_not_count_as_processes(any_level: LocalSandbox) -> None:
-    """Nobody but the worker can reap them, and a program may have many more than its limit one after the other."""
+    """Only the worker can reap them, and a program may have many more than its limit, one after another."""
     code = "for number in $(seq 400); do (sleep 0 &); done; echo done"
     execution = await any_level.run(Program(code, "bash"), Limits(processes=64, run_seconds=20))
     assert (execution.verdict, execution.stdout) == (Verdict.OK, "done\n")

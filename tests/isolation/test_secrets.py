@@ -245,7 +245,7 @@ async def test_no_byte_of_an_earlier_run_is_in_a_programs_memory() -> None:
 
 @namespaces
 async def test_no_byte_of_another_session_is_in_a_sessions_memory(sandbox: LocalSandbox) -> None:
-    """Neither of one that has ended, nor of one that goes on."""
+    """Neither those of a program that has ended, nor those of one that is running."""
     ended, going_on, own = make_needle(), make_needle(), make_needle()
 
     async def use(session: LocalSession, needle: str) -> None:
@@ -339,7 +339,7 @@ async def test_other_processes_cannot_be_traced_or_read(any_way: Way) -> None:
 
 
 async def test_a_neighbours_directory_is_closed(any_way: Way) -> None:
-    """Where there is no private root, other runs' directories lie on the same file system."""
+    """Where there is no private root, other runs' directories are on the same file system."""
     name = f"secret-{uuid.uuid4().hex}"
     neighbour = asyncio.ensure_future(run(any_way, f"import time\nopen('{name}', 'w').write('mine')\ntime.sleep(1)"))
     await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""A session is a program that goes on: everything it could do to us between its cells, and by their protocol."""
+"""A session is a program that keeps running: attacks between its cells and through their protocol."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_cell_that_breaks_its_own_loop_harms_only_itself(any_level: Loca
 
 @pytest.mark.any_user
 async def test_text_that_is_no_unicode_arrives_as_escapes(any_level: LocalSandbox) -> None:
-    """As JSON could not carry it to whoever is on the other side of a service."""
+    """JSON could not carry it to a service's client."""
     async with any_level.session(QUICK) as session:
         result = await session.run("display('\\ud800'); raise ValueError('\\udfff')")
         assert result.error is not None
@@ -193,7 +193,7 @@ os.mkdir("directory")
 
 
 async def test_a_session_cannot_hold_back_the_host_while_files_move(any_level: LocalSandbox) -> None:
-    """Its threads may kill, stop or outrun whoever moves the files; then the session is lost, or the files are."""
+    """Its threads may kill, stop or outrun the file helper; then the session or the files are lost."""
     hinder = """
 import os, signal, threading
 def hinder():

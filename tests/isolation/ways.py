@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Batch:
-    """The program is run twice; what the second case did is told, which has found what the first one left."""
+    """The program runs twice; the result is the second case's, which sees what the first one left."""
 
     sandbox: LocalSandbox
 

@@ -50,7 +50,7 @@ class Package:
                     (into / Path(name).name).write_bytes(content)
 
     def _download(self, scratch: Path) -> Path:
-        """By pip, so that its configuration applies; it checks the hash before it looks inside."""
+        """Uses pip, so that its configuration applies; it checks the hash before unpacking."""
         print(f"fetching {self.name} {self.version} with pip", flush=True)
         wanted = scratch / "wanted.txt"
         wanted.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n")

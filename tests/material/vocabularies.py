@@ -111,7 +111,7 @@ def _merges_of(file: Path) -> list[tuple[bytes, bytes]]:
 
 
 def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """What two tokens each is made of: those that remain when all that came before it is merged."""
+    """The two tokens that each token is merged from: those that remain after all earlier merges."""
     found: list[tuple[bytes, bytes]] = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[at : at + 1] for at in range(len(token))]

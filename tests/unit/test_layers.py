@@ -44,16 +44,16 @@ MAY_IMPORT_OPTIONAL = {
     "tools/mcp/connection.py": {"anyio"},
     # The embedded engine is one thing made of the extra `hf`.
     "engines/transformers/": {"safetensors", "torch"},
-    # Training with TRL is one thing made of the extra `trl`, and stands on `hf`.
+    # Training with TRL needs the extra `trl`, which includes `hf`.
     "train/trl/": {"accelerate", "peft", "torch", "transformers"},
-    # Samples as tensors, for those who have torch.
+    # Samples as tensors, if torch is installed.
     "train/padding.py": {"torch"},
     # The viewer in the terminal is made with Textual.
     "viewer/tui/": {"textual"},
     "limits/pool/workers.py": {"ray"},
-    # Of a GGUF file's tokenizer, it mends what transformers made of it.
+    # It repairs the tokenizer that transformers makes from a GGUF file.
     "gguf.py": {"tokenizers", "transformers"},
-    # Contract suites are pytest classes: whoever runs them has pytest.
+    # Contract suites are pytest classes, so pytest is installed where they run.
     "testing/": {"pytest"},
 }
 """Files that import an optional package without being named for it, and why they may."""

@@ -1,4 +1,4 @@
-"""The rule about skipping, tried on small test suites of its own."""
+"""The rule about skipping, tried on small test suites."""
 
 from __future__ import annotations
 

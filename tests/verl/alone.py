@@ -1,6 +1,6 @@
-"""verl's functions that fork, in a process of their own.
+"""verl's functions that fork, in a separate process.
 
-They must not fork one that has threads, and prime_code changes the process that it runs in. The process is small:
+They must not fork a process with threads, and prime_code changes the process it runs in. The process is small:
 packages of verl's are there without what their `__init__` imports, which is torch and all the rest, and makes each fork
 take half a second.
 """

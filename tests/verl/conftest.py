@@ -1,7 +1,7 @@
 """verl's own parts, as a user's trainer would put them together, on a CPU: `make test-verl`.
 
 Real: verl's configuration, its tool registry, its AgentLoopWorker, its ToolAgentLoop, its tokenisation and its parsers,
-and our tools. Made up: the engine, which says what a test wrote down, and a tokenizer of bytes.
+and our tools. Stand-ins: the engine, which is scripted, and a byte tokenizer.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def make_worker(model: str, configure: Configure) -> AsyncIterator[MakeWor
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    """Of a service with a thread of its own: verl's client blocks the one it is called in."""
+    """The URL of a service with its own thread: verl's client blocks the calling thread."""
     found: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:

@@ -13,7 +13,7 @@ Differences = Mapping[str, tuple[int, Any, Any]]
 
 
 def check(found: Mapping[str, tuple[Any, Any]], different: Differences) -> None:
-    """Every difference is listed, and what is listed differs so. `found` has verl's value and ours."""
+    """Every difference is listed, and everything listed differs as stated. `found` has verl's value and ours."""
     differing = {name: values for name, values in found.items() if values[0] != values[1]}
     assert differing == {name: (verls, ours) for name, (_, verls, ours) in different.items()}
     text = (DOCS / "guides" / "verl-rewards.md").read_text()

@@ -1,4 +1,4 @@
-"""Our tools, noting how they are called. Named in a tool YAML file by this module's name."""
+"""Our tools, recording their calls. Named in a tool YAML file by this module's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that says what was written down for it, its tokenizer, and what came of a trajectory."""
+"""A scripted engine, its tokenizer, and the results of a trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers for our agent loop, in place of verl's LLMServerClient; and what comes out of verl's worker.
+"""Servers for our agent loop, in place of verl's LLMServerClient; and the output of verl's worker.
 
 Real around them: verl's configuration, its AgentLoopWorker and its postprocessing, our loop, our tools and sandbox.
 """
@@ -102,14 +102,14 @@ class ModelServers:
 
 
 class BrokenTool(BaseTool):
-    """Of which no instance can be made."""
+    """A tool whose instances cannot be created."""
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         raise RuntimeError("the shelf is empty")
 
 
 class CountingTool(BaseTool):
-    """Notes who came, and who was let go."""
+    """Records the instances created and released."""
 
     created: list[str]
     released: list[str]
@@ -166,7 +166,7 @@ class Played:
     metrics: dict[str, Any]
 
     def parts(self, decode: Callable[[Sequence[int]], str]) -> list[tuple[int, str]]:
-        """The response in pieces: 1 and what the model said, 0 and what it was told."""
+        """The response in pieces: 1 with sampled text, 0 with given text."""
         found: list[tuple[int, list[int]]] = []
         for token, mask in zip(self.response, self.mask, strict=True):
             if not found or found[-1][0] != mask:

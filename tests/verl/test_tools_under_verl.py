@@ -1,4 +1,4 @@
-"""Our native tools, named in a verl tool YAML file, in the hands of verl's own registry and tool agent loop."""
+"""Our native tools, named in a verl tool YAML file, under verl's own registry and tool agent loop."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def code(program: str) -> str:
 
 
 def heard(*texts: str) -> str:
-    """How the template hands tool responses to the model, which is to go on speaking."""
+    """How the template renders tool responses before the model's next turn."""
     responses = "".join(f"\n<tool_response>\n{text}\n</tool_response>" for text in texts)
     return f"\n<|im_start|>user{responses}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -113,7 +113,7 @@ def test_verls_registry_builds_our_tool_with_its_own_schema_class(
     config, schema = recorded.built_with
     assert config == tool["config"]
     assert type(schema) is schemas.OpenAIFunctionToolSchema
-    # What verl's loop asks of a tool's schema, and would get from one of its own.
+    # What verl's loop reads from a tool's schema, as from one of its own tools.
     assert ours.tool_schema.model_dump(exclude_unset=True, exclude_none=True) == tool["tool_schema"]
     assert schema.model_dump(exclude_unset=True, exclude_none=True) == tool["tool_schema"]
 
@@ -150,7 +150,7 @@ async def test_gsm8k_tool_rewards_an_improvement_over_the_trajectorys_own_calls(
 
 
 async def test_create_execute_and_release_surround_every_call(make_worker: MakeWorker) -> None:
-    """Nobody promised it, but all that keeps a state in these tools stands on it."""
+    """verl does not promise it, but the tools' state depends on it."""
     script = {"How many eggs?": [answer("17"), answer("18"), "It is 18."]}
     worker = make_worker(script, [recording(GSM8K)])
     await roll_out(worker, row("How many eggs?", ground_truth="18"))

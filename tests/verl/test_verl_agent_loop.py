@@ -1,4 +1,4 @@
-"""Our agent loop in the hands of verl's own worker: found by its YAML, fed with its rows, padded and joined by it."""
+"""Our agent loop under verl's own worker: found by its YAML, given its rows, padded and batched by it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_sixty_four_at_once_keep_their_own_state_and_open_one_set_of_tools
 
 
 async def test_verl_joins_batches_of_samples_that_ended_well_and_badly(make: MakeOurs) -> None:
-    """It wants the same keys of all of them, over several workers as well."""
+    """verl requires the same keys from all samples, also over several workers."""
     script: dict[str, list[Line]] = {"good": [code("print(1)"), "#### 18"], "bad": [ValueError("no")]}
     worker = make(script, [CODE_INTERPRETER], reward="gsm8k")
     outputs = [await worker.generate_sequences(batch_of([row(name)])) for name in ("good", "bad", "good")]

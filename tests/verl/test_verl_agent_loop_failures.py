@@ -1,4 +1,4 @@
-"""What verl gets of trajectories that failed, and which reward: nothing that it could learn from."""
+"""What verl gets for failed trajectories, and which reward: nothing to learn from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our agent loop keeps in a process of verl's, and leaves behind; and its tokens, with a real model."""
+"""What our agent loop keeps and leaves behind in a verl process; and its tokens, with a real model."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_dump_that_cannot_be_written_costs_no_sample(
     worker = make({"How many?": ["18"]}, [], reward="gsm8k", rollout_data_dir=str(tmp_path / "file"))
     [played] = await play(worker, row("How many?"))
     assert played.reward == 1.0
-    assert "is not dumped" in caplog.text
+    assert "was not dumped" in caplog.text
 
 
 # On Ray ---------------------------------------------------------------------------------------------------------------

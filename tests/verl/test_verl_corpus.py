@@ -229,7 +229,7 @@ def test_both_say_the_same_of_each_case_of_the_solutions_in_cpp(cpp_results: dic
 def test_our_own_judge_differs_where_it_is_listed(
     python_scores: dict[str, tuple[Any, Any]], cpp_results: dict[str, tuple[Any, Any]]
 ) -> None:
-    """What it makes of the corpus is written down there, and tests/e2e/test_code_corpus.py holds it to that."""
+    """Its results on the corpus are listed there, and tests/e2e/test_code_corpus.py checks them."""
     verls = {name: score for name, (score, _) in python_scores.items()}
     verls |= {name: results.count(True) / len(results) for name, (results, _) in cpp_results.items()}
     judged = {str(solution): solution.scores[Aggregation.FRACTION] for _, solution in SOLUTIONS}

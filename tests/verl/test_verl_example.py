@@ -1,4 +1,4 @@
-"""examples/gsm8k_grpo/verl: verl knows every setting of its script, and our agent loop takes what comes of them."""
+"""examples/gsm8k_grpo/verl: verl knows every setting of its script, and our agent loop accepts the result."""
 
 from __future__ import annotations
 

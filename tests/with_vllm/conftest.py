@@ -1,6 +1,6 @@
 """A real vLLM, serving the embedded model on a CPU: `make test-vllm`.
 
-Nothing is made up but the port. One server runs at a time: tests are ordered by the kind of server that they want.
+Everything is real. One server runs at a time: tests are ordered by the kind of server that they want.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolyard.engines.protocol import Sampling
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The first test of a server waits for its start as well.
+    # The first test of a server also waits for its start.
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.timeout(START_SECONDS + 120))
@@ -39,7 +39,8 @@ def tokenizer(model: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest, model: Path) -> Iterator[VllmServer]:
-    """Of the kind that the test names: `parametrize("server", ["tokens"], indirect=True, scope="session")`."""
+    """The server of the kind that the test names: `parametrize("server", ["tokens"], indirect=True,
+    scope="session")`."""
     with serving(model, free_port(), KINDS[request.param]) as server:
         asyncio.run(_warm_up(server))
         yield server

@@ -73,7 +73,7 @@ async def test_an_aborted_answer_ends_and_the_server_stops_working_on_it(
         await asyncio.sleep(1.0)
         await chatting.abort("r-1")
         assert (await doomed).finish is Finish.ABORT
-        while await asyncio.to_thread(server.running):  # noqa: ASYNC110 - what is waited for has no event
+        while await asyncio.to_thread(server.running):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.1)
 
 

@@ -57,9 +57,9 @@ class VllmContract(EngineContract):
 
     @pytest.mark.asyncio(loop_scope="class")
     async def test_the_server_has_nothing_left_to_do(self, engine: Engine, server: VllmServer) -> None:
-        """Of all that was cancelled, aborted and left above."""
+        """After everything that was cancelled, aborted and left above."""
         async with asyncio.timeout(10):
-            while await asyncio.to_thread(server.running):  # noqa: ASYNC110 - what is waited for has no event
+            while await asyncio.to_thread(server.running):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.1)
 
 

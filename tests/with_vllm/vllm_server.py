@@ -50,7 +50,7 @@ class VllmServer:
     pid: int
 
     def kill(self) -> None:
-        """With its engine and its workers, without a word: kill -9."""
+        """Kill it with its engine and its workers, without notice: kill -9."""
         os.killpg(self.pid, signal.SIGKILL)
 
     def running(self) -> int:
@@ -63,7 +63,7 @@ class VllmServer:
 
 @contextmanager
 def serving(model: Path, port: int, kind: Kind) -> Iterator[VllmServer]:
-    """Started, warmed up by nobody, and in the end stopped with all of its processes and files."""
+    """Start it without warm-up, and finally stop all of its processes and remove its files."""
     # Its sockets, caches and settings: a name short enough for a socket's path.
     place = tempfile.mkdtemp(prefix="vllm-")
     try:

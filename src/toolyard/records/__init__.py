@@ -1,4 +1,4 @@
-"""What is kept of a run: trajectories, dumps of them, tapes, and the audit to the token."""
+"""Records of a run: trajectories, dumps, tapes, and the exact-token audit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The exact-token audit: whether a trajectory's tokens are what the model sampled and saw, and its parts agree.
+"""The exact-token audit: checks that a trajectory's tokens are those the model sampled and saw, and that its parts
+agree.
 
-Pure: it looks at one trajectory, and needs no tokenizer but to check and to show texts. It takes time linear in the
+It reads one trajectory and does no I/O. A tokenizer is needed only to check and show texts. Time is linear in the
 number of tokens.
 """
 
@@ -19,9 +20,9 @@ from toolyard.tokens import ids_crc
 Decode = Callable[[Sequence[int]], str]
 
 _NO_LOGPROB = -9999.0
-"""What some servers write where they have none."""
+"""Some servers return this value for a missing logprob."""
 _LOGPROB_TOLERANCE = 1e-3
-"""Engines compute in 16 bits: the logarithm of a certainty may come out a little above 0."""
+"""Engines compute in 16 bits: the logprob of a certain token may come out slightly above 0."""
 _CONTEXT_IDS = 8
 
 
@@ -29,36 +30,36 @@ class ProblemKind(StrEnum):
     """What can be wrong with a trajectory."""
 
     UNREADABLE = "unreadable"
-    """The line is no trajectory at all. Only of dumps."""
+    """The line is not a trajectory. Only in dumps."""
     DUPLICATE = "duplicate"
-    """Two lines of a file are of one request. Only of dumps."""
+    """Two lines of a file have the same request id. Only in dumps."""
     LENGTHS = "lengths"
-    """Ids, mask and logprobs of the response are not of one length."""
+    """Ids, mask and logprobs of the response differ in length."""
     IDS = "ids"
-    """A token id is not an integer from 0 on, or, with a tokenizer, not in its vocabulary."""
+    """A token id is not an integer ≥ 0, or, with a tokenizer, not in its vocabulary."""
     SPANS = "spans"
-    """The turns' sampled tokens are not in order, overlap, or lie outside of the response."""
+    """The sampled spans of the turns are out of order, overlap, or lie outside the response."""
     MASK = "mask"
-    """The mask is not 1 exactly where the turns say that the model sampled."""
+    """The mask does not match the sampled spans of the turns."""
     LOGPROBS = "logprobs"
-    """A logprob of a sampled token is no logarithm of a probability, or that of another token is not 0."""
+    """The logprob of a sampled token is not a valid logprob, or that of another token is not 0."""
     PROMPT = "prompt"
-    """A turn was sampled after other tokens than those that stand before it."""
+    """A turn was sampled from a prompt other than the tokens before it."""
     MISSING = "missing"
-    """Something was said or sampled of which there are no tokens, or there are tokens that no turn accounts for."""
+    """There is text or a turn without tokens, or there are tokens without a turn."""
     STOP = "stop"
-    """A turn is said to have stopped, and does not end with what it was stopped by."""
+    """A turn's finish is stop, but it does not end with its stop token or stop text."""
     MESSAGES = "messages"
-    """The conversation is not that of the turns."""
+    """The messages do not match the turns."""
     OUTCOME = "outcome"
     """State, failure and score contradict each other."""
     TEXT = "text"
-    """`input` or `output` is not what the tokens say. Only with a tokenizer."""
+    """`input` or `output` does not match the decoded tokens. Only with a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem that the audit found."""
 
     kind: ProblemKind
     where: str
@@ -71,14 +72,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where ids do not go on as they should."""
+    """The first place where ids differ from the expected ones."""
 
     index: int
     expected: int
     found: int | None
     """None if the ids end there."""
     before: str
-    """What both have before it; a text if it could be decoded, else ids. So are the next two."""
+    """What precedes it in both: text if it could be decoded, otherwise ids. So are the next two."""
     expected_next: str
     found_next: str
 
@@ -93,7 +94,7 @@ class Difference:
 def check_extension(
     expected_prefix: Sequence[int], ids: Sequence[int], decode: Decode | None = None
 ) -> Difference | None:
-    """The first place where `ids` does not begin with `expected_prefix`; None if it does."""
+    """Check that `ids` starts with `expected_prefix`. Returns the first difference, or None."""
     length = len(expected_prefix)
     prefix = expected_prefix if isinstance(expected_prefix, list) else list(expected_prefix)
     beginning = ids[:length]
@@ -113,12 +114,12 @@ def check_extension(
 
 
 def audit(trajectory: Trajectory, decode: Decode | None = None, vocab_size: int | None = None) -> list[Problem]:
-    """Everything that is wrong; nothing, if it can be trained on.
+    """Return all problems; an empty list means that the trajectory can be trained on.
 
     `decode` and `vocab_size` are those of the model's tokenizer.
 
-    Tokens are looked at only where they are claimed to be exact. A check that makes no sense after another failed is
-    left out: spans that lie outside of the response say nothing about its mask.
+    Tokens are checked only if `token_exact` is set. A check that depends on one that failed is skipped: spans outside
+    the response say nothing about its mask.
     """
     problems = list(_outcome(trajectory))
     problems += _messages(trajectory.messages, trajectory.turns)
@@ -152,7 +153,7 @@ def _lengths(tokens: Tokens) -> Iterator[Problem]:
     expected = len(tokens.response_ids)
     for name, values in (("response_mask", tokens.response_mask), ("response_logprobs", tokens.response_logprobs)):
         if values is not None and len(values) != expected:
-            message = f"{len(values)} of them, for {expected} response_ids"
+            message = f"has {len(values)} values for {expected} response_ids"
             yield Problem(ProblemKind.LENGTHS, f"tokens.{name}", message)
 
 
@@ -161,8 +162,8 @@ def _ids(name: str, ids: Sequence[int], vocab_size: int | None) -> Iterator[Prob
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < most):
         return
     at = next(at for at, one in enumerate(ids) if type(one) is not int or not 0 <= one < most)
-    known = "" if vocab_size is None else f" of a vocabulary of {vocab_size}"
-    yield Problem(ProblemKind.IDS, f"tokens.{name}[{at}]", f"{ids[at]!r} is no token id{known}")
+    known = "" if vocab_size is None else f" in a vocabulary of {vocab_size}"
+    yield Problem(ProblemKind.IDS, f"tokens.{name}[{at}]", f"{ids[at]!r} is not a token id{known}")
 
 
 def _stops(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
@@ -172,11 +173,11 @@ def _stops(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
             continue
         last = tokens.response_ids[sampled.end - 1] if sampled.end > sampled.start else None
         if sampled.stopped_by is None:
-            yield Problem(ProblemKind.STOP, where, "the turn stopped, and at no stop token or stop text")
+            yield Problem(ProblemKind.STOP, where, "the turn stopped, but not at a stop token or stop text")
         elif isinstance(sampled.stopped_by, int) and sampled.stopped_by != last:
             yield Problem(ProblemKind.STOP, where, f"is the token {sampled.stopped_by}, but the turn ends with {last}")
         elif isinstance(sampled.stopped_by, str) and sampled.stopped_by not in sampled.text:
-            yield Problem(ProblemKind.STOP, where, f"is {sampled.stopped_by!r}, which the turn does not have")
+            yield Problem(ProblemKind.STOP, where, f"is {sampled.stopped_by!r}, which is not in the turn")
 
 
 def _spans(turns: Sequence[Turn], length: int) -> Iterator[Problem]:
@@ -192,9 +193,9 @@ def _spans(turns: Sequence[Turn], length: int) -> Iterator[Problem]:
 def _missing(trajectory: Trajectory) -> Iterator[Problem]:
     tokens, turns = trajectory.tokens, trajectory.turns
     if turns and not tokens.prompt_ids:
-        yield Problem(ProblemKind.MISSING, "tokens.prompt_ids", "there are none, but something was sampled after them")
+        yield Problem(ProblemKind.MISSING, "tokens.prompt_ids", "is empty, but there are turns")
     if tokens.response_ids and not turns:
-        message = f"there are none, but {len(tokens.response_ids)} response_ids"
+        message = f"is empty, but there are {len(tokens.response_ids)} response_ids"
         yield Problem(ProblemKind.MISSING, "turns", message)
     for name, text, ids in (
         ("prompt_ids", trajectory.input, tokens.prompt_ids),
@@ -202,11 +203,11 @@ def _missing(trajectory: Trajectory) -> Iterator[Problem]:
     ):
         if text and not ids:
             said = "input" if name == "prompt_ids" else "output"
-            yield Problem(ProblemKind.MISSING, f"tokens.{name}", f"there are none, but the {said} is {excerpt(text)}")
+            yield Problem(ProblemKind.MISSING, f"tokens.{name}", f"is empty, but the {said} is {excerpt(text)}")
 
 
 def _pieces(turns: Sequence[Turn], length: int) -> Iterator[tuple[int, int, bool]]:
-    """The response cut where sampling begins and ends: start, end, whether it was sampled."""
+    """Split the response into sampled and given pieces: start, end, whether it was sampled."""
     end = 0
     for turn in turns:
         yield end, turn.sampled.start, False
@@ -241,13 +242,13 @@ def _logprobs(tokens: Tokens, turns: Sequence[Turn]) -> Iterator[Problem]:
         if good:
             continue
         at = start + next(at for at, one in enumerate(piece) if not (are_logprobs([one]) if sampled else one == 0))
-        why = "the logprob of a sampled token is a number up to 0" if sampled else "that token was not sampled"
+        why = "the logprob of a sampled token must be a number ≤ 0" if sampled else "that token was not sampled"
         yield Problem(ProblemKind.LOGPROBS, f"tokens.response_logprobs[{at}]", f"is {logprobs[at]!r}, but {why}")
         return
 
 
 def are_logprobs(values: Sequence[float]) -> bool:
-    """Whether all of them can be logarithms of probabilities."""
+    """Whether all values are valid logprobs."""
     if not values:
         return True
     if not set(map(type, values)) <= {float, int}:
@@ -255,12 +256,12 @@ def are_logprobs(values: Sequence[float]) -> bool:
     if max(values) > _LOGPROB_TOLERANCE or min(values) <= _NO_LOGPROB:
         return False
     total = sum(values)
-    return total == total  # a NaN hides from max and min, but makes the sum one
+    return total == total  # max and min can miss a NaN; the sum cannot
 
 
 def _prompts(tokens: Tokens, turns: Sequence[Turn], decode: Decode | None) -> Iterator[Problem]:
-    """Each prompt is the last one, what was sampled after it, and what we put after that: told by checksums, which
-    go on from turn to turn."""
+    """Each prompt must be the previous prompt, its sampled tokens, and the tokens given after them. Compared by running
+    checksums."""
     crc, done = ids_crc(tokens.prompt_ids), 0
     for at, turn in enumerate(turns):
         start = turn.sampled.start
@@ -268,7 +269,7 @@ def _prompts(tokens: Tokens, turns: Sequence[Turn], decode: Decode | None) -> It
         if crc != turn.sampled.prompt_crc:
             where = f"turns[{at}].sampled.prompt_crc"
             yield Problem(ProblemKind.PROMPT, where, _other_prompt(tokens, turn, crc, decode))
-            return  # what follows was sampled after this one
+            return  # later turns build on this one
 
 
 def _other_prompt(tokens: Tokens, turn: Turn, crc: int, decode: Decode | None) -> str:
@@ -276,18 +277,16 @@ def _other_prompt(tokens: Tokens, turn: Turn, crc: int, decode: Decode | None) -
     ids = [*tokens.prompt_ids, *tokens.response_ids]
     expected = len(tokens.prompt_ids) + start
     end = _say(ids[max(0, expected - _CONTEXT_IDS) : expected], decode)
-    said = (
-        f"the engine was given other ids (crc {asked}) than the {expected} before this turn (crc {crc}), ending {end}"
-    )
+    said = f"the engine's prompt (crc {asked}) is not the {expected} ids before this turn (crc {crc}), ending in {end}"
     length = _length_of(ids, asked)
     if length is None:
         return said
     end = _say(ids[max(0, length - _CONTEXT_IDS) : length], decode)
-    return f"{said}: it was given the first {length}, ending {end}"
+    return f"{said}: it is the first {length} ids, ending in {end}"
 
 
 def _length_of(ids: list[int], crc: int) -> int | None:
-    """How many of the first ids have that checksum, if any."""
+    """The length of the prefix with that checksum, if any."""
     running = 0
     for at in range(len(ids)):
         running = ids_crc(ids[at : at + 1], running)
@@ -314,7 +313,7 @@ def _say(ids: Sequence[int], decode: Decode | None) -> str:
     if decode is not None and ids:
         try:
             return repr(decode(ids))
-        except Exception:  # ids that the tokenizer does not know are what we are here to show
+        except Exception:  # ids unknown to the tokenizer are the very problem to show
             return str(list(ids))
     return str(list(ids))
 
@@ -326,39 +325,39 @@ def _outcome(trajectory: Trajectory) -> Iterator[Problem]:
     state, failure, score = trajectory.state, trajectory.failure, trajectory.score
     if state == "FAILED":
         if failure is None:
-            yield Problem(ProblemKind.OUTCOME, "failure", "there is none, but the state is FAILED")
+            yield Problem(ProblemKind.OUTCOME, "failure", "is missing, but the state is FAILED")
         if score is not None:
-            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}, but what FAILED has none")
+            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}, but the state is FAILED")
     elif state == "COMPLETED":
         if failure is not None:
-            message = f"there is one, but the state is COMPLETED: {excerpt(failure.error)}"
+            message = f"is set, but the state is COMPLETED: {excerpt(failure.error)}"
             yield Problem(ProblemKind.OUTCOME, "failure", message)
         if score is not None and not math.isfinite(score):
-            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}")
+            yield Problem(ProblemKind.OUTCOME, "score", f"is {score!r}, not a finite number")
     else:
         yield Problem(ProblemKind.OUTCOME, "state", f"is {state!r}, expected COMPLETED or FAILED")
 
 
 def _messages(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Problem]:
-    """The last assistant's messages are those of the turns; a prompt may have had some of its own before."""
+    """The last assistant messages must be those of the turns; the prompt may contain others before them."""
     if not turns:
         return
     spoken = [at for at, message in enumerate(messages) if message.role == "assistant"]
     if len(spoken) < len(turns):
-        message = f"{len(turns)} turns, but {len(spoken)} messages of the assistant"
+        message = f"{len(turns)} turns, but {len(spoken)} assistant messages"
         yield Problem(ProblemKind.MESSAGES, "messages", message)
         return
     begins = spoken[-len(turns) :]
     if begins[0] > 0 and (role := messages[begins[0] - 1].role) in ("assistant", "tool"):
         message = (
-            f"there are more of the assistant than turns ({len(turns)}): a prompt does not end with a message of {role}"
+            f"more assistant messages than turns ({len(turns)}): a prompt does not end with a message of role {role}"
         )
         yield Problem(ProblemKind.MESSAGES, f"messages[{begins[0] - 1}]", message)
     for at, (turn, begin, end) in enumerate(zip(turns, begins, [*begins[1:], len(messages)], strict=True)):
         answered = [message.tool_call_id for message in messages[begin + 1 : end] if message.role == "tool"]
         called = [call.id for call in turn.tool_calls]
-        # One that could not be read may have been answered in other ways than by a tool. Of the last turn, some may be
-        # unanswered: the request ended there.
+        # A malformed call may have been answered without a tool message. In the last turn, calls may be unanswered,
+        # because the request ended there.
         needed = [] if at == len(turns) - 1 else [call.id for call in turn.tool_calls if call.outcome != "malformed"]
         if not _is_subsequence(answered, called) or not _is_subsequence(needed, answered):
             message = f"called {called}, but answered {answered}"

@@ -1,4 +1,4 @@
-"""The first difference of two values, short enough to be read."""
+"""The first difference between two values, short enough to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Absent:
-    """What is shown where one side has nothing."""
+    """Shown where one side has no value."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -26,7 +26,7 @@ ABSENT = Absent()
 
 class JsonDifference(NamedTuple):
     path: str
-    """Such as `messages[3].content`; "" if the values as a whole differ."""
+    """For example `messages[3].content`; "" if the values differ as a whole."""
     was: str
     now: str
 
@@ -58,7 +58,7 @@ def first_index(one: Sequence[T], other: Sequence[T]) -> int | None:
 
 
 def text_difference(was: str, now: str) -> tuple[int, str, str] | None:
-    """Where two texts first differ, and both from a little before there; None if they are equal."""
+    """The index of the first difference, with an excerpt of each text around it; None if they are equal."""
     if was == now:
         return None
     at = first_index(was, now)
@@ -74,7 +74,7 @@ def excerpt(text: str, at: int = 0) -> str:
 
 
 def shown(value: Any) -> str:
-    """Any value, shortened."""
+    """The repr of any value, shortened."""
     if isinstance(value, str):
         return excerpt(value)
     said = repr(value)

@@ -1,7 +1,7 @@
-"""The dump: a folder with a file `<step>.jsonl` for each step, one trajectory a line, written and read.
+"""Dumps: a folder with a file `<step>.jsonl` for each step, one trajectory per line.
 
-Files only grow, and only by whole lines, so that they can be read while they are written. A line that a kill or a full
-disk tore is removed when its file is next opened for writing; until then readers pass over it.
+Files only grow, and only by whole lines, so they can be read while they are being written. A line torn by a kill or a
+full disk is removed when its file is next opened for writing; until then readers skip it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import decode
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import Trajectory
-from toolyard.records.writer import FolderLock, LineFile, Mended
+from toolyard.records.writer import FolderLock, LineFile, Repair
 
 _OPEN_FILES = 8
-"""Steps may overlap where training is asynchronous, but not many of them."""
+"""With asynchronous training a few steps may overlap."""
 _NAME = re.compile(r"(0|[1-9][0-9]*)\.jsonl")
 
 
@@ -32,8 +32,8 @@ _NAME = re.compile(r"(0|[1-9][0-9]*)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What a line says about a request, as far as it matters to a run that is resumed."""
+class EndedRequest:
+    """The fields of a line that a resumed run needs."""
 
     request_id: str
     state: str
@@ -41,39 +41,39 @@ class Ended:
     batch_data_id: str
     rollout_offset: int
     task_digest: str = ""
-    """Of what was played; empty in dumps that have none."""
+    """Digest of the task that was played; empty in dumps without digests."""
 
 
 class DumpWriter:
-    """Appends trajectories to a folder, which is its own while it is open:
+    """Appends trajectories to a folder, which is locked while it is open:
 
         async with DumpWriter(folder) as dump:
             await dump.write(trajectory)
 
-    Lines are made and written in a thread, in the order of the calls. Killed at any moment, the process leaves whole
-    lines and at most one torn one, the last.
+    Lines are encoded and written in a thread, in the order of the calls. If the process is killed, at most the last
+    line is torn.
     """
 
     def __init__(self, folder: str | PathLike[str], *, fsync: bool = False) -> None:
-        """`fsync`: lines survive the death of the machine as well, not only of the process; each waits for the disk."""
+        """`fsync`: lines survive a crash of the machine, not only of the process; each write waits for the disk."""
         self.folder = Path(folder)
-        self.mended: list[Mended] = []
-        """What had to be done to files of an earlier run, as they were opened."""
+        self.repairs: list[Repair] = []
+        """Repairs made to files of an earlier run when they were opened."""
         self._fsync = fsync
         self._lock: FolderLock | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._files: dict[int, LineFile] = {}
-        self._untold: BaseException | None = None
+        self._unreported: BaseException | None = None
         self._expected: dict[int, int] = {}
-        """How many lines the files of steps should have."""
+        """The expected number of lines by step."""
 
     async def __aenter__(self) -> Self:
         """
         Raises:
-            RecordError: another run is writing there, or nobody can.
+            RecordError: another run is writing there, or the folder is not writable.
         """
         if self._lock is not None:
-            raise RecordError(f"this writer of {self.folder} is open already")
+            raise RecordError(f"this writer of {self.folder} is already open")
         self._lock = FolderLock(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="toolyard-dump")
         return self
@@ -82,11 +82,11 @@ class DumpWriter:
         await self.close()
 
     async def write(self, trajectory: Trajectory) -> None:
-        """Append it to its step's file; when this returns, it is there. Whoever writes waits, so that nobody produces
-        faster than the disk takes. Cancelled, it is written nevertheless.
+        """Append a trajectory to its step's file. Returns when it is written, so producers cannot outrun the disk. If
+        cancelled, it is written anyway.
 
         Raises:
-            RecordError: it could not be written, and the file is as before; later lines may still succeed.
+            RecordError: it could not be written; the file is unchanged, and later lines may still succeed.
         """
         if self._thread is None:
             raise RecordError(f"the dump {self.folder} is not open")
@@ -98,10 +98,10 @@ class DumpWriter:
             raise
 
     async def close(self) -> None:
-        """Wait for what is being written, and give the folder free. Closing twice is allowed.
+        """Wait for pending writes and unlock the folder. Closing twice is allowed.
 
         Raises:
-            RecordError: a line could not be written whose writer was cancelled, and so could not be told.
+            RecordError: a line could not be written after its `write` was cancelled.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -109,24 +109,24 @@ class DumpWriter:
         job = thread.submit(self._release)
         thread.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(job))
-        if self._untold is not None:
-            untold, self._untold = self._untold, None
-            raise untold
+        if self._unreported is not None:
+            unreported, self._unreported = self._unreported, None
+            raise unreported
 
-    def existing(self, step: int) -> dict[str, Ended]:
-        """The requests that have a line in the step's file, by id. Of several lines of one request the last counts.
+    def existing(self, step: int) -> dict[str, EndedRequest]:
+        """The requests that have a line in the step's file, by id. If a request has several lines, the last one counts.
 
         Raises:
-            RecordError: a line is damaged: nobody can tell whether its request was played.
+            RecordError: a line is damaged, so it is unknown whether its request was played.
         """
         path = self.folder / f"{step}.jsonl"
         if not path.exists():
             return {}
-        self._file(step)  # so that a second writer is found out now, and not with its first line
+        self._file(step)  # detects a second writer now, not at its first line
         return {ended.request_id: ended for ended in _ended_in(path)}
 
     def count_lines(self, step: int) -> int:
-        """How many lines the step's file has now."""
+        """The current number of lines in the step's file."""
         path = self.folder / f"{step}.jsonl"
         try:
             with path.open("rb") as file:
@@ -135,49 +135,49 @@ class DumpWriter:
             return 0
 
     def expected_lines(self, step: int) -> int:
-        """How many it should have: those that were there, and those that were written."""
+        """The expected number of lines in the step's file: those found plus those written."""
         return self._expected.get(step, self.count_lines(step))
 
     def forget(self, step: int, request_ids: Collection[str]) -> None:
-        """Drop the lines of these requests, so that they can be played again. The file is replaced as a whole: killed
-        at any moment, it has all lines or those that stay. Before the first `write` to the step.
+        """Remove the lines of these requests, so that they can be played again. The file is replaced atomically. Call
+        it before the first `write` to the step.
 
         Raises:
-            RecordError: it cannot be replaced.
+            RecordError: the file cannot be replaced.
         """
-        path, mended = self.folder / f"{step}.jsonl", self.folder / f".{step}.jsonl.new"
+        path, rewritten = self.folder / f"{step}.jsonl", self.folder / f".{step}.jsonl.new"
         file = self._files.pop(step, None)
         if file is not None:
             file.close()
             del self._expected[step]
         try:
-            with mended.open("wb") as file:
+            with rewritten.open("wb") as file:
                 for _, line in lines_of(path):
                     if decode(line).get("request_id") not in request_ids:
                         file.write(line if line.endswith(b"\n") else line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            mended.replace(path)
+            rewritten.replace(path)
         except OSError as error:
-            mended.unlink(missing_ok=True)
+            rewritten.unlink(missing_ok=True)
             raise RecordError(f"cannot replace {path}: {error.strerror}") from None
 
     def _append(self, trajectory: Trajectory) -> None:
         self._file(trajectory.step).append(to_line(trajectory))
-        self._expected[trajectory.step] += 1  # only now: it is there
+        self._expected[trajectory.step] += 1  # only after the write has succeeded
 
     def _file(self, step: int) -> LineFile:
         if step < 0:
-            raise RecordError(f"a dump has no file for step {step}: steps count from 0")
+            raise RecordError(f"step {step}: steps start at 0")
         file = self._files.pop(step, None)
         if file is None:
             if len(self._files) == _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
             file = LineFile(self.folder / f"{step}.jsonl", fsync=self._fsync)
-            if file.mended is not None:
-                self.mended.append(file.mended)
+            if file.repair is not None:
+                self.repairs.append(file.repair)
             self._expected.setdefault(step, self.count_lines(step) if file.is_regular else 0)
-        self._files[step] = file  # the last used is the last to be closed
+        self._files[step] = file  # the least recently used file is closed first
         return file
 
     def _release(self) -> None:
@@ -189,10 +189,10 @@ class DumpWriter:
             self._lock = None
 
     def _keep_error(self, job: Future[None]) -> None:
-        self._untold = self._untold or job.exception()
+        self._unreported = self._unreported or job.exception()
 
 
-def _ended_in(path: Path) -> Iterator[Ended]:
+def _ended_in(path: Path) -> Iterator[EndedRequest]:
     for number, line in lines_of(path):
         try:
             said: Any = decode(line)
@@ -201,7 +201,7 @@ def _ended_in(path: Path) -> Iterator[Ended]:
                 if isinstance(fields.get("format_version"), int):
                     _refuse_damaged(fields)
                 metrics: JSON = fields.get("metrics") or {}
-                yield Ended(
+                yield EndedRequest(
                     request_id,
                     str(fields.get("state")),
                     str(fields.get("finish_reason")),
@@ -211,12 +211,12 @@ def _ended_in(path: Path) -> Iterator[Ended]:
                 )
         except RecordError as error:
             raise RecordError(
-                f"{path}:{number}: this line is damaged ({error}); remove it, and its request is played again"
+                f"{path}:{number}: this line is damaged ({error}); remove it to play its request again"
             ) from None
 
 
 def _refuse_damaged(fields: JSON) -> None:
-    """Cheaply, of a line of ours: `toolyard audit` looks at every token."""
+    """A cheap check of Toolyard's own lines; `toolyard audit` checks every token."""
     if fields.get("state") not in ("COMPLETED", "FAILED"):
         raise RecordError(f"state is {fields.get('state')!r}")
     for name, kind in (("tokens", dict), ("turns", list), ("messages", list), ("metrics", dict)):
@@ -229,7 +229,7 @@ def _refuse_damaged(fields: JSON) -> None:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 OnBadLine = Literal["raise", "skip"] | Callable[[RecordError], None]
-"""What to do about a line that is no trajectory. A function is told of it, with file and line number; it is skipped."""
+"""What to do with a line that is not a trajectory. A function is called with the error; the line is skipped."""
 
 
 class DumpLine(NamedTuple):
@@ -242,28 +242,28 @@ class DumpLine(NamedTuple):
 def read_dump(
     path: str | PathLike[str], *, steps: Collection[int] | None = None, on_bad_line: OnBadLine = "raise"
 ) -> Iterator[DumpLine]:
-    """All trajectories of a folder, in the order of its steps, or of one file, whatever its name.
+    """Read all trajectories of a folder, in the order of its steps, or of a single file with any name.
 
-    The last line of a file may be torn: it is being written.
+    A torn last line is skipped: it is still being written.
 
     Raises:
-        RecordError: there is no such dump, or a line of it is no trajectory.
+        RecordError: the dump does not exist, or a line is not a trajectory.
     """
     for file in dump_files(path, steps=steps):
         for number, line in lines_of(file):
             try:
                 found = read_line(file, number, line)
             except RecordError as error:
-                refuse(error, on_bad_line)
+                handle_bad_line(error, on_bad_line)
             else:
                 yield found
 
 
 def read_line(path: Path, number: int, line: bytes) -> DumpLine:
-    """One line that `lines_of` gave.
+    """Parse one line from `lines_of`.
 
     Raises:
-        RecordError: it is no trajectory; the message says where and why.
+        RecordError: it is not a trajectory; the message says where and why.
     """
     try:
         return DumpLine(path, number, trajectory_of(line))
@@ -271,8 +271,8 @@ def read_line(path: Path, number: int, line: bytes) -> DumpLine:
         raise RecordError(f"{path}:{number}: {error}") from None
 
 
-def refuse(error: RecordError, on_bad_line: OnBadLine) -> None:
-    """Do about a bad line what is wanted."""
+def handle_bad_line(error: RecordError, on_bad_line: OnBadLine) -> None:
+    """Handle a bad line as `on_bad_line` says."""
     if on_bad_line == "raise":
         raise error
     if on_bad_line != "skip":
@@ -280,10 +280,10 @@ def refuse(error: RecordError, on_bad_line: OnBadLine) -> None:
 
 
 def dump_files(path: str | PathLike[str], *, steps: Collection[int] | None = None) -> list[Path]:
-    """The files of a dump in the order of their steps, or the one file that `path` is.
+    """The files of a dump in the order of their steps, or `path` itself if it is a file.
 
     Raises:
-        RecordError: there is nothing.
+        RecordError: `path` does not exist or cannot be read.
     """
     path = Path(path)
     try:
@@ -297,10 +297,10 @@ def dump_files(path: str | PathLike[str], *, steps: Collection[int] | None = Non
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that say something, with their numbers; without the last one if it is torn.
+    """The non-blank lines of a file with their numbers, without a torn last line.
 
     Raises:
-        RecordError: it cannot be read.
+        RecordError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -314,7 +314,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def is_torn(line: bytes) -> bool:
-    """Of a line without its newline: whether more is missing than that."""
+    """Whether a line without a newline is incomplete."""
     try:
         return not isinstance(decode(line), dict)
     except RecordError:

@@ -9,53 +9,52 @@ from os import PathLike
 from pathlib import Path
 
 from toolyard.errors import RecordError
-from toolyard.records.dump import DumpLine, OnBadLine, dump_files, read_line, refuse
+from toolyard.records.dump import DumpLine, OnBadLine, dump_files, handle_bad_line, read_line
 
 PAUSE_SECONDS = 0.2
 _CHUNK = 1 << 22
-"""Bytes read at once, so that a large dump neither fills the memory nor keeps a thread for long."""
+"""Bytes per read, so that a large dump neither fills the memory nor occupies a thread for long."""
 
 
 async def follow(
     folder: str | PathLike[str], *, pause_seconds: float = PAUSE_SECONDS, on_bad_line: OnBadLine = "raise"
 ) -> AsyncIterator[DumpLine]:
-    """What a folder holds, then what is added, for ever: leave the loop, or cancel it, when you have enough.
+    """Yield all lines of a dump, then new ones as they are added, forever: leave the loop or cancel it to stop.
 
-    The folder need not exist yet; one file is followed as well. Lines come once, when they are whole, in the order of a
-    file; files in the order of their steps. A file that was replaced, or lost lines that had come already, is read from
-    its beginning again.
+    `folder` may also be a single file, and need not exist yet. Each line is yielded once, when it is complete; lines in
+    file order, files in step order. A file that was replaced or has shrunk is read again from the beginning.
 
     Raises:
-        RecordError: the folder cannot be read, or a line is no trajectory.
+        RecordError: the folder cannot be read, or a line is not a trajectory.
     """
-    places: dict[Path, _Place] = {}
+    files: dict[Path, _FollowedFile] = {}
     while True:
-        changed = await asyncio.to_thread(_changed, Path(folder), places)
-        for place in changed:
-            for found in await asyncio.to_thread(place.read):
+        changed = await asyncio.to_thread(_changed, Path(folder), files)
+        for file in changed:
+            for found in await asyncio.to_thread(file.read):
                 if isinstance(found, RecordError):
-                    refuse(found, on_bad_line)
+                    handle_bad_line(found, on_bad_line)
                 else:
                     yield found
         if not changed:
             await asyncio.sleep(pause_seconds)
 
 
-def _changed(folder: Path, places: dict[Path, _Place]) -> list[_Place]:
-    """Those that have something to read; new ones are added to `places`."""
+def _changed(folder: Path, files: dict[Path, _FollowedFile]) -> list[_FollowedFile]:
+    """The files with something new to read; new files are added to `files`."""
     paths = dump_files(folder) if folder.exists() else []
-    found = [places.setdefault(path, _Place(path)) for path in paths]
-    return [place for place in found if place.has_changed()]
+    found = [files.setdefault(path, _FollowedFile(path)) for path in paths]
+    return [file for file in found if file.has_changed()]
 
 
-class _Place:
-    """How far a file has been read."""
+class _FollowedFile:
+    """A file and how far it has been read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode = self._offset = self._number = 0
         self._drained: tuple[int, int, int] | None = None
-        """The file as it was when there was nothing more to read: half a line must not be read again and again."""
+        """The file's signature when everything was read, so that half a line is not read over and over."""
 
     def has_changed(self) -> bool:
         try:
@@ -64,7 +63,7 @@ class _Place:
             return False  # deleted since it was listed
 
     def read(self) -> list[DumpLine | RecordError]:
-        """Some lines that were not read before, whole ones only; none if there are no more for now."""
+        """Read some new complete lines; an empty list if there are none for now."""
         try:
             with self._path.open("rb", buffering=0) as file:
                 found = os.fstat(file.fileno())
@@ -91,7 +90,7 @@ class _Place:
             return error
 
     def _whole_lines(self, fd: int, size: int) -> bytes:
-        """From the offset on, as many whole lines as fit into a chunk; one at least, if there is one."""
+        """As many complete lines from the offset as fit into a chunk; at least one if there is one."""
         read = bytearray()
         while self._offset + len(read) < size:
             piece = os.pread(fd, _CHUNK, self._offset + len(read))

@@ -1,7 +1,7 @@
-"""JSON of one line, to the bit: what all records are made of.
+"""Single-line JSON that round-trips exactly: the basis of all records.
 
-orjson does the work. The standard library helps out where orjson refuses (half of a surrogate pair, integers of more
-than 64 bits, nesting beyond 254 levels), on the way back as well.
+orjson does the work. The standard library takes over where orjson fails (lone surrogates, integers of more than 64
+bits, nesting beyond 254 levels), for reading as well as writing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from toolyard.errors import RecordError
 
 _SHAPE = bytes.maketrans(b"0123456789:[- ", b"0000000000,,,,")
 _LONG_INTEGER = b"," + b"0" * 19
-"""A number of so many digits may have more than 64 bits. orjson would read it as a float, without a word."""
+"""A number with this many digits may exceed 64 bits; orjson would silently read it as a float."""
 
 
 def encode(value: Any, *, sort: bool = False, nan: bool = False) -> bytes:
-    """`value` as JSON on one line, without the newline. What JSON does not know becomes what comes closest: arrays of
-    numpy lists, models objects, anything else its text.
+    """Encode `value` as JSON on one line, without a newline. Types unknown to JSON become the closest match: numpy
+    arrays become lists, models objects, anything else its string.
 
-    `sort`: the keys of all objects in order. `nan`: NaN and infinities as Python's json writes them, which is no JSON,
-    but comes back the same from `decode`; otherwise they are null.
+    `sort`: sort the keys of all objects. `nan`: write NaN and infinities as Python's json does, which is not valid JSON
+    but is read back by `decode`; otherwise they become null.
 
     Raises:
-        RecordError: it contains itself, or is nested too deeply.
+        RecordError: the value contains itself, or is nested too deeply.
     """
     try:
         return _by_orjson(value, sort, nan)
@@ -40,49 +40,49 @@ def encode(value: Any, *, sort: bool = False, nan: bool = False) -> bytes:
     try:
         plain = _plain(value, nan)
         try:
-            return _by_orjson(plain, sort, nan)  # a key may have been all that was wrong: equal values, equal bytes
+            return _by_orjson(plain, sort, nan)  # try again, as only a key may have failed: equal values, equal bytes
         except TypeError:
             return json.dumps(plain, separators=(",", ":"), sort_keys=sort, allow_nan=nan).encode()
     except (RecursionError, ValueError) as error:
-        raise RecordError(f"not to be said in JSON: {str(error)[:200]}") from None
+        raise RecordError(f"cannot be written as JSON: {str(error)[:200]}") from None
 
 
 def _by_orjson(value: Any, sort: bool, nan: bool) -> bytes:
     written = orjson.dumps(value, default=_closest, option=orjson.OPT_SORT_KEYS if sort else 0)
-    # A NaN would have become a null: only then is it worth a look.
+    # orjson writes NaN as null, so search for one only if there is a null.
     if nan and b"null" in written and _has_nan(value):
         raise TypeError("orjson has no NaN")
     return written
 
 
 def decode(line: bytes) -> Any:
-    """What `encode` wrote; also what Python's json wrote.
+    """Decode a line written by `encode` or by Python's json.
 
     Raises:
-        RecordError: this is no JSON, or nested too deeply.
+        RecordError: it is not JSON, or nested too deeply.
     """
     if _LONG_INTEGER not in line.translate(_SHAPE):
         try:
             return orjson.loads(line)
         except orjson.JSONDecodeError:
-            pass  # the standard library reads a little more, and says what is wrong
+            pass  # the standard library accepts a little more, and has better messages
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise RecordError(f"not JSON: byte {error.start} ({line[error.start]:#04x}) is not UTF-8") from None
     except RecursionError:
-        raise RecordError("JSON that is nested too deeply") from None
+        raise RecordError("JSON is nested too deeply") from None
     except ValueError as error:
         raise RecordError(f"not JSON: {str(error)[:200]}") from None
 
 
 def finite(value: float | None) -> float | None:
-    """`value` as a float, if it is a number that JSON knows."""
+    """`value` as a float if it is finite, otherwise None."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _has_nan(value: Any) -> bool:
-    """Whether a number in it is NaN or infinite. Long lists of plain numbers are passed at C's speed."""
+    """Whether it contains NaN or an infinity. Long lists of plain numbers are checked at C speed."""
     stack = [value]
     while stack:
         inner = stack.pop()
@@ -99,12 +99,12 @@ def _has_nan(value: Any) -> bool:
             elif not kinds <= {int, str, bool, type(None)}:
                 stack += cast("list[Any]", inner)
         elif inner is not None and not isinstance(inner, str | int):
-            return True  # it may hide one: the long way finds out
+            return True  # it may contain one; the slow path decides
     return False
 
 
 def _closest(value: object) -> Any:
-    """One level of what JSON does not know."""
+    """Convert one level of a type that JSON does not have."""
     kind = type(value).__name__
     try:
         if isinstance(value, Mapping):
@@ -113,20 +113,20 @@ def _closest(value: object) -> Any:
             return sorted(cast("AbstractSet[Any]", value), key=str)
         if isinstance(value, bytes | bytearray):
             return value.decode("utf-8", "backslashreplace")
-        if isinstance(value, float):  # of a class of its own, numpy.float64 for one
+        if isinstance(value, float):  # a subclass, such as numpy.float64
             return float(value)
         for name in ("tolist", "model_dump"):  # numpy and torch; pydantic
             if callable(method := getattr(value, name, None)):
                 return method()
-        if isinstance(value, tuple):  # of a class of its own
+        if isinstance(value, tuple):  # a subclass
             return list(cast("tuple[Any, ...]", value))
         return str(value)
-    except Exception:  # somebody's object in somebody's metrics must not cost the trajectory
+    except Exception:  # an odd object in a user's metrics must not cost the trajectory
         return f"<{kind}>"
 
 
 def _plain(value: Any, nan: bool) -> Any:
-    """The same made of nothing but JSON's types, as orjson would have seen it."""
+    """Convert to JSON's types only, the way orjson would."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):

@@ -1,4 +1,4 @@
-"""A trajectory's line in a dump: written, and read back, also from lines of verl and of other versions of ours."""
+"""Writes and reads a trajectory's line in a dump; reads lines of verl and of other Toolyard versions too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolyard.records.trajectory import (
 )
 
 UNKNOWN = "unknown"
-"""How a trajectory ended whose line does not say."""
+"""The value of a field that a line does not have."""
 
 _VERL = ("input", "output", "gts", "score", "step", "request_id")
 _OURS = frozenset(
@@ -29,7 +29,7 @@ _OURS = frozenset(
 )
 
 _MOST_IMAGE_BYTES = 1 << 30
-"""What was written is read: its bounds were those of its run."""
+"""Practically unlimited: the run's own limits applied when the line was written."""
 
 T = TypeVar("T")
 
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 def to_line(trajectory: Trajectory) -> bytes:
-    """The line, with its newline. Equal trajectories have equal lines: mappings are written with their keys in order.
+    """Encode a trajectory as a line with its newline. Equal trajectories have equal lines: keys are sorted.
 
     Raises:
-        RecordError: something in it cannot be written.
+        RecordError: a value cannot be written as JSON.
     """
     try:
         return encode(_line(trajectory)) + b"\n"
@@ -74,7 +74,7 @@ def _line(it: Trajectory) -> JSON:
     extra: JSON = _ordered(it.extra)
     line |= {key: value for key, value in extra.items() if key not in _OURS}
     if homonyms := {key: value for key, value in extra.items() if key in _OURS}:
-        line["extra"] = homonyms  # a foreign field that is called as one of ours
+        line["extra"] = homonyms  # foreign fields with the same names as ours
     return line
 
 
@@ -103,16 +103,16 @@ def _ordered(value: Any) -> Any:
 
 
 def trajectory_of(line: bytes | str) -> Trajectory:
-    """Of a line of ours, or of one that has only verl's fields; such a trajectory has no tokens and is not token-exact.
+    """Parse a line of Toolyard, or one with only verl's fields; the latter has no tokens and is not token-exact.
 
-    Of a newer version, what is known is read. Fields that are not ours end in `extra`.
+    Of a line written by a newer version, the known fields are read. Unknown fields go to `extra`.
 
     Raises:
-        RecordError: this is no trajectory; the message says why, not where.
+        RecordError: it is not a trajectory; the message says why, not where.
     """
     said = decode(line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass"))
     if not isinstance(said, dict):
-        raise RecordError(f"no trajectory, but {_kind(said)}")
+        raise RecordError(f"not a trajectory, but {_kind(said)}")
     fields = _Fields(cast("JSON", said))
     version = fields.said.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
@@ -234,9 +234,9 @@ def _failure(fields: _Fields) -> Failure:
 
 
 class _Fields:
-    """An object of JSON whose fields are asked for by type, and named where they have another.
+    """A JSON object whose fields are read with type checks; errors name the field.
 
-    A field without a default must be there; the containers are empty where they are not.
+    A field without a default is required; missing containers are empty.
     """
 
     def __init__(self, said: JSON, where: str = "") -> None:
@@ -261,7 +261,7 @@ class _Fields:
             return self._refuse(name, "a number that fits into 64 bits")
 
     def score(self) -> float | None:
-        """Whatever a reward function may have made of it: NaN and null are none."""
+        """The score; NaN and null are read as None."""
         value = self.said.get("score")
         if value is not None and not isinstance(value, int | float):
             self._refuse("score", "a number")
@@ -299,7 +299,7 @@ class _Fields:
         if name in self.said:
             return self.said[name]
         if default is None:
-            raise RecordError(f"no trajectory: it has no {self.where}{name}")
+            raise RecordError(f"not a trajectory: {self.where}{name} is missing")
         return default
 
     def _refuse(self, name: str, expected: str) -> Any:

@@ -1,7 +1,7 @@
-"""Tapes: everything non-deterministic in a run, in the order in which it happened, to be played again.
+"""Tapes: recordings of everything non-deterministic in a run, in order, for replays.
 
-JSON lines: a header, then one entry for each question that was asked of the world outside (the engine, a tool, a clock)
-and its answer. A name that ends in .gz is compressed; such a tape is whole only once it was closed.
+A tape is JSON lines: a header, then one entry for each external call (engine, tool, clock) with its question and
+answer. A file whose name ends in .gz is compressed; such a tape is complete only after it is closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolyard.records.jsonl import decode, encode
 
 TAPE_VERSION = 1
 ENDED = "ended"
-"""The kind of a request's last entry: their order is that in which requests ended."""
+"""The kind of a request's last entry. Their order is the order in which requests ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class TapeWriter:
     """Writes a new tape: `with TapeWriter(path, meta) as tape: tape.record(…)`."""
 
     def __init__(self, path: str | PathLike[str], meta: Mapping[str, Any] | None = None) -> None:
-        """`meta`: what a replay must know before it begins (the configuration, the seed).
+        """`meta`: what a replay needs before it starts (the configuration, the seed).
 
         Raises:
-            RecordError: the file exists, or cannot be made.
+            RecordError: the file exists, or cannot be created.
         """
         self.path = Path(path)
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class TapeWriter:
         try:
             self._file: IO[bytes] | None = cast("IO[bytes]", _create(self.path))
         except FileExistsError:
-            raise RecordError(f"the tape {path} exists already; a tape is never overwritten: choose another") from None
+            raise RecordError(f"the tape {path} already exists; tapes are never overwritten: choose another") from None
         except OSError as error:
             raise RecordError(f"cannot write the tape {path}: {error.strerror}") from None
         try:
@@ -61,10 +61,10 @@ class TapeWriter:
             raise
 
     def record(self, request_id: str, kind: str, asked: Any, got: Any) -> None:
-        """Append an entry; it is in the file when this returns, unless the tape is compressed. From any thread.
+        """Append an entry. It is in the file when this returns, unless the tape is compressed. Thread-safe.
 
         Raises:
-            RecordError: it could not be written. The tape ends there: later entries are refused.
+            RecordError: it could not be written. The tape ends there: later entries are rejected.
         """
         entry = {"request_id": request_id, "kind": kind, "asked": asked, "got": got}
         self._write(encode(entry, nan=True))
@@ -72,7 +72,7 @@ class TapeWriter:
     def close(self) -> None:
         """
         Raises:
-            RecordError: what was still to be written could not be.
+            RecordError: buffered data could not be written.
         """
         with self._lock:
             file, self._file = self._file, None
@@ -97,18 +97,18 @@ class TapeWriter:
                 while rest:
                     rest = rest[self._file.write(rest) :]
             except OSError as error:
-                # Half a line may be there now. It must stay the last, so that readers take it for a torn one.
+                # The file may now end with half a line. It must stay the last, so that readers treat it as torn.
                 self._broken = f"cannot write the tape {self.path}: {error.strerror}; it ends there"
                 raise RecordError(self._broken) from None
 
 
 class Tape:
-    """A tape that was read."""
+    """A tape read from a file."""
 
     def __init__(self, meta: JSON, entries: tuple[TapeEntry, ...], notes: tuple[str, ...] = ()) -> None:
         self.meta = meta
         self.notes = notes
-        """What was wrong with the file, and could be passed over."""
+        """Problems with the file that could be ignored."""
         self.ended = tuple(entry.request_id for entry in entries if entry.kind == ENDED)
         """Request ids in the order in which they ended."""
         by_request: dict[str, list[TapeEntry]] = {}
@@ -118,19 +118,19 @@ class Tape:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """In the order of their first entries."""
+        """All request ids, in the order of their first entries."""
         return tuple(self._entries)
 
     def entries(self, request_id: str) -> tuple[TapeEntry, ...]:
-        """Of one request, in the order in which they were recorded; none of one that the tape does not know."""
+        """The entries of one request, in the order of recording; empty if it is not on the tape."""
         return self._entries.get(request_id, ())
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Tape:
-        """A torn end is dropped, with a note.
+        """Read a tape. A torn last line is dropped, with a note.
 
         Raises:
-            RecordError: there is no such tape, or it is damaged, or newer than we are.
+            RecordError: the tape does not exist, is damaged, or was made by a newer version.
         """
         path, notes = Path(path), list[str]()
         lines = _lines(path, notes)
@@ -140,12 +140,12 @@ class Tape:
 
 
 class Replay:
-    """One request's part of a tape, played entry by entry."""
+    """The entries of one request, replayed one by one."""
 
     def __init__(self, tape: Tape, request_id: str) -> None:
         """
         Raises:
-            DivergenceError: the tape does not know the request.
+            DivergenceError: the request is not on the tape.
         """
         self.request_id = request_id
         self._entries = tape.entries(request_id)
@@ -153,15 +153,15 @@ class Replay:
         if not self._entries:
             known = tape.request_ids
             raise DivergenceError(
-                f"the tape has nothing of the request {request_id!r}; it has {len(known)} others, the first is "
+                f"the tape has no entries for request {request_id!r}; it has {len(known)} other requests, the first is "
                 f"{shown(known[0]) if known else 'none'}"
             )
 
     def next(self, kind: str, asked: Any, *, any_order: bool = False) -> Any:
-        """The answer that the tape has to the next question.
+        """The tape's answer to the next question.
 
-        `any_order`: for questions that are asked at the same time. Then those that follow of the same kind are looked
-        through as well, for one that is equal.
+        `any_order`: for questions asked concurrently. The following entries of the same kind are searched as well for
+        an equal question.
 
         Raises:
             DivergenceError: the tape has another question here, or none. The message shows the first difference.
@@ -185,7 +185,7 @@ class Replay:
     def finish(self) -> None:
         """
         Raises:
-            DivergenceError: the tape has more, which was not asked for.
+            DivergenceError: the tape has more entries.
         """
         if self._left:
             entry = self._entries[self._left[0]]
@@ -201,7 +201,7 @@ class Replay:
         if entry.kind != kind:
             return f"{place}: the tape has {entry.kind!r} here, asked: {shown(entry.asked)}; now asked: {shown(asked)}"
         found = json_difference(entry.asked, decode(encode(asked, nan=True)))
-        if found is None:  # 0.0 and -0.0: equal, but not the same
+        if found is None:  # 0.0 and -0.0: equal, but not identical
             return f"{place}: asked: {shown(asked)}"
         path = f"asked{'' if found.path.startswith('[') or not found.path else '.'}{found.path}"
         return f"{place}: {path} is {found.now}; the tape has {found.was}"
@@ -221,7 +221,7 @@ def _create(path: Path) -> Any:
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
-    """Whole lines. What is torn at the end is told to `notes`."""
+    """Complete lines. A torn end is reported in `notes`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for line in cast("IO[bytes]", file):
@@ -230,11 +230,11 @@ def _lines(path: Path, notes: list[str]) -> Iterator[bytes]:
                     return
                 yield line
     except EOFError:
-        notes.append(f"{path}: the tape was not closed, and may lack its last entries")
+        notes.append(f"{path}: the tape was not closed and may lack its last entries")
     except gzip.BadGzipFile as error:
         raise RecordError(f"{path}: {error}") from None
     except zlib.error as error:
-        raise RecordError(f"{path}: its compressed data are damaged: {error}") from None
+        raise RecordError(f"{path}: the compressed data is damaged: {error}") from None
     except OSError as error:
         raise RecordError(f"cannot read the tape {path}: {error.strerror}") from None
 
@@ -243,11 +243,11 @@ def _read_header(path: Path, line: bytes | None) -> JSON:
     header = _object(path, 1, line or b"{}")
     version, meta = header.get("tape_version"), header.get("meta", {})
     if not isinstance(version, int) or not isinstance(meta, dict):
-        raise RecordError(f"{path} is no tape: its first line is not the header of one")
+        raise RecordError(f"{path} is not a tape: its first line is not a tape header")
     if version > TAPE_VERSION:
         raise RecordError(
-            f"{path} is a tape of version {version}, made by toolyard {header.get('toolyard', 'unknown')}; this one "
-            f"plays version {TAPE_VERSION}"
+            f"{path} is a tape of version {version}, made by toolyard {header.get('toolyard', 'unknown')}; this "
+            f"version of toolyard plays version {TAPE_VERSION}"
         )
     return cast("JSON", meta)
 
@@ -256,7 +256,7 @@ def _read_entry(path: Path, number: int, line: bytes) -> TapeEntry:
     entry = _object(path, number, line)
     request_id, kind = entry.get("request_id"), entry.get("kind")
     if not isinstance(request_id, str) or not isinstance(kind, str) or "asked" not in entry or "got" not in entry:
-        raise RecordError(f"{path}:{number}: no entry of a tape: {shown(entry)}")
+        raise RecordError(f"{path}:{number}: not a tape entry: {shown(entry)}")
     return TapeEntry(request_id, kind, entry["asked"], entry["got"])
 
 
@@ -266,5 +266,5 @@ def _object(path: Path, number: int, line: bytes) -> JSON:
     except RecordError as error:
         raise RecordError(f"{path}:{number}: {error}") from None
     if not isinstance(found, dict):
-        raise RecordError(f"{path}:{number}: no object, but {shown(found)}")
+        raise RecordError(f"{path}:{number}: expected an object, not {shown(found)}")
     return cast("JSON", found)

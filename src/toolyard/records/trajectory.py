@@ -1,7 +1,7 @@
 """A trajectory: the immutable record of one request, and its line in a dump.
 
-The line begins with verl's fields (`input`, `output`, `gts`, `score`, `step`), so that its viewer opens our dumps; what
-follows is ours. Readers take lines that have only verl's fields as well.
+The line begins with verl's fields (`input`, `output`, `gts`, `score`, `step`), so that verl's viewer opens our dumps;
+Toolyard's own fields follow. Readers also accept lines that have only verl's fields.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """All of a conversation: `prompt_ids`, then `response_ids`. The lists of the response have one length."""
+    """The whole conversation: `prompt_ids`, then `response_ids`. The lists of the response have the same length."""
 
     prompt_ids: list[int] = field(default_factory=list[int])
     response_ids: list[int] = field(default_factory=list[int])
     response_mask: list[int] = field(default_factory=list[int])
-    """1 where the model sampled the token, 0 where we put it."""
+    """1 if the model sampled the token, 0 if it was given to the model."""
     response_logprobs: list[float] | None = None
-    """0.0 where the mask is 0; None if the engine gave none."""
+    """0.0 where the mask is 0; None if the engine returned no logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the model said in a turn: `response_ids[start:end]`."""
+    """The sampled tokens of a turn: `response_ids[start:end]`."""
 
     start: int
     end: int
     text: str
     finish: str
-    """Of the engine: stop, length, abort."""
+    """The engine's finish: stop, length or abort."""
     prompt_crc: int
-    """Of the ids that the engine was given: `ids_crc(prompt_ids + response_ids[:start])`."""
+    """CRC of the engine's prompt: `ids_crc(prompt_ids + response_ids[:start])`."""
     weight_versions: tuple[str, ...] = ()
-    """More than one if the weights changed while it was sampled."""
+    """More than one if the weights changed during sampling."""
     cached_tokens: int | None = None
     attempts: int = 1
-    """Times the engine was asked: more than one after its failures, or aborts that were not ours."""
+    """Number of calls to the engine: more than one after failures, or aborts that Toolyard did not request."""
     stopped_by: int | str | None = ""
-    """If `finish` is stop: the stop token, which is the last, or the stop text; empty where nobody knows."""
+    """If `finish` is stop: the stop token, which is the last token, or the stop text; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call of a tool, as it ended; also of one that could not be read (`outcome` is then "malformed")."""
+    """A tool call and its outcome; calls that could not be parsed have the outcome "malformed"."""
 
     id: str
     name: str
@@ -71,7 +71,7 @@ class Turn:
     sampled: Sampled
     tool_calls: tuple[CallRecord, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds by stage: generating, tool_calling, interacting; `started` counts from the request's begin."""
+    """Seconds by stage: generating, tool_calling, interacting; `started` is the offset from the request's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,42 +82,42 @@ class Failure:
     """task or ours: see `toolyard.errors`."""
     stage: str
     error: str
-    """With the traceback, if there is one."""
+    """The error message, with a traceback if there is one."""
     source: str = ""
     """What failed: the URL of a server, a tool, a reward."""
     cause: str = ""
-    """The last cause, in a line."""
+    """The last cause, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One request, ended."""
+    """The record of one request that has ended."""
 
     request_id: str
     batch_data_id: str
-    """Of its task."""
+    """The id of its task."""
     rollout_offset: int
-    """Which of the task's samples it is."""
+    """The index of this sample among the task's samples."""
     state: str
     """COMPLETED or FAILED."""
     finish_reason: str
     input: str
     """The prompt, decoded."""
     output: str
-    """Everything after it, decoded."""
+    """Everything after the prompt, decoded."""
     ground_truth: Any
     score: float | None
-    """None where it could not be computed: never 0 for a failure of ours."""
+    """None if it could not be computed: an infrastructure failure is never scored as 0."""
     step: int
     messages: tuple[Message, ...]
     tokens: Tokens
     turns: tuple[Turn, ...]
     rewards: Mapping[str, float | None]
-    """Everything that `score` was made of, by name."""
+    """The parts of `score`, by name."""
     metrics: Mapping[str, Any]
     data_source: str = "unknown"
     token_exact: bool = True
-    """Whether `tokens` is what was sampled and seen, to the token."""
+    """Whether `tokens` are exactly the tokens that the model sampled and saw."""
     failure: Failure | None = None
     extra: JSON = field(default_factory=dict[str, Any])
-    """Fields of a line that are not ours, as they were."""
+    """Unknown fields of the line, unchanged."""

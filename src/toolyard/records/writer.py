@@ -1,4 +1,4 @@
-"""Files that only ever grow by whole lines, and the lock of the folder they lie in."""
+"""Files that only grow by whole lines, and the lock of their folder."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What was done about a last line without its newline: somebody was killed, or the disk was full."""
+class Repair:
+    """The repair of a last line without a newline, left by a killed process or a full disk."""
 
     path: Path
     cut_bytes: int
-    """How much of a torn line was removed; 0 if the line was whole, and got its newline."""
+    """Bytes of a torn line that were removed; 0 if the line was complete and only got its newline."""
 
     def __str__(self) -> str:
         if self.cut_bytes:
-            return f"{self.path}: cut off the last line, which was torn ({self.cut_bytes} bytes)"
-        return f"{self.path}: the last line got its newline"
+            return f"{self.path}: removed the last line, which was torn ({self.cut_bytes} bytes)"
+        return f"{self.path}: added the missing newline to the last line"
 
 
 class LineFile:
-    """A file open for appending, whose owner holds the folder's lock. Opening it mends its last line."""
+    """A file open for appending; the caller holds the folder's lock. Opening it repairs a torn last line."""
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         """
         Raises:
-            RecordError: it cannot be opened.
+            RecordError: the file cannot be opened.
         """
         self.path = path
         self._fsync = fsync
@@ -49,27 +49,27 @@ class LineFile:
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
         try:
-            # The folder's lock is a file of its own, and may have been deleted.
+            # The folder's lock is a separate file, which may have been deleted.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
             raise RecordError(f"another run is writing to {path}; wait for it, or choose another folder") from None
         _held.add(self)
         self.is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
-        """And not a pipe, which nobody can read again."""
+        """False for a pipe, which cannot be read again."""
         try:
-            self.mended = self._mend()
+            self.repair = self._repair()
             if fsync and is_new:
                 _fsync_folder(path.parent)
         except OSError as error:
             self.close()
-            raise RecordError(f"cannot mend the last line of {path}: {error.strerror}") from None
+            raise RecordError(f"cannot repair the last line of {path}: {error.strerror}") from None
 
     def append(self, line: bytes) -> None:
         """Write `line`, which ends with a newline: all of it, or nothing.
 
         Raises:
-            RecordError: it could not be written; the file ends as before.
+            RecordError: it could not be written; the file is unchanged.
         """
         try:
             self._cut_torn()
@@ -77,16 +77,16 @@ class LineFile:
         except OSError as error:
             raise RecordError(self._refusal(error, len(line))) from None
         if not found.st_nlink:
-            raise RecordError(f"cannot write {self.path}: it was deleted while it was being written")
+            raise RecordError(f"cannot write {self.path}: it was deleted during the run")
         try:
             rest = memoryview(line)
-            while rest:  # once, as a rule: the kernel stops short at 2 GiB, and where the disk is full
+            while rest:  # usually once: the kernel writes less only above 2 GiB or on a full disk
                 rest = rest[os.write(self._fd, rest) :]
             if self._fsync:
                 os.fsync(self._fd)
         except OSError as error:
             self._torn_at = found.st_size
-            with contextlib.suppress(OSError):  # tried again before the next line
+            with contextlib.suppress(OSError):  # retried before the next line
                 self._cut_torn()
             raise RecordError(self._refusal(error, len(line))) from None
 
@@ -104,24 +104,24 @@ class LineFile:
         try:
             free = f"{shutil.disk_usage(self.path.parent).free / 1e6:.1f} MB"
         except OSError:
-            free = "an unknown space"
-        return f"cannot write a line of {size} bytes to {self.path}: {error.strerror}; {free} are free there"
+            free = "unknown space"
+        return f"cannot write a line of {size} bytes to {self.path}: {error.strerror}; free space: {free}"
 
-    def _mend(self) -> Mended | None:
+    def _repair(self) -> Repair | None:
         size = os.fstat(self._fd).st_size
         end = whole_end(self._fd, size)
         if end == size:
             return None
         tail = os.pread(self._fd, size - end, end)
-        if _is_object(tail):  # only the newline was lost
+        if _is_object(tail):  # only the newline is missing
             os.write(self._fd, b"\n")
-            return Mended(self.path, 0)
+            return Repair(self.path, 0)
         os.ftruncate(self._fd, end)
-        return Mended(self.path, size - end)
+        return Repair(self.path, size - end)
 
 
 def whole_end(fd: int, size: int) -> int:
-    """Where the last whole line ends, of the first `size` bytes."""
+    """The end of the last complete line in the first `size` bytes."""
     end = size
     while end:
         start = max(0, end - _BLOCK)
@@ -133,7 +133,7 @@ def whole_end(fd: int, size: int) -> int:
 
 
 def _is_object(line: bytes) -> bool:
-    """No beginning of an object is an object, so this one is whole."""
+    """No proper prefix of a JSON object is an object, so a line that parses is complete."""
     try:
         return isinstance(decode(line), dict)
     except RecordError:
@@ -149,12 +149,12 @@ def _fsync_folder(path: Path) -> None:
 
 
 class FolderLock:
-    """Held from `__init__` to `close`, or until the process dies, however it dies."""
+    """Held from `__init__` to `close`, or until the process dies in any way."""
 
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            RecordError: somebody else holds it, or it cannot be made.
+            RecordError: another process holds it, or it cannot be created.
         """
         path = folder / LOCK
         try:
@@ -170,7 +170,7 @@ class FolderLock:
             holder = os.pread(self._fd, 200, 0).decode("ascii", "replace").strip()
             self.close()
             raise RecordError(
-                f"another run is writing to {folder}: {holder or 'somebody'} holds {path}; wait for it, or choose "
+                f"another run is writing to {folder}: {holder or 'a process'} holds {path}; wait for it, or choose "
                 "another folder"
             ) from None
         except OSError as error:
@@ -187,10 +187,10 @@ class FolderLock:
 _held: weakref.WeakSet[FolderLock | LineFile] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _close_inherited() -> None:
     for lock in list(_held):
         lock.close()
 
 
-# A forked child shares the locks, and would hold them after we were killed. Closing its copies leaves ours locked.
-os.register_at_fork(after_in_child=_let_go)
+# A forked child shares the locks and would still hold them after we are killed. Closing its copies keeps ours locked.
+os.register_at_fork(after_in_child=_close_inherited)

@@ -1,5 +1,5 @@
-"""From settings to what a run is made of: engine, chat format, tools, rewards, tasks. Heavy parts are imported here,
-and only those that are asked for."""
+"""Opens the parts of a run from its settings: engine, chat format, tools, rewards, tasks. Heavy dependencies are
+imported here, only when the settings need them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
 from toolyard.rollout.play.play import ANSWER
 from toolyard.rollout.play.setting import Setting
-from toolyard.rollout.play.speaker import Answer, MessageSpeaker, Speaker, TokenSpeaker
+from toolyard.rollout.play.speaker import EngineAnswer, MessageSpeaker, Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request, request_id_of
 from toolyard.tasks.files import BadRow, open_tasks
 from toolyard.tasks.protocol import Task
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
 _TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
-"""Engines of tokens that are given images beside them; those that only say what was written do not look at them."""
+"""Token engines that accept images with the prompt. The scripted and replay engines ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRollout:
-    """Everything a run needs, open."""
+    """Everything a run needs, opened and ready."""
 
     setting: Setting
     tool_schemas: tuple[OpenAIFunctionToolSchema, ...]
@@ -55,10 +55,10 @@ class OpenedRollout:
 async def open_rollout(
     config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None
 ) -> AsyncGenerator[OpenedRollout]:
-    """Open what `config` asks for, and close it in the end. With a `tape` to play, neither engine nor tools are opened.
+    """Open the parts that `config` names and close them at the end. With a `tape`, no engine and no tools are opened.
 
     Raises:
-        ConfigError, ToolError, EngineError: something is wrong with it, or cannot be opened.
+        ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
     """
     _find_users_modules(config)
     reward = load_reward(config.rewards.final, config.rewards.options)
@@ -82,11 +82,11 @@ async def open_rollout(
 
 
 def planned(config: RolloutConfig, note: Note = lambda _: None) -> dict[str, str]:
-    """The ids of all requests, with digests of their tasks. Reads all tasks: what is wrong with the last is better
-    known before the first runs.
+    """The ids of all requests, with digests of their tasks. Reads all tasks, so that a bad one is found before the
+    first request runs.
 
     Raises:
-        ConfigError, TaskError: there are none, or one is wrong.
+        ConfigError, TaskError: there are no tasks, or one is invalid.
     """
     tasks = tasks_of(config, lambda bad: note(f"skipped: {bad}"))
     ids: dict[str, str] = {}
@@ -94,14 +94,14 @@ def planned(config: RolloutConfig, note: Note = lambda _: None) -> dict[str, str
         digest = task_digest(task)
         ids |= {request_id_of(task.id, offset, config.step): digest for offset in range(config.n)}
     if not ids:
-        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+        raise ConfigError(f"tasks {config.tasks.path!r}: the file has no tasks")
     return ids
 
 
 def requests_of(
     config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema], wanted: Collection[str]
 ) -> Iterator[AsyncRolloutRequest]:
-    """The requests whose ids are wanted, as they are asked for; groups stay together."""
+    """The requests whose ids are in `wanted`, created lazily; groups stay together."""
     for task in tasks_of(config):
         for offset in range(config.n):
             if request_id_of(task.id, offset, config.step) in wanted:
@@ -112,10 +112,10 @@ def requests_of(
 
 
 def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = None) -> Iterator[Task]:
-    """Its tasks, worded as it asks for, one by one.
+    """The tasks of a run, one by one, with the additions of `config.prompt`.
 
     Raises:
-        ConfigError, TaskError: there is no such file, or a row is wrong.
+        ConfigError, TaskError: the file does not exist, or a row is invalid.
     """
     prompt = config.prompt
     examples = tuple(_example(index, said) for index, said in enumerate(prompt.examples))
@@ -136,7 +136,7 @@ def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = 
 
 
 def prompt_additions(config: RolloutConfig) -> str:
-    """What `prompt` puts into every task, in words; empty if tasks are played as they are."""
+    """Describe what `config.prompt` adds to every task; empty if tasks are played unchanged."""
     prompt = config.prompt
     parts = [
         f"the system message {_in_short(prompt.system)}" if prompt.system is not None else "",
@@ -172,7 +172,7 @@ def _find_users_modules(config: RolloutConfig) -> None:
         folders.append(str(Path(config.tools).absolute().parent))
     for folder in folders:
         if folder not in sys.path:
-            sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+            sys.path.append(folder)  # last, so that a json.py there does not shadow the standard library
 
 
 # Engines --------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ async def _open_speaker(
 ) -> Speaker:
     engine = config.engine
     if engine.adapter is not None and engine.kind != "transformers":
-        raise ConfigError(f"engine.adapter {engine.adapter!r}: transformers merges it, and {engine.kind} cannot")
+        raise ConfigError(f"engine.adapter {engine.adapter!r}: only transformers can merge one, not {engine.kind}")
     if engine.kind == "openai":
         hides = _hides_images(config, None)
         if tape is not None:
@@ -219,14 +219,14 @@ async def _open_speaker(
 
 
 def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:
-    """Why the model is not shown the images of its tools; empty if it is. Decided by the settings alone, so that a
-    replay decides alike."""
+    """Why the model does not see its tools' images; empty if it does. Depends on the settings alone, so a replay
+    decides the same."""
     kind, wanted = config.engine.kind, config.chat.images
     if wanted == "hide":
         return "chat.images is hide"
     if chat is None:
-        return "" if wanted == "show" else "chat.images is auto, and nobody knows whether the server takes images"
-    why = "" if kind in _TAKE_IMAGES else f"the engine {kind} takes no images"
+        return "" if wanted == "show" else "chat.images is auto, and the server may not accept images"
+    why = "" if kind in _TAKE_IMAGES else f"the engine {kind} does not accept images"
     if chat.image_token_id is None:
         why = f"the format {chat.name} has no place for images"
     if why and wanted == "show":
@@ -237,13 +237,13 @@ def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:
 def _refuse_tools_that_are_not_offered(
     config: RolloutConfig, chat: ChatFormat, schemas: Sequence[OpenAIFunctionToolSchema]
 ) -> None:
-    """A tool that the model is not told of looks in the summary as if it were never of use."""
+    """A tool missing from the prompt would look useless in the summary."""
     silent = chat.unoffered(schemas)
     if silent:
         told = "; ".join(f"{name}: {why}" for name, why in silent.items())
         raise ConfigError(
-            f"tools {config.tools or 'of the defaults'}: the format {chat.name} cannot offer all of them to the model; "
-            f"{told}. Choose another --format, or leave them out of the file"
+            f"tools {config.tools or '(defaults)'}: the format {chat.name} cannot offer all of them to the model; "
+            f"{told}. Choose another --format, or remove them from the file"
         )
 
 
@@ -288,7 +288,7 @@ def _http(config: RolloutConfig) -> HttpOptions:
 def _urls(config: RolloutConfig) -> tuple[str, ...]:
     if not config.engine.urls:
         raise ConfigError(
-            f"engine.urls: {config.engine.kind} is a server; say where it is: --url http://127.0.0.1:30000"
+            f"engine.urls: {config.engine.kind} needs a server URL, for example --url http://127.0.0.1:30000"
         )
     return config.engine.urls
 
@@ -298,13 +298,13 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
 
     place = config.engine.script
     if place is None:
-        raise ConfigError("engine.script: the scripted engine says what a JSON file says; name it")
+        raise ConfigError("engine.script: the scripted engine needs a JSON file of messages; set engine.script")
     try:
         found: Any = json.loads(Path(place).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"engine.script {place!r}: {error}") from None
     if not _is_script(found):
-        raise ConfigError(f"engine.script {place!r}: expected a list of texts, or an object of such lists by task id")
+        raise ConfigError(f"engine.script {place!r}: expected a list of strings, or an object of such lists by task id")
     by_task = cast("dict[str, list[str]]", found) if isinstance(found, dict) else {}
     every = cast("list[str]", [] if by_task else found)
     ids = {
@@ -334,13 +334,13 @@ def _replaying(place: str | None) -> Engine:
     from toolyard.engines.replay import RecordedGeneration, ReplayEngine
 
     if place is None:
-        raise ConfigError("engine.tape: the replay engine says what a tape recorded; name it")
+        raise ConfigError("engine.tape: the replay engine needs a tape; set engine.tape")
     tape = Tape.read(place)
     recorded: dict[str, list[RecordedGeneration]] = {}
     for request_id in tape.request_ids:
         for entry in tape.entries(request_id):
             answer = ANSWER.validate_python(entry.got["answer"]) if entry.kind == "sampled" else None
-            if isinstance(answer, Answer):
+            if isinstance(answer, EngineAnswer):
                 asked = entry.asked
                 said = RecordedGeneration(asked["prompt_crc"], asked["prompt_tokens"], answer.generation)
                 recorded.setdefault(request_id, []).append(said)

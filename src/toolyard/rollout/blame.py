@@ -1,4 +1,4 @@
-"""Whose failure it was: the one place where an exception becomes a reason."""
+"""Whose failure it was: the one place where an exception becomes a finish reason."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from toolyard.errors import (
 from toolyard.records.trajectory import Failure
 from toolyard.rollout.finish import FinishReason, RolloutState
 
-__all__ = ["OURS", "TASK", "Broken", "broken", "late"]
+__all__ = ["OURS", "TASK", "StageFailure", "our_failure", "stage_failure"]
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """A stage that did not come to its end."""
+class StageFailure:
+    """A stage that did not complete, and why."""
 
     reason: FinishReason
     failure: Failure
 
 
-def broken(raised: BaseException, stage: RolloutState) -> Broken:
+def stage_failure(raised: BaseException, stage: RolloutState) -> StageFailure:
     error = unwrap(raised)
     found = blame(error)
     reason, whose = _judged(error, stage)
-    # Errors of our own tree say all there is to say; of anything else, where it happened is what helps.
+    # Toolyard's own errors have complete messages. For anything else, the traceback is what helps.
     told = summarize(error) if isinstance(error, ToolyardError) else "".join(traceback.format_exception(raised))
-    return Broken(reason, Failure(whose or found.whose, stage.value, told, found.source, found.cause))
+    return StageFailure(reason, Failure(whose or found.whose, stage.value, told, found.source, found.cause))
 
 
-def late(reason: FinishReason, stage: RolloutState, what: str, source: str = "", cause: str = "") -> Broken:
-    return Broken(reason, Failure(OURS, stage.value, what, source, cause))
+def our_failure(
+    reason: FinishReason, stage: RolloutState, what: str, source: str = "", cause: str = ""
+) -> StageFailure:
+    return StageFailure(reason, Failure(OURS, stage.value, what, source, cause))
 
 
 def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, str | None]:
-    """The reason, and whose failure it is where that does not go by the error alone."""
+    """The finish reason, and whose failure it is where the error alone does not decide that."""
     match error:
-        case EngineError() | DivergenceError():  # the latter of a replay engine, whose tape does not go on
+        case EngineError() | DivergenceError():  # the latter from a replay engine whose tape has no more samples
             return FinishReason.ENGINE_FAILURE, OURS
         case ToolError():
             return FinishReason.TOOL_FAILURE, None

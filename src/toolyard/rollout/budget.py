@@ -1,4 +1,4 @@
-"""How far a request may go."""
+"""The limits of a request: turns, tokens, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -8,48 +8,47 @@ from toolyard.tools.policy import Keep, KeepOrVerlName
 
 
 class RolloutLimits(BaseModel):
-    """Lengths are tokens of the model."""
+    """The limits of one request. Lengths are in tokens of the model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_assistant_turns: PositiveInt = 8
     max_user_turns: NonNegativeInt = 8
-    """Messages of the user simulator; those of the task do not count."""
+    """Messages from the user simulator; the task's own do not count."""
     max_parallel_calls: PositiveInt = 8
-    """Of one message. Calls beyond it are answered with an error, so that the model learns of it."""
+    """Maximum calls per message. Further calls are answered with an error, so that the model sees the limit."""
     max_malformed_turns: PositiveInt = 3
-    """Messages in which no call could be read."""
+    """Messages with calls of which none could be parsed."""
     max_tool_response_length: PositiveInt = 1024
-    """Of one result. Longer ones are cut, and the cut is marked."""
+    """Maximum length of one tool result. Longer ones are truncated, with a marker."""
     tool_response_truncate_side: KeepOrVerlName = Keep.BOTH
-    """What is kept: head, tail or both. verl's left, right and middle are understood as verl ≥ 0.8 does."""
+    """The part to keep: head, tail or both. verl's left, right and middle mean the same as in verl ≥ 0.8."""
     max_image_bytes: NonNegativeInt = 16 << 20
-    """Of all images of a request together, in bytes. Those for which there is no room are hidden: the model is told of
-    them in words."""
+    """Total bytes of all images in a request. Images beyond it are hidden, and described to the model in text."""
     prompt_length: PositiveInt = 4096
     response_length: PositiveInt = 4096
-    """Of everything after the prompt: sampled messages, tool results and users' messages."""
+    """Everything after the prompt: sampled messages, tool results and user messages."""
     max_model_len: PositiveInt | None = None
-    """Of prompt and response together; None: no other limit than those two."""
+    """Prompt and response together. None: only the two limits above."""
 
     engine_retries: NonNegativeInt = 3
-    """Of one message, after failures that may pass, or aborts that nobody here asked for."""
+    """Retries per message, after transient failures or aborts that Toolyard did not request."""
     engine_retry_pause_seconds: PositiveFloat = 0.5
-    """Before the first retry; twice as long before each next one."""
+    """Pause before the first retry; it doubles with each further one."""
 
     request_seconds: PositiveFloat = 1800.0
     """The whole request, from its first tool instance to its last message."""
     create_seconds: PositiveFloat = 120.0
-    """The tools' instances and the user simulator's start. A tool has its own deadline for it, which is shorter."""
+    """Creating the tool instances and starting the user simulator. Each tool has its own, shorter deadline."""
     generate_seconds: PositiveFloat = 600.0
-    """One message, retries included."""
+    """One message, including retries."""
     tool_seconds: PositiveFloat = 600.0
-    """All calls of one message. A tool's own deadline is shorter: this one is for tools that do not keep it."""
+    """All calls of one message. Each tool has its own, shorter deadline; this one catches tools that miss it."""
     interaction_seconds: PositiveFloat = 120.0
     reward_seconds: PositiveFloat = 60.0
     """The final reward."""
     grace_seconds: PositiveFloat = 5.0
-    """How long an engine, a simulator or a reward that is cancelled may take to end. Then it is abandoned, named and
-    counted. Tools have their own (`call.grace_seconds`)."""
+    """How long a cancelled engine, simulator or reward may take to end before it is abandoned, named and counted. Tools
+    have their own (`call.grace_seconds`)."""
     stuck_after_seconds: PositiveFloat = 60.0
-    """A request longer than this in one stage is named by the watchdog; nothing happens to it."""
+    """The watchdog reports a request that is in one stage longer than this. The request keeps running."""

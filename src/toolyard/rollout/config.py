@@ -1,4 +1,4 @@
-"""The settings of a run: a YAML file, every key of which the command line can override."""
+"""The settings of a run: a YAML file. The command line can override every key."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from toolyard.rewards.combination import Weights
 from toolyard.rollout.budget import RolloutLimits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
-"""What `toolyard rollout` does if it is told nothing: a small model on the CPU and the bundled problems."""
+"""The defaults of `toolyard rollout`: a small model on the CPU and the bundled problems."""
 _SHOWN = 80
-"""Characters of a wrong value or override that its message shows."""
-OWN_TASKS = ("tasks.limit=null", "prompt.system=null", "prompt.examples=[]", "prompt.instruction=null")
-"""Takes out of `EMBEDDED` what is made for the bundled problems: other tasks are played as they are."""
+"""Maximum characters of a wrong value or override shown in the error message."""
+OVERRIDES_FOR_OWN_TASKS = ("tasks.limit=null", "prompt.system=null", "prompt.examples=[]", "prompt.instruction=null")
+"""Overrides that remove from `EMBEDDED` what is specific to the bundled problems; other tasks are played unchanged."""
 SETTINGS_BESIDE_DUMP = "rollout.json"
-"""Lies in a dump's folder: the settings it was made with."""
+"""The file in a dump's folder with the settings of the run that made it."""
 
 
 class _Part(BaseModel):
@@ -42,56 +42,56 @@ class _Part(BaseModel):
 
 class EngineConfig(_Part):
     kind: Literal["transformers", "sglang", "vllm", "openai", "scripted", "replay"] = "transformers"
-    """transformers: embedded, in this process. scripted: says what a file says. replay: what a tape recorded."""
+    """transformers: embedded, in this process. scripted: reads its answers from a file. replay: from a tape."""
     model: str | None = None
-    """The embedded model: `smollm2-135m`, a folder, a .gguf file or a hub id. For servers: whose tokenizer and chat
-    template are used; openai: the name that the server knows."""
+    """The embedded model: `smollm2-135m`, a folder, a .gguf file or a hub id. For servers: the model whose tokenizer
+    and chat template are used; openai: the model's name on the server."""
     adapter: str | None = None
-    """transformers: a folder with a LoRA adapter in PEFT's format, which is merged into the model's weights."""
+    """transformers: a folder with a LoRA adapter in PEFT's format. It is merged into the model's weights."""
     urls: tuple[str, ...] = ()
-    """Of servers. A request stays with one of them, whose cache knows its beginning."""
+    """Server URLs. All turns of a request go to the same server, to use its prefix cache."""
     api_key: SecretStr | None = None
-    """`${NAME}` takes it from the environment."""
+    """`${NAME}` reads it from the environment."""
     request_timeout_seconds: PositiveFloat = 600.0
-    """Of one request, all tries at all servers included."""
+    """Time limit for one HTTP request, including all retries on all servers."""
     silence_seconds: PositiveFloat = 30.0
-    """Several servers: requests leave one that has answered nothing for so long while others answer. One that does not
-    answer its health check either is left sooner."""
+    """With several servers: move requests away from a server that has been silent this long while others answer. A
+    server that also fails its health check is left sooner."""
     script: str | None = None
-    """scripted: a JSON file: a list of what the assistant says turn by turn, or an object of such lists by task id."""
+    """scripted: a JSON file with a list of assistant messages, one per turn, or an object of such lists by task id."""
     tape: str | None = None
-    """replay: whose samples are played, while tools and rewards are real."""
+    """replay: the tape to take samples from. Tools and rewards still run."""
     device: str = "auto"
     dtype: str = "auto"
     max_batch_size: PositiveInt = 16
-    """transformers: requests that are sampled at the same time."""
+    """transformers: maximum number of requests sampled at the same time."""
 
 
 class ChatConfig(_Part):
     format: str = "auto"
     """auto, code_block, hermes, …: `toolyard chat check --help` lists them."""
     chat_template: str | None = None
-    """A Jinja file, in place of the tokenizer's own."""
+    """A Jinja file that replaces the tokenizer's template."""
     tool_role: Literal["auto", "tool", "user"] = "auto"
-    """Who tells the model what its tools answered: user, for models that know no other role. auto asks the template."""
+    """The role of tool results. user: for models whose template has no tool role. auto: decided by the template."""
     tool_wrapper: str = TOOL_WRAPPER
-    """The text around it where that is a user, with `{}` for it."""
+    """The text around a tool result if `tool_role` is user; `{}` stands for the result."""
     syntax_options: JSON = Field(default_factory=dict[str, Any])
-    """Of the syntax of calls: `{tool: python, argument: code}` for code_block, say."""
+    """Options of the call syntax, for example `{tool: python, argument: code}` for code_block."""
     near_miss: Literal["tell", "ignore"] = "ignore"
-    """What becomes of text that looks like a call, but is not written as the format writes calls. tell: answered like a
-    malformed call. ignore: an ordinary message. Either way the summary counts them."""
+    """How to treat text that looks like a call but is not in the format's syntax. tell: answer it like a malformed
+    call. ignore: treat it as an ordinary message. The summary counts them either way."""
     images: Literal["auto", "show", "hide"] = "auto"
-    """Whether a model sees the images that its tools return, or reads a line about each. auto: shown if the template
-    has a place for them and the engine takes them (sglang, vllm). openai: hidden unless this says show, since nobody
-    knows whether the server's model takes images."""
+    """Whether the model sees the images that tools return, or a line of text for each. auto: shown if the template has
+    a place for them and the engine accepts them (sglang, vllm). openai: hidden unless set to show, because there is no
+    way to tell whether the server's model accepts images."""
     template_kwargs: JSON = Field(default_factory=dict[str, Any])
-    """What the template takes besides messages: enable_thinking, say."""
+    """Extra variables for the template, for example enable_thinking."""
 
 
 class PromptConfig(_Part):
     system: str | None = None
-    """In place of the task's system message. None: as the task has it."""
+    """Replaces the task's system message. None: keep the task's."""
     examples: tuple[JSON, ...] = ()
     """Messages between the system message and the task's own: a worked example."""
     instruction: str | None = None
@@ -100,9 +100,9 @@ class PromptConfig(_Part):
 
 class TaskConfig(_Part):
     path: str = "word-problems"
-    """A .jsonl or .parquet file, or `word-problems`, which is bundled."""
+    """A .jsonl or .parquet file, or the bundled `word-problems`."""
     limit: PositiveInt | None = None
-    """The first so many."""
+    """Use only the first N tasks."""
     skip_bad_rows: bool = False
 
 
@@ -111,13 +111,13 @@ class RewardConfig(_Part):
     """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by the task's data source), none, or
     `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
     options: JSON | None = None
-    """Settings of the final reward: `{memory_limit_mb: 512}` for code, say; of a function, keyword arguments."""
+    """Settings of the final reward, such as `{memory_limit_mb: 512}` for code; for a function, keyword arguments."""
     weights: Weights = Field(default_factory=Weights)
 
 
 class InteractionConfig(_Part):
     class_name: str
-    """Of a class that inherits from toolyard.rollout.interaction.BaseInteraction."""
+    """Dotted name of a subclass of toolyard.rollout.interaction.BaseInteraction."""
     config: JSON = Field(default_factory=dict[str, Any])
 
 
@@ -130,32 +130,33 @@ class RolloutConfig(_Part):
     chat: ChatConfig = Field(default_factory=ChatConfig)
     sampling: Sampling = Field(default_factory=Sampling)
     tools: str | None = None
-    """A YAML file of tools. None: Toolyard's own `code_interpreter` alone."""
+    """A YAML file of tools. None: only Toolyard's `code_interpreter`."""
     limits: RolloutLimits = Field(default_factory=RolloutLimits)
     rewards: RewardConfig = Field(default_factory=RewardConfig)
     interaction: InteractionConfig | None = None
     n: PositiveInt = 1
-    """Samples of each task: a group."""
+    """Samples per task; together they are a group."""
     concurrency: PositiveInt | None = None
-    """Requests at once. None: 256; with the embedded engine, twice as many as it samples at the same time."""
+    """Maximum number of requests in flight. None: 256; with the embedded engine, twice its `max_batch_size`."""
     seed: int | None = 0
-    """Of everything that is sampled here. None: engines choose."""
+    """Seed for all sampling. None: engines choose."""
     step: NonNegativeInt = 0
-    """The training step: names the file of the dump, and is part of every request's id."""
+    """The training step: it names the dump's file, and is part of every request's id."""
     rollout_data_dir: str | None = None
-    """Where trajectories are dumped, as `<step>.jsonl`. None: nowhere."""
+    """Folder for the dump, `<step>.jsonl`. None: no dump."""
     retry_failed: bool = False
-    """Play those again that the dump has as failed; their lines are replaced."""
+    """Play failed requests of the dump again and replace their lines."""
     accept_changes: bool = False
-    """Go on with a dump that was begun with other settings or tasks. Every line from then on names the changes."""
+    """Resume a dump that was started with other settings or tasks. Every new line names the changes."""
     record: str | None = None
-    """A tape to write."""
+    """Write a tape to this file."""
     replay: str | None = None
-    """A tape to play: no model, no tools."""
+    """Play this tape: no model, no tools."""
 
     @property
     def in_flight(self) -> int:
-        """Requests at once. More than the embedded engine has room for would only wait in it, and look stuck."""
+        """Maximum number of requests in flight. More than the embedded engine has room for would only wait in its
+        queue and look stuck."""
         embedded = self.engine.kind == "transformers" and self.replay is None
         return self.concurrency or (2 * self.engine.max_batch_size if embedded else 256)
 
@@ -164,11 +165,11 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = ()) -> RolloutConfig:
-    """The settings of a YAML file (None: the defaults), with `overrides`: a nested mapping, or texts `a.b=value`, where
-    the value is read as YAML.
+    """Load the settings from a YAML file (None: the defaults) and apply `overrides`: a nested mapping, or strings
+    `a.b=value`, whose values are parsed as YAML.
 
     Raises:
-        ConfigError: the file, an override or a key is wrong; the message names it.
+        ConfigError: the file, an override or a key is invalid; the message names it.
     """
     place = "settings" if path is None else str(path)
     given = {} if path is None else read_settings(Path(path))
@@ -179,10 +180,10 @@ def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | S
 def validated(
     model: type[Settings], given: JSON, place: str, overrides: Mapping[str, Any] | Sequence[str] = ()
 ) -> Settings:
-    """`given` as a `model`. It is from `place`, and from `overrides`, which are in it already.
+    """Validate `given` as a `model`. `place` names its origin in messages; `overrides` are already merged into it.
 
     Raises:
-        ConfigError: with the first thing that is wrong: who said it, the key, the value, and what is known there.
+        ConfigError: names the first problem: the file or override, the key, the value, and the known keys.
     """
     try:
         return model.model_validate(given)
@@ -202,7 +203,7 @@ def validated(
 
 
 def _override_of(key: tuple[int | str, ...], overrides: Mapping[str, Any] | Sequence[str]) -> str | None:
-    """The last one that says something about `key`. A mapping has no text of its own: an empty one."""
+    """The last override that sets `key`, or None. For a mapping, which has no text, an empty string."""
     if not key:
         return None
     if isinstance(overrides, Mapping):
@@ -211,7 +212,7 @@ def _override_of(key: tuple[int | str, ...], overrides: Mapping[str, Any] | Sequ
 
 
 def _sets(said: Any, key: tuple[int | str, ...]) -> bool:
-    """Whether there is a value at `key`, or in place of all that could be there."""
+    """Whether there is a value at `key` or at one of its parents."""
     for part in key:
         if not isinstance(said, Mapping):
             break
@@ -222,10 +223,10 @@ def _sets(said: Any, key: tuple[int | str, ...]) -> bool:
 
 
 def overridden(given: JSON, overrides: Iterable[str]) -> JSON:
-    """`given` with texts `a.b=value` put into it, one after the other.
+    """Apply overrides of the form `a.b=value` to `given`, in order.
 
     Raises:
-        ConfigError: one of them is no such text.
+        ConfigError: an override does not have this form.
     """
     for override in overrides:
         given = merged(given, _parsed(override))
@@ -241,16 +242,16 @@ def _keys_beside(root: type[BaseModel], place: tuple[int | str, ...]) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Of `Part` and of `Part | None`: `Part`."""
+    """`Part`, given `Part` or `Part | None`."""
     parts: tuple[Any, ...] = get_args(annotation) or (annotation,)
     return next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
 
 
 def read_settings(path: Path) -> JSON:
-    """What a YAML file of settings says, with `${NAME}` from the environment.
+    """Read a YAML file of settings; `${NAME}` is replaced from the environment.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         text = settings.expanded(path.read_text(encoding="utf-8"))
@@ -282,7 +283,7 @@ def _parsed(override: str) -> JSON:
 
 
 def merged(under: JSON, over: Mapping[str, Any]) -> JSON:
-    """`under` with what `over` says in its place, key by key at every depth."""
+    """Merge two nested mappings; values of `over` replace those of `under`."""
     result = dict(under)
     for key, value in over.items():
         below: Any = result.get(key)

@@ -1,8 +1,8 @@
-"""What a dump was played with, kept beside it, so that a run which is resumed goes on with the same.
+"""The settings of a dump, saved in its folder, so that a resumed run continues with the same ones.
 
-Settings are compared key by key, files they name by their contents, and tasks line by line: every line of a dump holds
-a digest of its task. A difference is refused, or, if it is accepted, named in every line from then on. Code is not
-compared: neither Toolyard's, nor that of tools and rewards.
+Settings are compared key by key, the files they name by content, and tasks line by line: every line of a dump holds a
+digest of its task. A difference is an error unless it is accepted; then every new line names it. Code is not compared:
+neither Toolyard's nor that of tools and rewards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
-from toolyard.records.dump import Ended
+from toolyard.records.dump import EndedRequest
 from toolyard.records.jsonl import encode
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP, RolloutConfig
 from toolyard.tasks.protocol import Task
@@ -31,13 +31,13 @@ _NOT_PLAYED = (
     "engine.api_key", "engine.urls", "engine.request_timeout_seconds", "engine.silence_seconds",
     "limits.grace_seconds", "limits.stuck_after_seconds",
 )  # fmt: skip
-"""Settings that do not change what becomes of a request. Of tasks, their contents count, not where they lie."""
+"""Settings that do not affect a request. For tasks, the contents count, not the path."""
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The settings of a run, and the digests of the files that they name."""
+    """The settings of a run, and digests of the files they name."""
 
     settings: JSON
     contents: dict[str, str]
@@ -63,7 +63,7 @@ class Fingerprint:
         return cls(settings, contents)
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
-        """What is no more as it was, as `key: before → now`."""
+        """The settings that have changed, as `key: before → now`."""
         now, then = dict(_flat(self.settings)), dict(_flat({key: before.get(key) for key in self.settings}))
         told = [
             f"{key}: {_in_short(then.get(key))} → {_in_short(now.get(key))}"
@@ -80,7 +80,7 @@ class Fingerprint:
 
 
 def task_digest(task: Task) -> str:
-    """Of everything about a task that a model, a tool or a reward gets to see."""
+    """A digest of every part of a task that a model, a tool or a reward can see."""
     said = [
         [message.as_openai() for message in task.messages],
         task.ground_truth,
@@ -93,19 +93,19 @@ def task_digest(task: Task) -> str:
 
 
 def check_resumed(
-    config: RolloutConfig, folder: Path, existing: Mapping[str, Ended], tasks: Mapping[str, str]
+    config: RolloutConfig, folder: Path, existing: Mapping[str, EndedRequest], tasks: Mapping[str, str]
 ) -> list[str]:
-    """Compare with what the dump was begun with, and keep it for the next run. Returns the changes that were accepted,
-    now and before: they belong into every line from now on.
+    """Compare with the settings the dump was started with, and save them for the next run. Returns the changes accepted
+    now and earlier, which belong into every new line.
 
     Args:
         config: The settings of this run.
-        folder: Where the dump lies.
-        existing: The lines it has, by request.
-        tasks: The digest of each request's task.
+        folder: The dump's folder.
+        existing: The dump's lines, by request id.
+        tasks: Digests of the tasks, by request id.
 
     Raises:
-        ConfigError: something is different, and `accept_changes` is not set.
+        ConfigError: something has changed, and `accept_changes` is not set.
     """
     mark, file = Fingerprint.of(config), folder / SETTINGS_BESIDE_DUMP
     before = _read(file)
@@ -117,11 +117,11 @@ def check_resumed(
     ]
     if edited:
         names = list(dict.fromkeys(edited))
-        changes.append(f"tasks: {len(names)} have other contents: {', '.join(names[:_SHOWN])}")
+        changes.append(f"tasks: the contents of {len(names)} have changed: {', '.join(names[:_SHOWN])}")
     if changes and not config.accept_changes:
         raise ConfigError(
-            f"{folder} was begun with something else, and its groups would hold both: {'; '.join(changes)}. Choose "
-            "another --out, or go on with --accept-changes; every line from then on will say so"
+            f"{folder} was started with other settings, and its groups would mix both: {'; '.join(changes)}. Choose "
+            "another --out, or continue with --accept-changes; every new line will name the changes"
         )
     accepted = [*(before or {}).get(_ACCEPTED, ()), *changes]
     kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: accepted}
@@ -154,7 +154,7 @@ def _in_short(value: Any) -> str:
 
 
 def _digest_of_file(path: str | os.PathLike[str]) -> str:
-    """Of what does not exist: nothing. Whoever opens it will say so."""
+    """Empty if the file does not exist; opening it later raises the error."""
     try:
         return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
     except OSError:
@@ -162,7 +162,7 @@ def _digest_of_file(path: str | os.PathLike[str]) -> str:
 
 
 def _servers_of(tools: str | None) -> Sequence[Path]:
-    """The files of MCP servers that a tools file names."""
+    """The MCP server files that a tools file names."""
     if tools is None:
         return ()
     try:
@@ -170,5 +170,5 @@ def _servers_of(tools: str | None) -> Sequence[Path]:
         entries = found["tools"]
         named = [entry["mcp"]["mcp_servers_config_path"] for entry in entries if "mcp" in entry]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        return ()  # whoever opens it will say what is wrong
+        return ()  # opening it later raises the error
     return [Path(tools).parent / path for path in map(str, named)]

@@ -1,4 +1,4 @@
-"""The states of a request, and every way in which one can end."""
+"""The states of a request, and every way a request can end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from enum import StrEnum
 
 class RolloutState(StrEnum):
     PENDING = "PENDING"
-    """Its tool instances are created and its prompt is rendered."""
+    """Its tool instances are being created and its prompt rendered."""
     GENERATING = "GENERATING"
-    """The engine samples the assistant's next message."""
+    """The engine is sampling the assistant's next message."""
     TOOL_CALLING = "TOOL_CALLING"
-    """The calls of that message are executed, all at once."""
+    """The calls of that message are running, in parallel."""
     INTERACTING = "INTERACTING"
-    """A user simulator answers."""
+    """The user simulator is answering."""
     COMPLETED = "COMPLETED"
-    """It ended by something the model did, or by a limit that it knows of: it can be scored."""
+    """Ended by the model's doing or by a limit on lengths and turns: it can be scored."""
     FAILED = "FAILED"
-    """It ended by something that says nothing about the model: there is no score."""
+    """Ended by something that says nothing about the model: there is no score."""
 
     @property
     def ended(self) -> bool:
@@ -27,50 +27,51 @@ class RolloutState(StrEnum):
 class FinishReason(StrEnum):
     # Completed -------------------------------------------------------------------------------------------------------
     STOP = "stop"
-    """The assistant ended a message that calls nothing, and nobody was there to answer it."""
+    """The assistant ended a message without calls, and there is no user simulator to answer it."""
     LENGTH = "length"
-    """A message was cut: `response_length`, `max_model_len` or the sampling's `max_tokens` were reached in it. Calls in
-    it are not executed."""
+    """A message was cut off at `response_length`, `max_model_len` or the sampling's `max_tokens`. Its calls are not
+    executed."""
     LENGTH_BEFORE_GENERATION = "length_before_generation"
-    """After tool results or a user's message, nothing was left for another message of the assistant."""
+    """After tool results or a user message, no tokens were left for another assistant message."""
     TOOL_RESPONSE_TOO_LONG = "tool_response_too_long"
-    """The tool results did not fit into what was left. They are in the record of the turn, not in the conversation."""
+    """The tool results did not fit into the remaining tokens. They are in the turn's record, not the conversation."""
     MAX_ASSISTANT_TURNS = "max_assistant_turns"
-    """`max_assistant_turns` messages were sampled. The calls of the last are not executed: nobody would read them."""
+    """`max_assistant_turns` messages were sampled. Calls in the last one are not executed: no turn is left to use the
+    results."""
     MAX_USER_TURNS = "max_user_turns"
     """The user simulator has spoken `max_user_turns` times."""
     MALFORMED_CALLS = "malformed_calls"
-    """`max_malformed_turns` messages had calls, and none of them could be read."""
+    """In `max_malformed_turns` messages there were calls, but none could be parsed."""
     INTERACTION_ENDED = "interaction_ended"
-    """The user simulator had nothing more to say."""
+    """The user simulator ended the conversation."""
 
     # Failed ----------------------------------------------------------------------------------------------------------
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The prompt is longer than `prompt_length`, or leaves nothing of `max_model_len`. The engine was not asked."""
+    """The prompt is longer than `prompt_length`, or leaves no tokens of `max_model_len`. The engine was not called."""
     BAD_TASK = "bad_task"
-    """The conversation cannot be rendered, or its `tools_kwargs` are wrong."""
+    """The conversation cannot be rendered, or its `tools_kwargs` are invalid."""
     REQUEST_DEADLINE = "request_deadline"
     """The whole request took longer than `request_seconds`."""
     STAGE_DEADLINE = "stage_deadline"
-    """One stage took longer than it may (`generate_seconds`, `tool_seconds`, …): a hanging engine, tool or simulator.
-    Not a program that loops: that is told to the model by the tool, in time."""
+    """One stage took longer than its limit (`generate_seconds`, `tool_seconds`, …): a hanging engine, tool or
+    simulator. Not an endless loop in a program: the tool reports that to the model in time."""
     ABORTED = "aborted"
-    """Somebody aborted the request."""
+    """The request was aborted."""
     ENGINE_FAILURE = "engine_failure"
-    """The engine failed again after every retry, or refused the request."""
+    """The engine failed after every retry, or rejected the request."""
     TOOL_FAILURE = "tool_failure"
-    """A tool could not be created, or was not available. What a tool raised is told to the model instead."""
+    """A tool could not be created or was not available. An exception raised by a tool goes to the model instead."""
     INTERACTION_FAILURE = "interaction_failure"
-    """The user simulator raised."""
+    """The user simulator raised an exception."""
     REWARD_FAILURE = "reward_failure"
-    """A reward that counts could not be computed. Scoring 0 instead would teach the model something false."""
+    """A reward with a weight could not be computed. A score of 0 would teach the model something false."""
     CANNOT_CONTINUE = "cannot_continue"
-    """The chat format cannot say what comes next without changing what was sampled: a turn that ended within its
-    reasoning, in some families."""
+    """The chat format cannot continue without changing sampled tokens, as with a turn that ended inside its reasoning
+    in some model families."""
     TOKEN_DRIFT = "token_drift"  # noqa: S105 - not a password
     """The exact-token audit found a difference: training on it would train on something that never happened."""
     INTERNAL_ERROR = "internal_error"
-    """A defect of Toolyard; the record has the traceback."""
+    """A bug in Toolyard; the record has the traceback."""
 
     @property
     def state(self) -> RolloutState:

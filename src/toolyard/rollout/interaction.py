@@ -1,4 +1,4 @@
-"""A user simulator: who answers when the assistant has stopped calling tools."""
+"""User simulators: they answer the assistant's messages that call no tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolyard.messages import JSON
 
 
 class BaseInteraction:
-    """Inherit, and override what the simulator needs. One object for a whole run; `instance_id` is the request's id.
+    """Subclass it and override what you need. One object serves a whole run; `instance_id` is the request's id.
 
     `kwargs` are the task's `interaction_kwargs`.
     """
@@ -19,28 +19,31 @@ class BaseInteraction:
         self.config = config or {}
 
     async def start(self, instance_id: str, **kwargs: Any) -> None:
-        """Begin a request."""
+        """Start a request."""
 
     async def generate_response(
         self, instance_id: str, messages: list[JSON], **kwargs: Any
     ) -> tuple[bool, str, float | None, JSON]:
-        """Answer the assistant's last message (OpenAI's JSON): whether the conversation is over, what the user says,
-        a reward for this turn or None, and metrics."""
+        """Answer the assistant's last message. `messages` are in OpenAI's JSON.
+
+        Returns:
+            Whether the conversation is over, the user's message, a reward for this turn or None, and metrics.
+        """
         return True, "", None, {}
 
     async def score(self, instance_id: str, **kwargs: Any) -> float | None:
-        """What the whole conversation was worth, or None. Asked once, at the end."""
+        """Return a reward for the whole conversation, or None. Called once, at the end."""
         return None
 
     async def finalize(self, instance_id: str, **kwargs: Any) -> None:
-        """End a request: always, also after failures."""
+        """End a request. Always called, even after failures."""
 
 
 def load_interaction(class_name: str, config: JSON) -> BaseInteraction:
-    """Of a dotted name, `module.Class`.
+    """Create a simulator from a dotted name, `module.Class`.
 
     Raises:
-        ConfigError: there is no such class, or it refuses the config.
+        ConfigError: the class does not exist, or rejects the config.
     """
     module_name, _, name = class_name.rpartition(".")
     try:
@@ -48,5 +51,5 @@ def load_interaction(class_name: str, config: JSON) -> BaseInteraction:
     except Exception as error:
         raise ConfigError(f"interaction {class_name!r}: {type(error).__name__}: {error}") from error
     if not isinstance(made, BaseInteraction):
-        raise ConfigError(f"interaction {class_name!r}: expected a class that inherits from BaseInteraction")
+        raise ConfigError(f"interaction {class_name!r}: expected a subclass of BaseInteraction")
     return made

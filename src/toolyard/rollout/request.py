@@ -19,9 +19,9 @@ from toolyard.tokens import ids_crc
 
 @dataclass(slots=True, eq=False)
 class AsyncRolloutRequest:
-    """One sample of a task while it runs. Ends as a `Trajectory`.
+    """One sample of a task while it runs. It ends as a `Trajectory`.
 
-    Tokens only ever grow at the end of `input_ids`: nothing that was sampled or seen is rendered again.
+    Tokens are only ever appended to `input_ids`: nothing that was sampled or seen is rendered again.
     """
 
     request_id: str
@@ -29,13 +29,13 @@ class AsyncRolloutRequest:
     batch_data_id: str
     """The id of its task."""
     rollout_offset: int
-    """Which of the task's samples it is."""
+    """The index of this sample among the task's samples."""
     task: Task
     messages: list[Message]
     tool_schemas: Sequence[OpenAIFunctionToolSchema] = ()
     tools_kwargs: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict[str, Mapping[str, JSON]])
     seed: int | None = None
-    """Of this request; each turn has its own, made of it."""
+    """The request's seed; the seed of each turn is derived from it."""
     step: int = 0
 
     state: RolloutState = RolloutState.PENDING
@@ -47,22 +47,22 @@ class AsyncRolloutRequest:
     response_mask: list[int] = field(default_factory=list[int])
     """1 = sampled by the model."""
     response_logprobs: list[float] | None = field(default_factory=list[float])
-    """0.0 where the mask is 0. None if the engine gives none."""
+    """0.0 where the mask is 0. None if the engine returns no logprobs."""
     reward_scores: dict[str, float | None] = field(default_factory=dict[str, float | None])
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     turns: list[Turn] = field(default_factory=list[Turn])
     token_exact: bool = True
     stage_since: float = field(default_factory=time.monotonic)
-    """When it came into its state, for the watchdog."""
+    """When it entered its state, for the watchdog."""
     waits_for: str = ""
-    """What it is waiting for there: tools, say."""
+    """What it is waiting for, for example tools."""
     sampled_tokens: int = 0
-    """Also where the ids are not known."""
+    """Number of sampled tokens, even if their ids are unknown."""
     stuck: list[str] = field(default_factory=list[str])
-    """Stages in which the watchdog had to name it."""
+    """Stages in which the watchdog reported it."""
     abort_requested: bool = False
     crc: int = 0
-    """Of `input_ids`, kept as they grow."""
+    """CRC of `input_ids`, updated as they grow."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -82,7 +82,7 @@ class AsyncRolloutRequest:
         self.crc = ids_crc(self.input_ids)
 
     def append_sampled(self, generation: Generation) -> None:
-        """What the model said."""
+        """Append tokens sampled by the model."""
         ids = generation.token_ids
         self._append(ids, 1)
         if generation.logprobs is None:
@@ -91,13 +91,13 @@ class AsyncRolloutRequest:
             self.response_logprobs += generation.logprobs
 
     def append_given(self, ids: Sequence[int]) -> None:
-        """What the model was told."""
+        """Append tokens given to the model."""
         self._append(ids, 0)
         if self.response_logprobs is not None:
             self.response_logprobs += [0.0] * len(ids)
 
     def _append(self, ids: Sequence[int], mask: int) -> None:
-        self.crc = ids_crc(ids, self.crc)  # first: it refuses what are no ids
+        self.crc = ids_crc(ids, self.crc)  # first: it rejects invalid ids
         self.input_ids += ids
         self.response_mask += [mask] * len(ids)
 
@@ -110,10 +110,10 @@ def create_request(
     step: int = 0,
     seed: int | None = 0,
 ) -> AsyncRolloutRequest:
-    """The request for one sample of `task`; the same arguments always make the same one.
+    """The request for one sample of `task`; the same arguments always give the same request.
 
-    `tools_kwargs` of our own GSM8K tools are left out where the run does not have them: every row has them. Others are
-    kept, so that a name that was misspelt is found.
+    `tools_kwargs` for our own GSM8K tools are dropped if the run does not have these tools, since every row has them.
+    Others are kept, so that a misspelled name is found.
     """
     absent = {*GSM8K_TOOLS} - {schema.function.name for schema in tool_schemas}
     name = _name(task.id, rollout_offset, step)
@@ -131,7 +131,7 @@ def create_request(
 
 
 def request_id_of(task_id: str, rollout_offset: int, step: int) -> str:
-    """The same for the same sample in every run, and of one length in all of them: SGLang aborts by prefix."""
+    """The id of a sample, the same in every run. All ids have the same length, because SGLang aborts by prefix."""
     name = _name(task_id, rollout_offset, step)
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
@@ -145,6 +145,6 @@ def turn_seed(request: AsyncRolloutRequest) -> int | None:
 
 
 def _seed_of(seed: int, name: str) -> int:
-    """31 bits: what every engine takes."""
+    """A derived seed of 31 bits, which every engine accepts."""
     digest = blake2b(f"{seed}\0{name}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF

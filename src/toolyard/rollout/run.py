@@ -1,6 +1,6 @@
-"""The main job: play all requests of a run, dump their trajectories, sum them up.
+"""The main job: play all requests of a run, dump their trajectories, and summarize them.
 
-summary = await run_rollouts(load_config("rollout.yaml"))
+result = await run_rollouts(load_config("rollout.yaml"))
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from toolyard.records.dump import DumpWriter
 from toolyard.records.tape import Tape, TapeWriter
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.assembly import OpenedRollout, open_rollout, planned, prompt_additions, requests_of
-from toolyard.rollout.chance import Chance, RecordingChance, ReplayedChance
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.external import ExternalCalls, RecordedCalls, ReplayedCalls
 from toolyard.rollout.fingerprint import check_resumed
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.request import AsyncRolloutRequest
@@ -28,25 +28,26 @@ from toolyard.supervision import Stall
 
 
 class Observer:
-    """Who watches a run. Inherit, and override what is of interest; all of it is called in the run's event loop."""
+    """Watches a run. Subclass it and override what you need. Methods are called in the run's event loop, except
+    `stalled`."""
 
     def note(self, text: str) -> None:
-        """Something that is worth a line: a model is fetched, rows are skipped."""
+        """A message for the user: a model is being downloaded, rows were skipped."""
 
     def opened(self, total: int, done: int) -> None:
-        """The run is about to begin: `total` requests, of which `done` were found in the dump."""
+        """The run is about to start: `total` requests, `done` of which were found in the dump."""
 
     def began(self, run: RolloutRun) -> None:
-        """It can be looked at, and stopped."""
+        """The run has started. It can now be inspected and stopped."""
 
     def ended(self, trajectory: Trajectory, summary: Summary) -> None:
-        """One more."""
+        """A request has ended."""
 
     def stuck(self, stuck: Stuck) -> None:
-        """A request has been in one stage for long."""
+        """A request has been in one stage for too long."""
 
     def stalled(self, stall: Stall) -> None:
-        """The event loop stands still. Called in another thread: nothing else could be called then."""
+        """The event loop is blocked. Called in another thread, because the loop cannot call anything."""
 
 
 @dataclass(slots=True)
@@ -55,16 +56,16 @@ class RolloutResult:
     accounting: Accounting = field(default_factory=Accounting)
     dump: Path | None = None
     stalls: list[Stall] = field(default_factory=list[Stall])
-    """Times when the event loop stood still."""
+    """Times when the event loop was blocked."""
 
     @property
     def done_before(self) -> int:
-        """Found in the dump, and not played again."""
+        """Requests found in the dump and not played again."""
         return self.accounting.before
 
     @property
     def missing(self) -> int:
-        """Not played, because the run was stopped."""
+        """Requests not played, because the run was stopped."""
         return len(self.accounting.missing)
 
     def as_json(self) -> JSON:
@@ -79,43 +80,43 @@ class RolloutResult:
 
 
 async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) -> RolloutResult:
-    """Play what `config` asks for. Requests that the dump has already are not played again; those that ran when the
-    run was stopped are not dumped, so that they are played by the next run.
+    """Play the requests of `config`. Requests already in the dump are not played again. Requests that are running when
+    the run is stopped are not dumped, so the next run plays them.
 
-    At its end the run accounts for every request: `RolloutResult.accounting`; call its `check` to have it raise.
+    `RolloutResult.accounting` accounts for every request; call its `check` to raise if it does not add up.
 
     Raises:
-        ToolyardError: the run could not begin, the dump not be written, or a replay differs from its tape.
+        ToolyardError: the run could not start, the dump could not be written, or a replay differs from its tape.
     """
     observer = observer or Observer()
     _check_tapes(config)
     tasks = await asyncio.to_thread(planned, config, observer.note)
     wanted = set(tasks)
     result = RolloutResult()
-    books = result.accounting
-    books.planned = len(wanted)
+    accounting = result.accounting
+    accounting.planned = len(wanted)
     async with AsyncExitStack() as stack:
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
         if tape is not None:
             found = _on_tape(tape, wanted, observer.note)
-            books.missing = dict.fromkeys(wanted - found, "not on the tape")
+            accounting.missing = dict.fromkeys(wanted - found, "not on the tape")
             wanted = found
         dump = None
         marks: JSON = {}
         if config.rollout_data_dir is not None:
             dump = await stack.enter_async_context(DumpWriter(config.rollout_data_dir))
             result.dump = dump.folder / f"{config.step}.jsonl"
-            books.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
+            accounting.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
             marks = {"accepted_changes": accepted} if accepted else {}
         opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
         if additions := prompt_additions(config):
             observer.note(f"every prompt gets {additions}")
-        observer.opened(books.planned, books.before)
+        observer.opened(accounting.planned, accounting.before)
         run = RolloutRun(
             opened.setting,
             requests_of(config, opened.tool_schemas, wanted),
             concurrency=config.in_flight,
-            chance_of=_chance_of(config, opened, tape, stack),
+            external_calls_for=_external_calls_for(config, opened, tape, stack),
             on_stuck=observer.stuck,
             on_stall=observer.stalled,
         )
@@ -123,66 +124,68 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
             observer.began(run)
             async for trajectory in _in_order(run, tape, wanted):
                 if run.stopping and trajectory.finish_reason == FinishReason.ABORTED:
-                    books.missing[trajectory.request_id] = "stopped while it ran"
+                    accounting.missing[trajectory.request_id] = "stopped while it ran"
                     continue
                 if dump is not None:
                     kept = {**trajectory.metrics, "task_digest": tasks[trajectory.request_id], **marks}
                     await dump.write(replace(trajectory, metrics=kept))
-                books.dumped.add(trajectory.request_id)
+                accounting.dumped.add(trajectory.request_id)
                 result.summary.add(trajectory)
                 observer.ended(trajectory, result.summary)
         _close(result, run, wanted)
         if dump is not None:
-            await asyncio.to_thread(_recount, dump, config.step, books)
-        for mended in () if dump is None else dump.mended:
-            observer.note(str(mended))
+            await asyncio.to_thread(_recount, dump, config.step, accounting)
+        for repair in () if dump is None else dump.repairs:
+            observer.note(str(repair))
     return result
 
 
 def _close(result: RolloutResult, run: RolloutRun, wanted: set[str]) -> None:
-    books, result.stalls = result.accounting, run.stalls
+    accounting, result.stalls = result.accounting, run.stalls
     if run.stopping:
         for request_id in wanted - run.begun:
-            books.missing[request_id] = "stopped before it began"
+            accounting.missing[request_id] = "stopped before it began"
     if run.deaths:
-        books.problems.append(f"workers ended without a trajectory: {', '.join(run.deaths)}")
-    books.close(wanted)
+        accounting.problems.append(f"workers ended without a trajectory: {', '.join(run.deaths)}")
+    accounting.close(wanted)
 
 
-def _recount(dump: DumpWriter, step: int, books: Accounting) -> None:
-    """Look at the file itself: what was written may have been taken away by somebody else."""
+def _recount(dump: DumpWriter, step: int, accounting: Accounting) -> None:
+    """Count the lines in the file itself: another process may have removed some."""
     expected, there = dump.expected_lines(step), dump.count_lines(step)
     if there != expected:
-        books.problems.append(f"{dump.folder}/{step}.jsonl has {there} lines, and {expected} were written")
+        accounting.problems.append(f"{dump.folder}/{step}.jsonl has {there} lines, but {expected} were written")
 
 
 def _check_tapes(config: RolloutConfig) -> None:
     if config.record is not None and config.replay is not None:
-        raise ConfigError("record and replay: one at a time")
+        raise ConfigError("record and replay cannot be used together; choose one")
     if config.record is not None and Path(config.record).exists():
-        raise ConfigError(f"record {config.record!r}: it exists, and a tape is never written over")
+        raise ConfigError(f"record {config.record!r}: the file exists, and tapes are never overwritten; name another")
 
 
 def _on_tape(tape: Tape, wanted: set[str], note: Callable[[str], None]) -> set[str]:
-    """Those that can be played again: a run that was resumed or interrupted has only some of them on its tape."""
+    """The requests that the tape can replay: the tape of a resumed or interrupted run has only some of them."""
     for text in tape.notes:
         note(text)
     found = wanted & set(tape.ended)
     if not found:
-        raise DivergenceError(f"the tape has none of the {len(wanted)} requests: it is of other tasks, or another step")
+        raise DivergenceError(
+            f"the tape has none of the {len(wanted)} requests: it was recorded with other tasks or another step"
+        )
     if len(found) < len(wanted):
-        note(f"the tape has {len(found)} of {len(wanted)} requests; the others are left out")
+        note(f"the tape has {len(found)} of {len(wanted)} requests; the others are skipped")
     return found
 
 
 def _resumed(
     config: RolloutConfig, dump: DumpWriter, wanted: set[str], tasks: Mapping[str, str]
 ) -> tuple[int, list[str]]:
-    """Take those that the dump has already out of `wanted`. How many they are, and which changes were accepted.
+    """Remove the requests that are already in the dump from `wanted`. Returns their number and the accepted changes.
 
     Raises:
-        ConfigError: the dump was begun with something else.
-        RecordError: a line of it is damaged.
+        ConfigError: the dump was started with other settings or tasks.
+        RecordError: a line of the dump is damaged.
     """
     existing = {request_id: ended for request_id, ended in dump.existing(config.step).items() if request_id in wanted}
     again = {
@@ -198,11 +201,11 @@ def _resumed(
     return len(kept), accepted
 
 
-def _chance_of(
+def _external_calls_for(
     config: RolloutConfig, opened: OpenedRollout, tape: Tape | None, stack: AsyncExitStack
-) -> Callable[[AsyncRolloutRequest], Chance] | None:
+) -> Callable[[AsyncRolloutRequest], ExternalCalls] | None:
     if tape is not None:
-        return lambda request: ReplayedChance(tape, request.request_id)
+        return lambda request: ReplayedCalls(tape, request.request_id)
     if config.record is None:
         return None
     meta = {
@@ -210,11 +213,11 @@ def _chance_of(
         "config": config.model_dump(mode="json", exclude={"record", "engine"}),
     }
     writer = stack.enter_context(TapeWriter(config.record, meta))
-    return lambda request: RecordingChance(writer, request.request_id)
+    return lambda request: RecordedCalls(writer, request.request_id)
 
 
 async def _in_order(run: RolloutRun, tape: Tape | None, wanted: set[str]) -> AsyncIterator[Trajectory]:
-    """As they end; of a replay, as they ended on the tape, so that its dump is the same to the bit."""
+    """Trajectories in the order in which they end; for a replay, in the tape's order, so that its dump is identical."""
     if tape is None:
         async for trajectory in run:
             yield trajectory

@@ -1,14 +1,14 @@
-"""Many requests at once: bounded, watched, streamed in the order in which they end.
+"""Many requests at once: bounded, watched, and streamed in the order in which they end.
 
     async with RolloutRun(setting, requests, concurrency=256) as run:
         async for trajectory in run:
             ...
 
-A slow reader slows the run down: no more than twice `concurrency` requests run or wait to be read. Leaving the block
-early cancels what still runs, and releases its tools.
+A slow reader slows the run down: at most twice `concurrency` requests are running or waiting to be read. Leaving the
+block early cancels running requests and releases their tools.
 
-Every request that begins ends as exactly one trajectory, unless the block is left early: a worker that dies without one
-delivers a record of its death, and goes on.
+Every request that starts ends as exactly one trajectory, unless the block is left early: a worker that is cancelled
+from outside delivers a record of the failure and continues.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Self, cast
 
 from toolyard.errors import ConfigError
 from toolyard.records.trajectory import Trajectory
-from toolyard.rollout.chance import Chance
+from toolyard.rollout.external import ExternalCalls
 from toolyard.rollout.finish import RolloutState
-from toolyard.rollout.play.conclusion import lost
+from toolyard.rollout.play.conclusion import lost_trajectory
 from toolyard.rollout.play.play import Play
 from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.request import AsyncRolloutRequest
@@ -39,7 +39,7 @@ _WATCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A request that has been in one stage for long."""
+    """A request that has been in one stage for too long."""
 
     request_id: str
     task: str
@@ -57,7 +57,7 @@ class Stuck:
 
 
 class RolloutRun:
-    """A run over `requests`, which are taken one by one as there is room for them."""
+    """A run over `requests`, which are consumed lazily."""
 
     def __init__(
         self,
@@ -65,29 +65,29 @@ class RolloutRun:
         requests: Iterable[AsyncRolloutRequest],
         *,
         concurrency: int = 256,
-        chance_of: Callable[[AsyncRolloutRequest], Chance] | None = None,
+        external_calls_for: Callable[[AsyncRolloutRequest], ExternalCalls] | None = None,
         on_stuck: Callable[[Stuck], None] | None = None,
         on_stall: Callable[[Stall], None] | None = None,
     ) -> None:
-        """`on_stall` is called in another thread: the run's own stands still then."""
+        """`on_stall` is called in another thread, because the run's own is blocked then."""
         if concurrency < 1:
             raise ConfigError(f"concurrency: expected at least 1, not {concurrency}")
         self._setting = setting
         self._requests: Iterator[AsyncRolloutRequest] = iter(requests)
         self._concurrency = concurrency
-        self._chance_of = chance_of
+        self._chance_of = external_calls_for
         self._on_stuck = on_stuck
         self._watch = LoopWatch(self._note_stall)
         self._on_stall = on_stall
         self.stalls: list[Stall] = []
-        """Times when the event loop stood still, each as it was last seen."""
+        """Times when the event loop was blocked, each as last seen."""
         self.deaths: list[str] = []
-        """Requests whose worker ended without a trajectory: a defect, though their records are there."""
+        """Requests whose worker ended without a trajectory: a bug, although they are recorded."""
         self._plays: dict[str, Play] = {}
         self._begun: set[str] = set()
         self._ended: asyncio.Queue[Trajectory | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(2 * concurrency)
-        """For requests that run or wait to be read. Not a bounded queue: at its end they could overtake each other."""
+        """For requests that run or wait to be read. Not a bounded queue: waiting writers could overtake each other."""
         self._owner: asyncio.Task[None] | None = None
         self._stopping = False
         self._closing = False
@@ -97,12 +97,12 @@ class RolloutRun:
     # ------------------------------------------------------------------------------------------------------- outside
     @property
     def states(self) -> Counter[RolloutState]:
-        """Of the requests that run."""
+        """Number of running requests by state."""
         return Counter(play.request.state for play in self._plays.values())
 
     @property
     def begun(self) -> AbstractSet[str]:
-        """The ids of all requests that began."""
+        """The ids of all requests that have started."""
         return self._begun
 
     @property
@@ -116,17 +116,17 @@ class RolloutRun:
 
     @property
     def is_blocked(self) -> bool:
-        """The event loop is blocked. From any thread."""
+        """Whether the event loop is blocked. Can be read from any thread."""
         return self._watch.is_blocked
 
     def abort(self, request_id: str) -> None:
-        """End one request soon, as ABORTED. Of one that does not run, nothing happens."""
+        """End one request soon, as ABORTED. Does nothing if it is not running."""
         play = self._plays.get(request_id)
         if play is not None:
             play.abort()
 
     def stop(self) -> None:
-        """Begin no more, and abort what runs: the iteration comes to its end soon."""
+        """Start no more requests and abort the running ones; the iteration ends soon."""
         self._stopping = True
         for play in list(self._plays.values()):
             play.abort()
@@ -145,7 +145,7 @@ class RolloutRun:
         while not self._owner.done():
             try:
                 await asyncio.wait([self._owner])
-            except asyncio.CancelledError as again:  # what it holds is released first
+            except asyncio.CancelledError as again:  # release resources first
                 cancelled = again
         if cancelled is not None:
             raise cancelled
@@ -160,7 +160,7 @@ class RolloutRun:
         while (trajectory := await self._ended.get()) is not None:
             self._room.release()
             yield trajectory
-        self._ended.put_nowait(None)  # for whoever iterates again
+        self._ended.put_nowait(None)  # for a second iteration
         await asyncio.wait([self._owner])
         self._tell_failure()
 
@@ -169,7 +169,7 @@ class RolloutRun:
         assert self._owner is not None
         failure: BaseException | None = None if self._told or self._owner.cancelled() else self._owner.exception()
         self._told = True
-        while isinstance(failure, BaseExceptionGroup):  # of workers: the first is why the others were stopped
+        while isinstance(failure, BaseExceptionGroup):  # from workers: the first is why the others were stopped
             failure = cast("BaseException", failure.exceptions[0])  # pyright: ignore[reportUnknownMemberType]
         if failure is not None:
             raise failure
@@ -197,7 +197,7 @@ class RolloutRun:
                 self._closing = True
                 raise
             if request is None:
-                self._room.release()  # for the others, who have to learn it too
+                self._room.release()  # for the other workers, which must end too
                 return
             play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
             self._plays[request.request_id] = play
@@ -207,7 +207,7 @@ class RolloutRun:
                 if self._closing:
                     raise
                 trajectory = self._died(play, error)
-            except BaseException:  # of a tape, or Ctrl-C: it ends the run, and with it the other workers
+            except BaseException:  # from a tape, or Ctrl-C: it ends the run and all workers
                 self._closing = True
                 raise
             finally:
@@ -215,28 +215,28 @@ class RolloutRun:
             self._ended.put_nowait(trajectory)
 
     def _died(self, play: Play, error: asyncio.CancelledError) -> Trajectory:
-        """Somebody cancelled the worker who had no right to. Left at that, its requests would be lost unseen."""
+        """The worker was cancelled by code outside the run. Unhandled, its requests would be lost silently."""
         task = asyncio.current_task()
         assert task is not None
         while task.uncancel():
             pass
         self.deaths.append(play.request.request_id)
-        _log.error("request %s: its worker was cancelled by somebody else", play.request.request_id)
-        return lost(play, error)
+        _log.error("request %s: its worker was cancelled from outside the run", play.request.request_id)
+        return lost_trajectory(play, error)
 
     def _next(self) -> AsyncRolloutRequest | None:
-        """The next that may begin."""
+        """The next request, or None."""
         request = None if self._stopping else next(self._requests, None)
         if request is not None:
             if request.request_id in self._begun:
                 raise ConfigError(
-                    f"two requests have the id {request.request_id}: is {request.batch_data_id!r} there twice?"
+                    f"two requests have the id {request.request_id}: is task {request.batch_data_id!r} listed twice?"
                 )
             self._begun.add(request.request_id)
         return request
 
     async def _watch_requests(self) -> None:
-        """Name those that are stuck, once for each stage they are stuck in."""
+        """Report stuck requests, once for each stage."""
         named: dict[str, float] = {}
         limit = self._setting.limits.stuck_after_seconds
         while True:
@@ -264,11 +264,11 @@ class RolloutRun:
             if self._on_stuck is not None:
                 self._on_stuck(stuck)
         except Exception:  # an observer's exception must not end the watch
-            _log.exception("%s; and telling it failed", stuck)
+            _log.exception("%s; the on_stuck callback failed", stuck)
 
     def _note_stall(self, stall: Stall) -> None:
         if self.stalls and stall.seconds > self.stalls[-1].seconds and stall.line == self.stalls[-1].line:
-            self.stalls[-1] = stall  # the same one, which lasts
+            self.stalls[-1] = stall  # the same stall, still going on
         else:
             self.stalls.append(stall)
         if self._on_stall is not None:

@@ -1,4 +1,4 @@
-"""What became of a run, in numbers that grow with each trajectory."""
+"""Statistics of a run, updated with each trajectory, and the accounting of its requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolyard.rollout.finish import RolloutState
 
 
 @dataclass(slots=True)
-class Spread:
-    """Mean and standard deviation of numbers that come one by one."""
+class RunningStats:
+    """Mean and standard deviation of values added one by one."""
 
     count: int = 0
     mean: float = 0.0
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Summary:
-    """Of all trajectories that ended in this run."""
+    """Totals over all trajectories that ended in this run."""
 
     trajectories: int = 0
     completed: int = 0
@@ -44,21 +44,21 @@ class Summary:
     prompt_tokens: int = 0
     response_tokens: int = 0
     with_calls: int = 0
-    """Trajectories with at least one call that went well: the tool answered, and a program ran without an error."""
-    score: Spread = field(default_factory=Spread)
-    rewards: dict[str, Spread] = field(default_factory=dict[str, Spread])
+    """Trajectories with ≥ 1 successful tool call: the tool answered, and programs ran without an error."""
+    score: RunningStats = field(default_factory=RunningStats)
+    rewards: dict[str, RunningStats] = field(default_factory=dict[str, RunningStats])
     finish_reasons: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """Of tool calls, by tool and outcome; for programs, the sandbox's verdict."""
+    """Number of tool calls by tool and outcome; for programs, the sandbox's verdict."""
     seconds: Counter[str] = field(default_factory=Counter[str])
-    """By stage, of all requests together."""
+    """Seconds by stage, summed over all requests."""
     failures: dict[str, str] = field(default_factory=dict[str, str])
-    """One example for each reason: the request, and what went wrong."""
+    """One example for each finish reason: the request and its error."""
     stuck: int = 0
     near_misses: int = 0
-    """Texts that look like a call, but are not written as the format writes calls."""
+    """Texts that look like a call but are not in the format's syntax."""
     abandoned: Counter[str] = field(default_factory=Counter[str])
-    """Calls that ignored their cancellation, by what they are."""
+    """Calls that ignored their cancellation, by name and place."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.trajectories += 1
@@ -76,7 +76,7 @@ class Summary:
             self.score.add(trajectory.score)
         for name, reward in trajectory.rewards.items():
             if reward is not None:
-                self.rewards.setdefault(name, Spread()).add(reward)
+                self.rewards.setdefault(name, RunningStats()).add(reward)
         for stage, seconds in trajectory.metrics.get("seconds", {}).items():
             self.seconds[stage] += seconds
         calls = [call for turn in trajectory.turns for call in turn.tool_calls]
@@ -115,14 +115,13 @@ class Summary:
         }
 
 
-# What became of every request that was planned: it is in the dump, or it is named as missing.
-
+# Accounting: every planned request is in the dump or listed as missing ------------------------------------------------
 
 _SHOWN = 5
 
 
 class AccountingError(ToolyardError):
-    """A run cannot say what became of all of its requests."""
+    """Some requests of a run are unaccounted for."""
 
 
 @dataclass(slots=True)
@@ -131,20 +130,20 @@ class Accounting:
 
     planned: int = 0
     before: int = 0
-    """Found in the dump, and not played again."""
+    """Requests found in the dump and not played again."""
     dumped: set[str] = field(default_factory=set[str])
-    """Written by this run; without a dump, handed over."""
+    """Requests written by this run; without a dump, delivered to the caller."""
     missing: dict[str, str] = field(default_factory=dict[str, str])
-    """Request ids, and why there is no line of them."""
+    """Ids of requests without a line, and the reason for each."""
     problems: list[str] = field(default_factory=list[str])
-    """What must not be: requests nobody knows of, workers that died, lines that are not there."""
+    """Errors: requests that disappeared, workers that died, missing lines."""
 
     @property
     def in_dump(self) -> int:
         return self.before + len(self.dumped)
 
     def close(self, wanted: Iterable[str]) -> None:
-        """Hold it against the requests that this run was to play."""
+        """Compare with the requests that this run should have played."""
         lost = [request_id for request_id in wanted if request_id not in self.dumped and request_id not in self.missing]
         if lost:
             self.problems.append(f"{_count(len(lost))} disappeared: {_named(lost)}")

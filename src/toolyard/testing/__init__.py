@@ -1,6 +1,6 @@
-"""What Toolyard holds its own parts to, for parts that others write.
+"""Conformance suites for your own sandboxes, engines and limiters; Toolyard's own parts pass them too.
 
-A `Sandbox` of your own keeps the promises of `toolyard.sandbox.protocol` if this passes:
+Your `Sandbox` keeps the promises of `toolyard.sandbox.protocol` if this passes:
 
     class TestMySandbox(SandboxContract, SessionContract, PythonSemantics):
         @pytest_asyncio.fixture(scope="class", loop_scope="class")
@@ -9,7 +9,7 @@ A `Sandbox` of your own keeps the promises of `toolyard.sandbox.protocol` if thi
             async with MySandbox() as sandbox:
                 yield sandbox
 
-The suites need pytest and pytest-asyncio; nothing else of Toolyard does, so they are imported on first use.
+The suites need pytest and pytest-asyncio; the rest of Toolyard does not, so they are imported on first use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PARTS = {
     "toolyard.testing.limiter.terms",
     "toolyard.testing.sandbox.python_runtime",
 }
-"""They have claims as well, and are imported by their homes."""
+"""Modules with further tests, imported by those above."""
 
 
 def __getattr__(name: str) -> Any:
@@ -51,6 +51,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'toolyard.testing' has no attribute {name!r}")
     import pytest
 
-    # Or a failing claim would not say what was found instead.
+    # Otherwise a failing assertion would not show its values.
     pytest.register_assert_rewrite(*({*_HOMES.values(), *_PARTS} - sys.modules.keys()))
     return getattr(import_module(home), name)

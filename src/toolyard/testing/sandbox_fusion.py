@@ -1,17 +1,17 @@
-"""A stand-in for a SandboxFusion server, with what is odd about a real one: for clients that must get along with it.
+"""A stand-in for a SandboxFusion server, with the quirks of a real one, for testing clients.
 
     async with SandboxFusionServer() as server, RemoteSandbox(server.url) as sandbox:
         ...
 
     python -m toolyard.testing.sandbox_fusion --port 8080        the same, for benchmarks and by hand
 
-What it has of SandboxFusion: `POST /run_code` and `GET /v1/ping`, its JSON, one program at a time, and
+Like SandboxFusion it has `POST /run_code` and `GET /v1/ping` with its JSON, runs one program at a time, and
 
-* under a memory limit numpy cannot be imported: the limit is one of address space, and OpenBLAS starts its threads;
-* of an output only the first 256 KiB come back, and nothing says so;
-* a language that it does not know is 422, and so is a body that is no such request.
+* numpy cannot be imported under a memory limit, which limits address space: OpenBLAS fails to start its threads;
+* only the first 256 KiB of each output are returned, without a notice;
+* an unknown language, or a body that is not a valid request, is answered with 422.
 
-It runs Python, C++ and bash, as the user who started it and without any protection: only for programs of your own. It
+It runs Python, C++ and bash as the user who started it, without any protection: use it only with your own programs. It
 proves nothing about the real server.
 """
 
@@ -37,7 +37,7 @@ from toolyard.sandbox.wire import programs as wire
 __all__ = ["KEPT_BYTES", "SandboxFusionServer"]
 
 KEPT_BYTES = 256 * 1024
-"""Of stdout and of stderr, each."""
+"""Bytes kept of stdout and of stderr, each."""
 _NUMPY = 'raise SystemExit("OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 64: limit reached")\n'
 _MIB = 1024 * 1024
 _SOURCES = {"python": "main.py", "cpp": "main.cpp", "bash": "main.sh"}
@@ -46,7 +46,7 @@ _COMPILER = ["g++", "-O1", "main.cpp", "-o", "main"]
 
 
 class SandboxFusionServer:
-    """Used with `async with`; then `url` is where it listens, and `requests` what was asked of `/run_code`."""
+    """Use it with `async with`; then `url` is its address, and `requests` are the bodies sent to `/run_code`."""
 
     def __init__(self, *, port: int = 0, workers: int = 1) -> None:
         self.url = ""

@@ -1,4 +1,4 @@
-"""Training: trajectories become samples, and trainers of others get our rollouts."""
+"""Training: turns trajectories into samples, and connects rollouts to TRL and verl."""
 
 from __future__ import annotations
 

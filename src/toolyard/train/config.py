@@ -1,4 +1,4 @@
-"""The settings of a training run: a YAML file, every key of which the command line can override."""
+"""The settings of a training run: a YAML file. The command line can override every key."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import RolloutConfig, TaskConfig, merged, overridden, read_settings, validated
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
-"""What `toolyard train` does if it is told nothing: GRPO on the embedded model, for some minutes."""
+"""The defaults of `toolyard train`: GRPO on the embedded model, for a few minutes."""
 ROLLOUTS = "rollouts"
-"""The folder of dumps in a run's own."""
+"""The folder for dumps inside a run's folder."""
 SMOKE: JSON = {
     "steps": 1,
     "prompts_per_step": 1,
     "save_every": 1,
     "rollout": {"n": 2, "sampling": {"max_tokens": 64}},
 }
-"""The smallest run that goes through everything."""
+"""The smallest run that exercises every part."""
 
 _TRAINABLE = ("transformers", "vllm", "sglang")
 _NOT_FOR_TRAINING = ("step", "record", "replay", "retry_failed")
@@ -43,97 +43,97 @@ class _Part(BaseModel):
 
 
 class LoraConfig(_Part):
-    """Train a small adapter beside the weights, which stay as they are (needs `peft`)."""
+    """Train a small adapter and leave the weights unchanged (needs `peft`)."""
 
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
-    """What the adapter says counts alpha / rank."""
+    """The adapter's output is scaled by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
-    """Layers by name; all-linear: all but the output layer."""
+    """Names of the layers to adapt; all-linear: all linear layers except the output layer."""
 
 
 class WarmStartConfig(_Part):
-    """A supervised start: the model first learns to say what good trajectories say, and only the sampled tokens of
-    them. They are read from a `dump`, or played by a `script` on `tasks`, with the real tools."""
+    """A supervised start: the model is first trained on the sampled tokens of good trajectories. They are read from a
+    `dump`, or played by a `script` on `tasks`, with the real tools."""
 
     dump: str | None = None
-    """A folder of dumps, or one file of it."""
+    """A dump's folder, or one of its files."""
     tasks: str | None = None
-    """Those of the script; None: the rollout's own."""
+    """The script's tasks. None: the rollout's."""
     script: str | None = None
-    """What a teacher says turn by turn, by task id, as for `engine.kind: scripted`."""
+    """A teacher's messages, turn by turn and by task id, as for `engine.kind: scripted`."""
     limit: PositiveInt | None = None
-    """The first so many trajectories."""
+    """Use only the first N trajectories."""
     min_score: float | None = 1.0
-    """Those with less are left out, and those without one. None: all of them serve."""
+    """Leave out trajectories with a lower score or none. None: use all of them."""
     epochs: PositiveFloat = 1.0
     learning_rate: PositiveFloat = 2e-4
     batch_size: PositiveInt = 16
-    """Trajectories of one update, of all processes together."""
+    """Trajectories per update, over all processes."""
     micro_batch_size: PositiveInt = 8
-    """Those that a device takes at once, at most."""
+    """Maximum trajectories per device at once."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.dump is None) == (self.script is None):
-            raise ConfigError("warm_start: name a dump to learn from, or a script to play (and one of them only)")
+            raise ConfigError("warm_start: set either a dump to learn from or a script to play")
         if self.dump is not None and self.tasks is not None:
-            raise ConfigError(f"warm_start.tasks {self.tasks!r}: they are for a script, and a dump has its own")
+            raise ConfigError(f"warm_start.tasks {self.tasks!r}: only for a script; a dump has its own tasks")
         return self
 
 
 class EvaluateConfig(_Part):
-    """Tasks that are played and not trained on. Their trajectories are dumped in `eval` beside the others."""
+    """Tasks that are played but not trained on. Their trajectories are dumped to `eval` in the dump's folder."""
 
     tasks: TaskConfig
     n: PositiveInt = 1
-    """Samples of each."""
+    """Samples per task."""
     temperature: NonNegativeFloat = 0.0
     before: bool = True
-    """Also the model as it is before the first step, after a warm start."""
+    """Also evaluate before the first step, after a warm start."""
     every: PositiveInt | None = None
-    """Steps. None: only at the end."""
+    """Evaluate every N steps. None: only at the end."""
 
 
 class TrainConfig(_Part):
     """Everything about a training run. Paths are relative to the working directory."""
 
     output_dir: str | None = None
-    """Where everything is written: checkpoints, metrics, dumps, the model. None: a new folder below training/."""
+    """Folder for checkpoints, metrics, dumps and the model. None: a new folder in training/."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    """How trajectories come about; `rollout.n` is the size of a group, and `rollout.engine.model` what is trained."""
+    """How trajectories are played; `rollout.n` is the group size, and `rollout.engine.model` the model to train."""
     steps: NonNegativeInt = 100
-    """Updates, those of a run that is resumed included. 0: the supervised start alone."""
+    """Total updates, including those before a resume. 0: only the supervised start."""
     prompts_per_step: PositiveInt = 8
-    """Tasks of one update, of all processes together; each is played `rollout.n` times."""
+    """Tasks per update, over all processes; each is played `rollout.n` times."""
     shuffle: bool = True
-    """Tasks come in an order of chance, another one each time that all were had. False: as they stand."""
+    """Shuffle the tasks, differently for each pass over them. False: file order."""
     micro_batch_size: PositiveInt = 8
-    """Trajectories that a device takes at once, at most. Smaller takes less memory and changes nothing else."""
+    """Maximum trajectories per device at once. Lower it to save memory; the result is the same."""
     learning_rate: PositiveFloat = 1e-5
     beta: NonNegativeFloat = 0.0
-    """What the distance from the model at the start costs (KL). 0 saves the memory for it."""
+    """Weight of the KL penalty toward the initial model. 0 saves the memory for a reference model."""
     lora: LoraConfig | None = None
-    """None: all weights are trained."""
+    """None: train all weights."""
     warm_start: WarmStartConfig | None = None
     evaluate: EvaluateConfig | None = None
     save_every: PositiveInt = 20
-    """Steps from one checkpoint to the next. There is always one of the last step."""
+    """Save a checkpoint every N steps, and after the last step."""
     keep_checkpoints: PositiveInt = 2
-    """The last so many."""
+    """Keep only the last N checkpoints."""
     seed: int = 0
-    """Of adapters, of the order of tasks, and of rollouts that have none of their own."""
+    """Seed for adapters, the order of tasks, and rollouts without their own."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "mixed", "bfloat16"] = "auto"
-    """mixed: weights in float32, computed with in bfloat16. bfloat16: the weights too, which takes half the memory and
-    loses small updates unless there is an adapter. auto: float32 on the CPU, else mixed."""
+    """mixed: weights in float32, computation in bfloat16. bfloat16: the weights too, which halves the memory but loses
+    small updates unless there is an adapter. auto: float32 on the CPU, otherwise mixed."""
     trl: JSON = Field(default_factory=dict[str, Any])
-    """Anything else that TRL's GRPOConfig takes: `{loss_type: dr_grpo, gradient_checkpointing: false}`, say."""
+    """Any other settings of TRL's GRPOConfig, such as `{loss_type: dr_grpo, gradient_checkpointing: false}`."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        """Where the rollouts' own settings follow from those of the run."""
+        """Fill in rollout settings that follow from those of the run."""
         if not isinstance(given, Mapping):
             return given
         whole = cast("JSON", given)
@@ -149,23 +149,23 @@ class TrainConfig(_Part):
     def _trainable(self) -> Self:
         rollout = self.rollout
         if rollout.n < 2:
-            raise ConfigError(f"rollout.n is {rollout.n}: GRPO compares the samples of a task, and needs at least 2")
+            raise ConfigError(f"rollout.n is {rollout.n}: GRPO compares the samples of a task and needs at least 2")
         if rollout.sampling.temperature <= 0:
-            raise ConfigError("rollout.sampling.temperature is 0: all samples would be alike, with nothing to compare")
+            raise ConfigError("rollout.sampling.temperature is 0: all samples would be equal, with nothing to compare")
         if rollout.engine.kind not in _TRAINABLE:
             raise ConfigError(
-                f"rollout.engine.kind {rollout.engine.kind!r}: it does not sample from the weights that are trained; "
+                f"rollout.engine.kind {rollout.engine.kind!r}: it cannot sample from the weights being trained; "
                 f"expected {', '.join(_TRAINABLE)}"
             )
         if not self.steps and self.warm_start is None:
-            raise ConfigError("steps is 0, and there is no warm_start: nothing is to be done")
+            raise ConfigError("steps is 0 and there is no warm_start: nothing to do")
         for name in _NOT_FOR_TRAINING:
             if getattr(rollout, name) != RolloutConfig.model_fields[name].default:
-                raise ConfigError(f"rollout.{name}: it is for `toolyard rollout`, and not for training")
+                raise ConfigError(f"rollout.{name}: only for `toolyard rollout`, not for training")
         return self
 
-    def placed(self, output_dir: str) -> TrainConfig:
-        """The same, written there; trajectories below it in `rollouts`, unless they have a place of their own."""
+    def with_output_dir(self, output_dir: str) -> TrainConfig:
+        """A copy with this output folder. Trajectories go to `rollouts` in it, unless a folder is set for them."""
         folder = self.rollout.rollout_data_dir or f"{output_dir}/{ROLLOUTS}"
         rollout = self.rollout.model_copy(update={"rollout_data_dir": folder})
         return self.model_copy(update={"output_dir": output_dir, "rollout": rollout})
@@ -174,14 +174,14 @@ class TrainConfig(_Part):
 def load_train_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | Sequence[str] = (), *, smoke: bool = False
 ) -> TrainConfig:
-    """The settings of a YAML file (None: the defaults), with `overrides`: a nested mapping, or texts `a.b=value`, where
-    the value is read as YAML. `smoke`: what `SMOKE` says, unless the overrides say otherwise.
+    """Load the settings from a YAML file (None: the defaults) and apply `overrides`: a nested mapping, or strings
+    `a.b=value`, whose values are parsed as YAML. `smoke` applies `SMOKE` before the overrides.
 
-    A key `rollout_from` names a file of `toolyard rollout`, or `embedded`: its settings are then those of `rollout`,
-    except where the file itself or an override says otherwise under `rollout`.
+    The key `rollout_from` names a settings file of `toolyard rollout`, or `embedded`, as the base of `rollout`. Keys
+    under `rollout` in this file or in an override take precedence.
 
     Raises:
-        ConfigError: a file or a key is wrong; the message names it.
+        ConfigError: a file or a key is invalid; the message names it.
     """
     place = "settings" if path is None else str(path)
     given = {} if path is None else read_settings(Path(path))

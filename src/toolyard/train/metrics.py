@@ -1,4 +1,4 @@
-"""What became of each step, as one line of JSON: measured, added up over processes, written, and read again."""
+"""Metrics of each step as one line of JSON: measured, summed over processes, written and read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from toolyard.records.writer import LineFile
 from toolyard.train.trl.rollout import StepReport
 
 METRICS = "metrics.jsonl"
-"""One line for each update."""
+"""One line per update."""
 EVALUATIONS = "evaluations.jsonl"
-"""One line for each evaluation."""
+"""One line per evaluation."""
 
 _OF_TRL = {
     "loss": "loss",
@@ -31,7 +31,7 @@ _OF_TRL = {
     "completions/clipped_ratio": "clipped",
     "sampling/sampling_logp_difference/mean": "logprob_difference",
 }
-"""What the trainer knows and we do not: its name for it, and ours."""
+"""Metrics that only the trainer has: its names, and ours."""
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ _OF_TRL = {
 
 @dataclass(slots=True)
 class Measure:
-    """Of any number of trajectories. Measures add up, over processes as well."""
+    """Totals over trajectories. Measures can be added, also over processes."""
 
     trajectories: int = 0
     completed: int = 0
@@ -48,17 +48,17 @@ class Measure:
     turns: int = 0
     calls: int = 0
     calls_ok: int = 0
-    """The tool answered, and a program ran without an error."""
+    """Successful calls: the tool answered, and programs ran without an error."""
     with_calls: int = 0
-    """Trajectories with one of those, at least."""
+    """Trajectories with ≥ 1 successful tool call."""
     sampled_tokens: int = 0
     response_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
-    """Not trained on, and why."""
+    """Trajectories not trained on, by reason."""
     request_seconds: Counter[str] = field(default_factory=Counter[str])
-    """What requests spent where, all of them together: they run at the same time."""
+    """Seconds by stage, summed over all requests, which run concurrently."""
     wall_seconds: Counter[str] = field(default_factory=Counter[str])
-    """`sync` and `rollout`, as the trainer waits for them; of several processes, of the slowest."""
+    """Wall time that the trainer waits for `sync` and `rollout`; with several processes, the slowest one's."""
 
     @staticmethod
     def of(report: StepReport) -> Measure:
@@ -80,12 +80,12 @@ class Measure:
         )
 
     def __add__(self, other: Measure) -> Measure:
-        """Of both, one after the other."""
+        """The sum of two measures taken one after the other."""
         return self._joined(other, self.wall_seconds + other.wall_seconds)
 
     @staticmethod
     def of_all(processes: Iterable[Measure]) -> Measure:
-        """Of all processes, which worked at the same time."""
+        """The sum over processes that worked at the same time."""
         joined = Measure()
         for one in processes:
             joined = joined._joined(one, joined.wall_seconds | one.wall_seconds)
@@ -109,7 +109,7 @@ class Measure:
         )
 
     def as_json(self) -> JSON:
-        """Means are of trajectories; those of nothing are null."""
+        """Means are per trajectory; null if there are none."""
         return {
             "reward": _ratio(self.score_sum, self.scores),
             "tool_calls": _ratio(self.calls, self.trajectories),
@@ -128,11 +128,11 @@ def step_line(step: int, measure: Measure, seconds: float, logs: Mapping[str, An
     """The line of one update.
 
     Args:
-        step: how many updates there were with it, as checkpoints are counted. Its trajectories are of the weights
-            before it, and are dumped as step - 1.
-        measure: of its trajectories; none, if it was made with those of the update before.
-        seconds: all of it.
-        logs: what the trainer says about it.
+        step: Number of updates including this one, as for checkpoints. Its trajectories were sampled with the weights
+            before it and are dumped as step - 1.
+        measure: Of its trajectories; empty if it reused those of the previous update.
+        seconds: Duration of the whole step.
+        logs: The trainer's metrics.
     """
     waited = sum(measure.wall_seconds.values())
     spent = {**measure.wall_seconds, "update": max(0.0, seconds - waited), "step": seconds}
@@ -162,17 +162,16 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 class MetricsFile:
-    """Grows by whole lines, so that it can be read while it is written. Killed at any moment, the process leaves whole
-    lines and at most one torn one, the last, which the next one who opens it removes."""
+    """Grows by whole lines, so it can be read while it is being written. If the process is killed, at most the last
+    line is torn; it is removed when the file is next opened."""
 
     def __init__(self, path: Path, *, steps: int) -> None:
         """
         Args:
-            steps: of what an earlier run has left, lines of later steps are dropped: the run goes on from here, and
-                will make these steps again.
+            steps: Drop an earlier run's lines after this step: the run continues from here and repeats those steps.
 
         Raises:
-            RecordError: it cannot be read or written.
+            RecordError: the file cannot be read or written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +184,7 @@ class MetricsFile:
     def write(self, line: JSON) -> None:
         """
         Raises:
-            RecordError: it could not be written, and the file is as before.
+            RecordError: it could not be written; the file is unchanged.
         """
         self._file.append(encode(line) + b"\n")
 
@@ -200,10 +199,10 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[JSON]:
-    """The lines of a file of metrics, as far as they are whole.
+    """Read the complete lines of a metrics file.
 
     Raises:
-        RecordError: it cannot be read, or a line in it is none of metrics.
+        RecordError: the file cannot be read, or a line is not a line of metrics.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -216,13 +215,13 @@ def read_metrics(path: Path) -> list[JSON]:
         except RecordError as error:
             raise RecordError(f"{path}:{number}: {error}") from None
         if not isinstance(read, dict) or not isinstance(cast("JSON", read).get("step"), int):
-            raise RecordError(f"{path}:{number}: no line of metrics: it has no step")
+            raise RecordError(f"{path}:{number}: not a line of metrics: it has no step")
         found.append(cast("JSON", read))
     return found
 
 
 def _keep(path: Path, lines: Iterable[JSON]) -> None:
-    """In place of all there is. Killed at any moment, it has all lines or those that stay."""
+    """Replace the file's contents atomically."""
     new = path.with_name(path.name + ".new")
     try:
         with new.open("wb") as opened:

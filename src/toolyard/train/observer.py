@@ -1,4 +1,4 @@
-"""Who watches a training run, and what it comes to."""
+"""The observer and the result of a training run."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from toolyard.records.trajectory import Trajectory
 
 
 class TrainObserver:
-    """Inherit, and override what is of interest. Of several processes, only the main one tells it anything. All of it
-    is called in the trainer's thread, except `ended`."""
+    """Subclass it and override what you need. With several processes, only the main one calls it. Methods are called in
+    the trainer's thread, except `ended` and `stopping`."""
 
     def note(self, text: str) -> None:
-        """Something that is worth a line: what begins now, what was found."""
+        """A message for the user: what starts now, what was found."""
 
     def began(self, done: int, steps: int) -> None:
-        """Of so many steps, these were done before."""
+        """Training has started: `done` of `steps` steps were done by earlier runs."""
 
     def playing(self, step: int, requests: int, evaluation: bool) -> None:
-        """Rollouts begin; `requests` of this process."""
+        """The rollouts of a step start: `requests` in this process."""
 
     def ended(self, trajectory: Trajectory) -> None:
-        """One of them has ended. Called in the thread of the rollouts."""
+        """A request has ended. Called in the rollouts' thread."""
 
     def played(self) -> None:
-        """All have: what follows is the update."""
+        """All rollouts of the step have ended; the update follows."""
 
     def stepped(self, line: JSON) -> None:
-        """One more step is done, and is in the metrics by this line."""
+        """A step is done; `line` is its line of metrics."""
 
     def evaluated(self, line: JSON) -> None:
-        """So is an evaluation."""
+        """An evaluation is done; `line` is its line of metrics."""
 
     def saved(self, checkpoint: Path) -> None:
-        """A checkpoint is there."""
+        """A checkpoint has been saved."""
 
     def stopping(self) -> None:
-        """Somebody asked for an end: it comes after this step. Called in a signal handler."""
+        """A signal asked to stop; training ends after this step. Called in a signal handler."""
 
 
 @dataclass(slots=True)
 class TrainResult:
     folder: Path
     steps: int = 0
-    """That are done, also by those before us."""
+    """Steps done, including those of earlier runs."""
     steps_before: int = 0
     lines: list[JSON] = field(default_factory=list[JSON])
-    """Of all steps, as in the metrics."""
+    """The lines of metrics of all steps."""
     evaluations: list[JSON] = field(default_factory=list[JSON])
     model: Path | None = None
-    """What was trained, if all steps are done."""
+    """The trained model, if all steps are done."""
     checkpoint: Path | None = None
     """The last one."""
     plot: Path | None = None
     interrupted_by: int | None = None
-    """The signal that ended it before its time."""
+    """The signal that stopped it early, if any."""
 
     def as_json(self) -> JSON:
         def text(path: Path | None) -> str | None:

@@ -1,6 +1,6 @@
-"""Samples of different lengths as one rectangle: prompts padded on the left, responses on the right.
+"""Pads samples to a rectangle: prompts on the left, responses on the right.
 
-So every response begins at the same column, and `prompt_ids + response_ids` is one row that a model can be run on with
+Every response starts at the same column, and `prompt_ids + response_ids` is a row to run a model on with
 `attention_mask`. No token is ever cut.
 """
 
@@ -24,18 +24,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """One row a sample, in their order; all rows of a field have one length."""
+    """One row per sample, in their order; all rows of a field have the same length."""
 
     prompt_ids: Rows
     prompt_mask: Rows
-    """0 where it is padding."""
+    """0 for padding."""
     response_ids: Rows
     response_attention: Rows
-    """0 where it is padding; 1 also where the model was told something."""
+    """0 for padding; 1 for sampled and for given tokens."""
     response_mask: Rows
-    """1 where the model sampled: what the loss is over. A row has at least one, as `samples_of` refuses empty ones."""
+    """1 for sampled tokens, which the loss is computed on. At least one per row, as `samples_of` refuses empty ones."""
     logprobs: list[list[float]] | None
-    """0.0 where nothing was sampled. None if a sample has none: some would be of no use."""
+    """0.0 for tokens that were not sampled. None if any sample has no logprobs."""
     rewards: list[float]
     prompt_length: int
     response_length: int
@@ -47,16 +47,16 @@ class PaddedBatch:
 
     @property
     def attention_mask(self) -> Rows:
-        """Of `input_ids`."""
+        """The attention mask for `input_ids`."""
         return [prompt + response for prompt, response in zip(self.prompt_mask, self.response_attention, strict=True)]
 
     @property
     def position_ids(self) -> Rows:
-        """Of `input_ids`: each token's place among those that are no padding, from 0 on."""
+        """Positions for `input_ids`: each token's index among the tokens that are not padding, from 0."""
         return [[max(0, place - 1) for place in accumulate(row)] for row in self.attention_mask]
 
     def as_torch(self) -> TorchBatch:
-        """As tensors.
+        """Convert to tensors.
 
         Raises:
             MissingDependencyError: torch is not installed.
@@ -67,7 +67,7 @@ class PaddedBatch:
             raise MissingDependencyError(error.name or "torch", "hf", "a batch of tensors") from error
 
         def rectangle(rows: Sequence[Sequence[float]], width: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            # A tensor made of an empty list would forget its width.
+            # A tensor made from an empty list would lose its width.
             return torch.tensor(rows, dtype=dtype).reshape(len(rows), width)
 
         both = self.prompt_length + self.response_length
@@ -87,7 +87,7 @@ class PaddedBatch:
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """The fields of `PaddedBatch`, on the CPU: ids and masks of 64 bits, logprobs and rewards of 32."""
+    """The fields of `PaddedBatch` as CPU tensors: ids and masks int64, logprobs and rewards float32."""
 
     prompt_ids: Tensor
     prompt_mask: Tensor
@@ -108,10 +108,10 @@ def padded(
     prompt_length: int | None = None,
     response_length: int | None = None,
 ) -> PaddedBatch:
-    """As wide as the longest, or of the widths that are given. No samples: no rows.
+    """Pad samples to the longest one, or to the given widths. Without samples the batch has no rows.
 
     Raises:
-        ConfigError: a sample is longer than a width that was given.
+        ConfigError: a sample is longer than a given width.
     """
     prompts = _width("prompt_length", prompt_length, [(one.request_id, len(one.prompt_ids)) for one in samples])
     responses = _width("response_length", response_length, [(one.request_id, len(one.response_ids)) for one in samples])
@@ -132,7 +132,7 @@ def padded(
 def _width(name: str, given: int | None, lengths: Sequence[tuple[str, int]]) -> int:
     request_id, longest = max(lengths, key=lambda one: one[1], default=("", 0))
     if given is not None and longest > given:
-        raise ConfigError(f"the sample {request_id!r} has {longest} tokens, but {name} is {given}; nothing is cut")
+        raise ConfigError(f"sample {request_id!r} has {longest} tokens, but {name} is {given}; samples are never cut")
     return longest if given is None else given
 
 

@@ -1,4 +1,4 @@
-"""A run's metrics as a picture: what it earns, how it uses its tools, how long it takes."""
+"""Plots a run's metrics: rewards, tool use, lengths, times."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from toolyard.messages import JSON
 
 _SMOOTHED_OVER = 10
-"""Steps. Fewer than twice as many are shown as they are."""
+"""Steps. Runs with fewer than twice as many are not smoothed."""
 _STAGES = ("sync", "generating", "tool_calling", "reward", "other", "update")
 _COLOURS = ("#8c8c8c", "#4c72b0", "#dd8452", "#c44e52", "#ccb974", "#55a868")
 
 
 def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None:
-    """Write it as PNG; readers find the old picture or the new one. Without steps, there is none."""
+    """Write the plot as PNG, replacing an old one atomically. Without steps there is no plot."""
     if not lines:
         return
     figure = Figure(figsize=(13, 7), layout="constrained")
@@ -26,7 +26,7 @@ def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None
     axes: Any = figure.subplots(2, 3)
     _curve(axes[0, 0], lines, "reward", "reward", evaluations)
     _curve(axes[0, 1], lines, "tool_calls", "tool calls per trajectory", evaluations)
-    _curve(axes[0, 2], lines, "calls_ok", "calls that went well", evaluations)
+    _curve(axes[0, 2], lines, "calls_ok", "call success", evaluations)
     axes[0, 2].set_ylim(-0.03, 1.03)
     _lengths(axes[1, 0], lines)
     _times(axes[1, 1], lines)
@@ -62,7 +62,7 @@ def _lengths(axis: Any, lines: Sequence[JSON]) -> None:
 
 
 def _times(axis: Any, lines: Sequence[JSON]) -> None:
-    """Seconds of a step. Requests run at the same time: what a rollout took is shared out as they spent theirs."""
+    """Seconds per step. Requests run concurrently: a rollout's wall time is split in proportion to their stages."""
     axis.set_title("seconds per step")
     shares = [_stages(line) for line in lines]
     used = [(stage, colour) for stage, colour in zip(_STAGES, _COLOURS, strict=True) if any(s[stage] for s in shares)]
@@ -92,7 +92,7 @@ def _series(lines: Sequence[JSON], key: str) -> tuple[list[int], list[float]]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """The mean of the last steps; nothing where there are too few."""
+    """A running mean; empty if there are too few values."""
     if len(values) < 2 * _SMOOTHED_OVER:
         return []
     windows = (values[max(0, end - _SMOOTHED_OVER) : end] for end in range(1, len(values) + 1))

@@ -1,4 +1,4 @@
-"""The folder of a training run: whose it is, what it was made with, and how far it got."""
+"""The folder of a training run: its lock, its settings and its checkpoints."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from toolyard.train.metrics import METRICS
 
 SETTINGS = "train.json"
 MODEL = "model"
-"""What was trained, once it is done: a model, or an adapter in PEFT's format."""
+"""The result: a model, or an adapter in PEFT's format."""
 WARM_START = "warm_start"
-"""What GRPO began with, where there was a supervised start."""
+"""The result of the supervised start, if there was one."""
 PLOT = "metrics.png"
 
 _STATE = "trainer_state.json"
-"""Is written last of all, so that a checkpoint without it was never finished."""
+"""Written last, so a checkpoint without it is incomplete."""
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
@@ -35,36 +35,36 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Belongs to one process from `__init__` to `close`, or until that process dies."""
+    """Locked by one process from `__init__` to `close`, or until that process dies."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            RecordError: another run has it, or nobody can write there.
+            RecordError: another run uses it, or it is not writable.
         """
         self.path = path
         self._lock = FolderLock(path)
 
     def begin(self, config: TrainConfig, *, resume: bool, note: Callable[[str], None]) -> Checkpoint | None:
-        """Where to go on from; None: from the start. Keeps the settings beside what is made with them, and removes
-        checkpoints that were never finished.
+        """Return the checkpoint to continue from; None: start from the beginning. Saves the settings in the folder, and
+        removes incomplete checkpoints.
 
         Raises:
-            ConfigError: there is a run already, and nobody said that it is to go on.
-            RecordError: it cannot be written.
+            ConfigError: the folder already has a run, and `resume` is false.
+            RecordError: the settings cannot be written.
         """
         found = last_checkpoint(self.path)
         if not resume and (found is not None or (self.path / METRICS).exists()):
             steps = 0 if found is None else found.step
             raise ConfigError(
-                f"output_dir {str(self.path)!r} has a run of {steps} checkpointed steps already: --resume goes on with "
-                "it; or choose another folder, or remove this one"
+                f"output_dir {str(self.path)!r} already has a run with {steps} checkpointed steps: continue it with "
+                "--resume, choose another folder, or remove this one"
             )
         if resume and found is None:
             note(f"{self.path} has no checkpoint: starting from the beginning")
         for torn in _checkpoints(self.path):
             if found is None or torn.step > found.step:
-                note(f"removing {torn.path}, which was not written to its end")
+                note(f"removing {torn.path}, which is incomplete")
                 shutil.rmtree(torn.path, ignore_errors=True)
         self._remember(config, note)
         return found
@@ -83,11 +83,11 @@ class RunFolder:
         file = self.path / SETTINGS
         try:
             before: JSON = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # there is none, or half of one
+        except (OSError, ValueError):  # missing or incomplete
             before = kept
         changed = sorted(_differences(before, kept) - {"steps"})
         if changed:
-            note(f"{self.path} was begun with other settings of {', '.join(changed)}: the new ones hold from here")
+            note(f"{self.path} was started with other settings for {', '.join(changed)}: the new ones apply from here")
         new = file.with_suffix(".new")
         try:
             new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -97,7 +97,7 @@ class RunFolder:
 
 
 def settings_of(config: TrainConfig) -> JSON:
-    """As they are kept: without secrets, and without what is only of this machine."""
+    """The settings to save: without secrets and machine-specific paths."""
     kept = config.model_dump(mode="json", exclude={"output_dir"})
     for name in ("api_key", "urls"):
         del kept["rollout"]["engine"][name]
@@ -106,7 +106,7 @@ def settings_of(config: TrainConfig) -> JSON:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last one that was written to its end."""
+    """The last complete checkpoint."""
     whole = [found for found in _checkpoints(folder) if _is_whole(found)]
     return max(whole, key=lambda found: found.step, default=None)
 

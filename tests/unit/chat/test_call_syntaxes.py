@@ -1,4 +1,4 @@
-"""Each way to write calls: what real models write is read, and what is wrong with a call is told."""
+"""Every call syntax: what real models write is parsed, and problems with a call are named."""
 
 from __future__ import annotations
 

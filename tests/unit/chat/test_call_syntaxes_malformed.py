@@ -1,4 +1,4 @@
-"""What is wrong with a call is told in words that a model can act on, and its good siblings are kept."""
+"""Problems with a call are reported in words that a model can act on, and valid calls beside it are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""JSON is read in two ways, by the standard decoder and by our own scanner: what both take, they read alike."""
+"""JSON is read in two ways, by the standard decoder and by our own scanner: what both accept, they read the same
+way."""
 
 from __future__ import annotations
 

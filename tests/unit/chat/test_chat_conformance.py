@@ -1,4 +1,4 @@
-"""The conformance kit finds what it is there to find."""
+"""The conformance kit finds the defects it is meant to find."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_report() -> None:
 
 
 class RendersAgain(Good):
-    """What most rollout code does: decode what was sampled, strip it, render all of it again."""
+    """What most rollout code does: decode the sampled tokens, strip the text, render everything again."""
 
     def extend(
         self, prompt_ids: Ids, sampled_ids: Ids, new_messages: Sequence[Message], tools: Tools = ()

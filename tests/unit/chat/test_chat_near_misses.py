@@ -1,4 +1,4 @@
-"""A call that is not written as its format writes calls is not lost without a word."""
+"""A call that is not in its format's syntax is not silently lost."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_renderers_tell_it_in_the_words_of_their_family(family: str, example: st
     chat = open_format(made, format=f"renderers:{family}")
     turn = chat.parse(made.encode(f"<think>\n\n</think>\n\nI add.\n```json\n{CALL}\n```<|im_end|>"), [ADD])
     assert [miss.why.partition(":\n")[2] for miss in turn.near_misses] == [example]
-    if family != "llama-3":  # which knows no reasoning
+    if family != "llama-3":  # which has no reasoning
         assert chat.parse(made.encode(f"<think>\n{CALL}\n</think>\n\n3<|im_end|>"), [ADD]).near_misses == ()
 
 

@@ -149,7 +149,7 @@ def test_a_roleless_conversation_is_refused() -> None:
 
 
 def test_a_failed_download_is_not_blamed_on_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpt-oss fetches its vocabulary: through a proxy here that nobody serves."""
+    """gpt-oss downloads its vocabulary, here through a proxy that does not exist."""
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="renderers:gpt-oss needs a file that it could not download"):

@@ -69,7 +69,7 @@ def test_a_guard_is_ready_before_the_first_text(monkeypatch: pytest.MonkeyPatch)
     """Making the second tokenizer takes half a second, which a running event loop must not stand still for."""
     made = FastTokenizer(tokenizer("qwen").backend, name="qwen")
     guard = Guard(made)
-    monkeypatch.setattr("toolyard.chat.tokenizers.fast.Backend", None)  # nobody can make one any more
+    monkeypatch.setattr("toolyard.chat.tokenizers.fast.Backend", None)  # it can no longer be created
     assert made.decode(guard.encode(guard.hide("<|im_end|>"))) == "<|im_end|>"
 
 

@@ -1,4 +1,4 @@
-"""How an execution is told to a person and to a shell, and how a file becomes a program."""
+"""How an execution is reported to a person and to a shell, and how a file becomes a program."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def write_adapter(folder: Path, base: Path, dtype: object = None, **settings: ob
         for name, weight in model.named_parameters():
             if "lora_" in name:
                 weight.normal_(std=0.05)
-    # Where embeddings have an adapter, PEFT would save their own weights as well.
+    # If embeddings have an adapter, PEFT would save their own weights too.
     model.to(dtype or torch.float32).save_pretrained(folder, save_embedding_layers=False)
     return folder
 
@@ -125,7 +125,7 @@ def test_merged_logits_are_those_of_peft(base, tmp_path, settings):
 @pytest.mark.parametrize("fan_in_fan_out", [True, False])
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
 def test_layers_whose_weights_lie_the_other_way_are_merged_as_peft_does(tmp_path, fan_in_fan_out):
-    """GPT-2's. `c_proj` of its attention is square: only the layer itself can tell which way it lies."""
+    """GPT-2's. `c_proj` of its attention is square: only the layer itself shows its orientation."""
     base = write_gpt2(tmp_path / "base")
     targets = ["c_attn", "c_proj", "c_fc"]
     folder = write_adapter(tmp_path / "adapter", base, target_modules=targets, fan_in_fan_out=fan_in_fan_out)
@@ -272,7 +272,7 @@ async def test_a_run_takes_an_adapter_by_its_settings(base, adapter):
     with pytest.raises(ConfigError, match=r"adapter .*nowhere: adapter_config\.json cannot be read"):
         async with open_rollout(load_config(None, [*settings, "engine.adapter=nowhere"])):
             pass
-    with pytest.raises(ConfigError, match=rf"engine\.adapter '{adapter}': transformers merges it, and sglang cannot"):
+    with pytest.raises(ConfigError, match=rf"engine\.adapter '{adapter}': only transformers can merge one, not sglang"):
         async with open_rollout(
             load_config(None, [*settings, f"engine.adapter={adapter}", "engine.kind=sglang", "engine.urls=[http://x]"])
         ):

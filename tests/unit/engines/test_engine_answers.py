@@ -1,4 +1,4 @@
-"""Whatever a server answers, it is an answer that adds up or an `EngineError`: never another exception."""
+"""Whatever a server answers, the result is consistent or an `EngineError`: never another exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a name means; and that a model in the cache is whole or not there, whoever is killed in the middle."""
+"""Which model a name means; and that a cached model is complete or absent, even if a download is killed."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def test_an_answer_takes_the_time_it_is_told_to() -> None:
 
 
 async def test_a_thousand_turns_cost_next_to_nothing() -> None:
-    """It is what the runner is measured with: it must not be what is measured."""
+    """The runner is benchmarked with it, so it must not dominate the time."""
     prompt, answer = list(range(2000)), list(range(50))
     async with ScriptedEngine(lambda *_: answer) as engine:
 

@@ -90,7 +90,7 @@ class TestRefusals:
     @pytest.mark.parametrize("unavailable", [False, True])
     @pytest.mark.parametrize("capacity", [0, 1, 10, 33, 63])
     def test_a_service_that_refuses_at_once_and_for_good_is_not_hammered(self, capacity: int, unavailable: bool):
-        """The clock stands still. Whatever is above the capacity is refused, and replaced at once if one may start."""
+        """Time stands still. Executions above the capacity are refused, and replaced at once if one may start."""
         adaptive = AdaptiveLimit(128)
         in_flight, refusals = 128, 0
         while in_flight > max(1, capacity):
@@ -309,7 +309,7 @@ class Simulation:
 
 
 def ideal(service_time: Callable[[random.Random], float], seed: int) -> int:
-    """What is done by one who knows the capacity at every moment, without any journey."""
+    """The throughput of an oracle that knows the capacity at every moment, without network delay."""
     rng, now, done = random.Random(seed), 0.0, 0
     ends: list[float] = []
     changes = [when for when, _ in PHASES[1:]]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def counted(directory: Path, seconds: float) -> Callable[[], int]:
-    """A function that knows how many of its kind run at this moment, in threads and processes alike."""
+    """A function that counts how many calls of it run at the moment, in threads and processes."""
     (directory / "lock").touch()
 
     def run() -> int:
@@ -59,7 +59,7 @@ def warm_up(pool: ExecutionPool) -> None:
 
 
 def wait_for(path: Path) -> None:
-    """In a worker: be busy until told to end."""
+    """In a worker: be busy until stopped."""
     while not path.exists():
         time.sleep(0.005)
 
@@ -242,7 +242,7 @@ def test_a_call_that_is_cancelled_in_the_very_moment_it_gets_its_worker_never_ru
     with ExecutionPool(1, mode=mode) as pool:
         running = pool.execute(wait_for, tmp_path / "go on")
         waiting = pool.execute((tmp_path / "ran").touch)
-        # Called in the pool's own thread, between handing the worker over and starting the one who got it.
+        # Called in the pool's own thread, between assigning the worker and starting the call that got it.
         running._future.add_done_callback(lambda _: waiting.cancel())
         (tmp_path / "go on").touch()
         running.result(20)

@@ -1,4 +1,5 @@
-"""Child processes of an execution pool: they may crash, print, be killed or lose their parent, and nobody else does."""
+"""Child processes of an execution pool: they may crash, print, be killed or lose their parent without affecting
+others."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def hang(file: Path) -> Callable[[], None]:
-    """A function that says who runs it and what it has started, and then never ends."""
+    """A function that reports its process and its children, and then never ends."""
 
     def run() -> None:
         grandchild = subprocess.Popen(["sleep", "600"])

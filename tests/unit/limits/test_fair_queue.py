@@ -1,4 +1,5 @@
-"""Who is next: first come, first served within a tenant, weighted fair between tenants, nobody lost or forgotten."""
+"""The order of waiting: first come, first served within a tenant, weighted fair between tenants, none lost or
+forgotten."""
 
 from __future__ import annotations
 
@@ -353,7 +354,7 @@ class PermitsAroundAQueue(RuleBasedStateMachine):
         assert len(self.queue._lines) <= 2 * (len(self.queue) + len(WEIGHTS)) + 200
 
     def teardown(self) -> None:
-        """Whatever happened, everybody who stayed is served in the end."""
+        """Whatever happens, every waiter that stays is served in the end."""
         while self.held or self.queue:
             self.held.clear()
             self.grant()

@@ -88,7 +88,7 @@ class Cluster:
         self.clock.local += seconds
 
     def settle(self) -> None:
-        """Messages go back and forth until nobody has anything new to say."""
+        """Exchange messages until neither side has a new one."""
         for _ in range(5):
             for member in self.members:
                 if member.borrower.connected:
@@ -188,7 +188,7 @@ class TestClaims:
     def test_who_reconnects_after_the_limit_was_lowered_is_not_believed_to_have_less_than_it_has(
         self, cluster: Cluster
     ):
-        """Its lease is open, so it goes on starting while its hello is under way."""
+        """Its lease is valid, so it keeps starting while its hello is under way."""
         member, other = cluster.join(), cluster.join()
         member.ask(8)
         cluster.settle()
@@ -575,7 +575,7 @@ class TestFairHands:
         assert cluster.lender.outstanding == 1
 
     def test_a_tenants_weight_is_what_it_asked_with_however_long_it_waits(self, cluster: Cluster):
-        """The lender tells a process its tenants' shares; these must not come back to it as their weights."""
+        """The lender sends a process its tenants' shares; these must not come back as their weights."""
         both, crowd = cluster.join(), cluster.join()
         both.ask(50, "a")
         both.ask(50, "b", 3.0)

@@ -1,6 +1,6 @@
-"""The cluster's limiter under faults, in virtual time; see `limiter_simulation` for what is held against it.
+"""The cluster's limiter under faults, in virtual time; see `limiter_simulation` for the invariants.
 
-Each run is made from its seed alone. To look into one: `Chaos(seed).run()`.
+Each run depends only on its seed. To reproduce one: `Chaos(seed).run()`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Chaos:
             process.resume()
 
     def drain(self) -> None:
-        """Everybody who waits is served, and everything ends."""
+        """Every waiter is served, and everything ends."""
         sim = self.sim
         busy = sim.alive
         for _ in range(600):
@@ -195,7 +195,8 @@ class Chaos:
     def nothing_is_leaked(self) -> None:
         sim = self.sim
         lender = sim.host.lender
-        sim.run(sim.now + 3 * self.setup.term + 3.0)  # the last who died are given up, and what lingers comes back
+        # The last dead processes are given up, and lingering permits come back.
+        sim.run(sim.now + 3 * self.setup.term + 3.0)
         if lender.capacity < lender.limit:
             sim.run(sim.now + 10.0)
         sim.check(all(not process.desk.in_use for process in sim.alive), "something is held by nobody")
@@ -228,7 +229,7 @@ HAND_OVER = LINGER_CONTENDED + _REPORT_GAP_SECONDS + 5 * LATENCY
 
 
 def flood(process: Process, tenant: str, seconds: float, *, workers: int = 3, weight: float = 1.0) -> None:
-    """`workers` that execute one after the other, for ever."""
+    """`workers` that execute one after another, forever."""
 
     def again() -> None:
         process.ask(Execution(process, tenant, seconds, weight, then=again))

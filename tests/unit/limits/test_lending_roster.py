@@ -68,7 +68,7 @@ def store() -> Store:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - threads, sockets and timers are waited for alike
+        while not holds():  # noqa: ASYNC110 - waits for threads, sockets and timers
             await asyncio.sleep(0.001)
 
 
@@ -127,7 +127,7 @@ class TestRoster:
         store.broken = False
         await second.add("new", WHO)
         assert not (await store.next_roster()).complete
-        await second.keep_only(["new"])  # whoever is still missing has stopped starting
+        await second.keep_only(["new"])  # a process that is still missing has stopped starting
         third = await store.next_roster()
         assert third.complete
         assert set(third.members) == {"new"}

@@ -117,7 +117,7 @@ class TestChannel:
 
 
 class Raw:
-    """A client that says what it is told to."""
+    """A scripted client."""
 
     def __init__(self, port: int) -> None:
         self._port = port

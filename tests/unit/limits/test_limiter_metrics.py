@@ -1,4 +1,4 @@
-"""What Prometheus is told of a limiter, and that one limiter's trouble stays its own."""
+"""A limiter's Prometheus metrics, and that one limiter's trouble does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token bucket: never more starts than agreed, and never a wait longer than told."""
+"""The token bucket: never more starts than allowed, and never a longer wait than announced."""
 
 from __future__ import annotations
 

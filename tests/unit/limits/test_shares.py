@@ -50,7 +50,7 @@ def test_nobody_gets_more_than_it_wants_or_less_than_nothing(capacity: float, wa
 def test_who_is_left_wanting_has_no_less_for_its_weight_than_anybody(
     capacity: float, wanted: dict[str, tuple[float, float]]
 ):
-    """Max-min: nobody can be given more without taking from one who has no more, weight for weight."""
+    """Max-min: a share can grow only by taking from one that is no larger, relative to its weight."""
     shares = fill(capacity, wanted)
     highest = max((shares[name] / weight for name, (_, weight) in wanted.items()), default=0.0)
     for name, (demand, weight) in wanted.items():

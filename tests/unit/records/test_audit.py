@@ -173,7 +173,7 @@ def test_lists_of_other_lengths_are_found(name: str, by: int) -> None:
 def test_what_is_no_token_id_is_found(name: str, value: object) -> None:
     good = good_trajectory()
     found = audit(with_tokens(good, **{name: changed(getattr(good.tokens, name), 3, value)}), decode)
-    assert [str(problem) for problem in found] == [f"ids: tokens.{name}[3]: {value!r} is no token id"]
+    assert [str(problem) for problem in found] == [f"ids: tokens.{name}[3]: {value!r} is not a token id"]
 
 
 @QUICK
@@ -197,8 +197,8 @@ def test_a_prompt_that_was_too_short_is_told_with_its_length_and_both_ends() -> 
     wrong = with_sampled(good, 1, prompt_crc=good.turns[0].sampled.prompt_crc)
     prompt, before = good.input, good.input + good.output[: good.turns[1].sampled.start]
     message = audit(wrong, decode)[0].message
-    assert f"than the {len(before)} before this turn" in message
-    assert f"ending {before[-8:]!r}: it was given the first {len(prompt)}, ending {prompt[-8:]!r}" in message
+    assert f"is not the {len(before)} ids before this turn" in message
+    assert f"ending in {before[-8:]!r}: it is the first {len(prompt)} ids, ending in {prompt[-8:]!r}" in message
 
 
 def test_tokens_or_turns_that_are_missing_are_found() -> None:
@@ -326,7 +326,7 @@ def test_an_id_outside_the_vocabulary_is_found_with_a_tokenizer() -> None:
     assert audit(trajectory, vocab_size=biggest + 1) == []
     problems = audit(trajectory, vocab_size=biggest)
     assert {problem.kind for problem in problems} == {ProblemKind.IDS}
-    assert f"{biggest} is no token id of a vocabulary of {biggest}" in str(problems[0])
+    assert f"{biggest} is not a token id in a vocabulary of {biggest}" in str(problems[0])
 
 
 @pytest.mark.parametrize("stopped_by", [None, 10**6, "DONE"])

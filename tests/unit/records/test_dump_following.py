@@ -110,7 +110,7 @@ async def test_half_a_line_that_stays_half_is_not_read_again_and_again(tmp_path:
     following = asyncio.create_task(first(1, tmp_path))
     start = bytes_read()
     async with asyncio.timeout(20):
-        while bytes_read() - start < 10_000_000:  # noqa: ASYNC110 - nobody tells us that it was read
+        while bytes_read() - start < 10_000_000:  # noqa: ASYNC110 - there is no event for a read
             await asyncio.sleep(PAUSE)
     await asyncio.sleep(0.1)
     before = bytes_read()

@@ -175,7 +175,7 @@ def test_what_contains_itself_is_refused_by_name() -> None:
 
 
 def test_integers_beyond_64_bits_are_read_as_they_were() -> None:
-    # orjson alone would make a float of it, without a word.
+    # orjson alone would silently make it a float.
     assert orjson.loads(b"[36893488147419103232]") == [3.6893488147419103e19]
     for number in (2**65, -(2**63) - 1, 2**63, 10**400):
         for value in ({"n": number}, {"n": [0, number]}, [[number]]):
@@ -233,13 +233,13 @@ def test_fields_that_an_older_version_lacked_get_their_defaults() -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"input":' * 100_000, "nested too deeply"),
         (b"9" * 5_000, "not JSON"),
-        (b"[1]", "no trajectory, but an array"),
-        (b"null", "no trajectory, but null"),
-        (b"{}", "it has no input"),
+        (b"[1]", "not a trajectory, but an array"),
+        (b"null", "not a trajectory, but null"),
+        (b"{}", "not a trajectory: input is missing"),
         (b'{"input": 1, "output": ""}', "input is 1, not text"),
         (b'{"input": "", "output": "", "score": "high"}', "score is text, not a number"),
         (b'{"input": "", "output": "", "score": 1' + b"0" * 400 + b"}", "score is 1000"),
-        (b'{"format_version": 1, "request_id": "a", "state": "FAILED"}', "it has no input"),
+        (b'{"format_version": 1, "request_id": "a", "state": "FAILED"}', "not a trajectory: input is missing"),
     ],
 )
 def test_what_is_no_trajectory_is_refused_with_the_reason(line: bytes, why: str) -> None:

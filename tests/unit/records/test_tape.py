@@ -1,4 +1,4 @@
-"""Tapes: what was recorded comes back to the bit, and a replay that does something else is told where."""
+"""Tapes: recordings come back bit-identical, and a replay that diverges learns where."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_threads_may_record_at_the_same_time(path: Path) -> None:
 
 def test_an_existing_tape_is_not_overwritten(path: Path) -> None:
     record(path, TapeEntry("r", "k", 1, 2))
-    with pytest.raises(RecordError, match="exists already"):
+    with pytest.raises(RecordError, match="already exists"):
         TapeWriter(path)
     assert Tape.read(path).request_ids == ("r",)
 
@@ -120,12 +120,15 @@ def test_a_torn_end_is_dropped_with_a_note(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is no tape"),
-        (b'{"input": "", "output": ""}\n', "is no tape"),
+        (b"", "is not a tape"),
+        (b'{"input": "", "output": ""}\n', "is not a tape"),
         (b"\xff\n", ":1: not JSON"),
-        (b"[]\n", ":1: no object"),
-        (b'{"tape_version": 2, "toolyard": "9.0"}\n', "version 2, made by toolyard 9.0; this one plays version 1"),
-        (b'{"tape_version": 1}\n{"kind": "k"}\n', ":2: no entry of a tape"),
+        (b"[]\n", ":1: expected an object, not []"),
+        (
+            b'{"tape_version": 2, "toolyard": "9.0"}\n',
+            "version 2, made by toolyard 9.0; this version of toolyard plays version 1",
+        ),
+        (b'{"tape_version": 1}\n{"kind": "k"}\n', ":2: not a tape entry"),
         (b'{"tape_version": 1}\nrubbish\n{}\n', ":2: not JSON"),
     ],
 )
@@ -238,7 +241,9 @@ def test_another_kind_a_missing_entry_an_unplayed_one_and_an_unknown_request_are
     replay.next("sample", {"seed": 1})
     with pytest.raises(DivergenceError, match=r"the tape has no more; asked: 'x'"):
         replay.next("sample", "x")
-    with pytest.raises(DivergenceError, match=r"nothing of the request 'other'; it has 1 others, the first is 'req'"):
+    with pytest.raises(
+        DivergenceError, match=r"no entries for request 'other'; it has 1 other requests, the first is 'req'"
+    ):
         Replay(Tape({}, (TapeEntry("req", "k", 0, 0),)), "other")
 
 

@@ -1,4 +1,4 @@
-"""When two outputs are the same, and what is said when they are not."""
+"""When two outputs are the same, and the message when they are not."""
 
 import itertools
 import random

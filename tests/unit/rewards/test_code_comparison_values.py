@@ -1,4 +1,4 @@
-"""When a returned value is the expected one, and what is said when it is not."""
+"""When a returned value equals the expected one, and the message when it does not."""
 
 import json
 import math

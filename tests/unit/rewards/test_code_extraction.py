@@ -1,4 +1,4 @@
-"""Which block of an answer is the program; fences are held against a CommonMark parser (which rich brings along)."""
+"""Which block of an answer is the program; fences are compared with a CommonMark parser (a dependency of rich)."""
 
 import time
 
@@ -278,7 +278,7 @@ LISTS = st.lists(
 @given(LISTS)
 @settings(max_examples=150, deadline=None)
 def test_in_lists_every_block_that_commonmark_sees_is_found(parts):
-    # Each part after an empty line: a line that goes on with a paragraph by laziness is not ours to follow.
+    # An empty line before each part: lazy continuation lines of paragraphs are not supported.
     text = "\n\n".join("\n".join(part) for part in parts)
     fences = [token for token in MarkdownIt("commonmark").parse(text) if token.type == "fence"]
     extracted = extract_code(text, block="joined")

@@ -1,4 +1,5 @@
-"""What checks answers really stops: at the deadline, at its memory's end, with its parent. And it serves everybody."""
+"""Checker processes really stop: at the deadline, at the memory limit, with their parent. And they serve every
+caller."""
 
 import asyncio
 import contextlib
@@ -114,7 +115,7 @@ def test_a_starved_process_is_given_more_time_and_then_given_up(checker):
         before = processor_seconds(pid)
         hanging = threads.submit(checker.check, HANGS, TRUTH, deadline_seconds=0.6)
         until(lambda: processor_seconds(pid) > before + 0.05)
-        os.kill(pid, signal.SIGSTOP)  # it has begun, and had less than half of its time
+        os.kill(pid, signal.SIGSTOP)  # it has started, and has used less than half of its time
         time.sleep(0.8)
         assert not hanging.done()
         os.kill(pid, signal.SIGCONT)
@@ -165,7 +166,7 @@ def test_a_process_that_died_while_idle_is_replaced(checker):
 
 @contextlib.contextmanager
 def killing(checker: MathChecker, signum: signal.Signals, most: int):
-    """Its processes, until so many are dead."""
+    """Wait until this many of its processes are dead."""
     over, killed = threading.Event(), set[int]()
 
     def kill() -> None:

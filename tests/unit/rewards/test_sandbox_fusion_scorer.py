@@ -1,4 +1,4 @@
-"""verl's scorer as we have it, with the call to the service replaced: codes, metadata, order, and scores."""
+"""Our version of verl's scorer, with the call to the service replaced: codes, metadata, order, and scores."""
 
 from __future__ import annotations
 
@@ -448,7 +448,7 @@ def call(code: str, function: str, stdin: str) -> tuple[int, str, str]:
         ("def f(x): return x", "f", "{'a': (1, None)}", '{"a": [1, null]}\n'),
         ("def f(): return None", "f", "", "null\n"),
         ("def f(): return 0.1 + 0.2", "f", "", "0.30000000000000004\n"),
-        # A name that the imports have as well.
+        # A name that is also imported.
         ("class Solution:\n    def search(self, a): return a[-1]", "search", "[1, 5]", "5\n"),
         ("def search(a): return a[-1]", "search", "[1, 5]", "5\n"),
         ("def f(): return math.floor(datetime.datetime(2000, 1, 1).year / 2)", "f", "", "1000\n"),

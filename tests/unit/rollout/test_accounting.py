@@ -1,4 +1,4 @@
-"""planned = dumped + missing, or it is told what does not add up."""
+"""planned = dumped + missing, or an error says what does not add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a run: what is wrong with them is blamed on the file or on the override that said it."""
+"""The settings of a run: errors name the file or the override that caused them."""
 
 from __future__ import annotations
 

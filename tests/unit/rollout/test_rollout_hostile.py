@@ -1,4 +1,4 @@
-"""Engines, tools and simulators that misbehave: one bad request never ends the others, nor is it lost."""
+"""Engines, tools and simulators that misbehave: one bad request neither ends the others nor is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolyard.records.audit import audit
 from toolyard.records.lines import to_line
 from toolyard.records.tape import Tape, TapeWriter
 from toolyard.rewards.combination import Weights
-from toolyard.rollout.chance import RecordingChance, ReplayedChance
+from toolyard.rollout.external import RecordedCalls, ReplayedCalls
 from toolyard.rollout.finish import FinishReason
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.play import Play
@@ -124,7 +124,7 @@ async def test_more_tokens_than_asked_for_are_refused():
     ids = TOKENIZER.encode("x" * 500)
     trajectory = await played([Generation(ids, [-0.1] * 500, Finish.STOP)] * 9, response_length=20)
     assert trajectory.finish_reason == FinishReason.ENGINE_FAILURE
-    assert "500 tokens, and was asked for 20" in trajectory.failure.error
+    assert "500 tokens, but at most 20 were requested" in trajectory.failure.error
 
 
 async def test_aborts_that_bring_tokens_are_progress_and_those_that_do_not_are_attempts():
@@ -250,10 +250,10 @@ async def test_metrics_that_are_no_json_are_the_same_live_and_from_a_tape(tmp_pa
         place = setting(engine, [odd])
         with TapeWriter(tmp_path / "tape") as tape:
             request = request_for(place)
-            live = await Play(request, place, RecordingChance(tape, request.request_id)).run()
+            live = await Play(request, place, RecordedCalls(tape, request.request_id)).run()
     assert live.state == "COMPLETED", live.failure
     again = request_for(place)
-    replayed = await Play(again, setting(None), ReplayedChance(Tape.read(tmp_path / "tape"), again.request_id)).run()
+    replayed = await Play(again, setting(None), ReplayedCalls(Tape.read(tmp_path / "tape"), again.request_id)).run()
     assert to_line(live) == to_line(replayed)
 
 
@@ -262,9 +262,9 @@ async def test_results_are_delivered_in_the_order_of_the_tape_also_to_a_slow_rea
         async with scripted([said("a"), "#### 42"]) as engine:
             place = setting(engine, [Echo()])
             requests = [request_for(place, task(id=f"task-{number}")) for number in range(60)]
-            chance_of = lambda request: RecordingChance(tape, request.request_id)  # noqa: E731
+            external_calls_for = lambda request: RecordedCalls(tape, request.request_id)  # noqa: E731
             read = []
-            async with RolloutRun(place, requests, concurrency=4, chance_of=chance_of) as run:
+            async with RolloutRun(place, requests, concurrency=4, external_calls_for=external_calls_for) as run:
                 async for trajectory in run:
                     read.append(trajectory.request_id)
                     await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The machine of a request, driven through every order of events. No engine, no tool, no clock."""
+"""The state machine of a request, driven through every order of events. No engine, no tool, no clock."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.play.machine import (
     BEGIN,
     Append,
-    Broke,
     CallTools,
     Conclude,
+    EffectFailed,
     Interact,
     Machine,
     Prepare,
     Prepared,
     Progress,
     Sample,
-    Sampled,
     ToolsAnswered,
+    TurnSampled,
     UserSaid,
 )
 
@@ -35,12 +35,14 @@ def limits(**given_limits: object) -> RolloutLimits:
 
 events = st.one_of(
     st.builds(Prepared, st.integers(0, 80)),
-    st.builds(Sampled, st.integers(0, 60), st.sampled_from(Finish), st.integers(0, 3), st.integers(0, 2)),
+    st.builds(TurnSampled, st.integers(0, 60), st.sampled_from(Finish), st.integers(0, 3), st.integers(0, 2)),
     st.builds(ToolsAnswered, st.integers(0, 80)),
     st.builds(UserSaid, st.integers(0, 80), st.booleans()),
-    st.builds(Broke, st.sampled_from([reason for reason in FinishReason if reason.state is RolloutState.FAILED])),
+    st.builds(
+        EffectFailed, st.sampled_from([reason for reason in FinishReason if reason.state is RolloutState.FAILED])
+    ),
 )
-EXPECTED = {Prepare: Prepared, Sample: Sampled, CallTools: ToolsAnswered, Interact: UserSaid}
+EXPECTED = {Prepare: Prepared, Sample: TurnSampled, CallTools: ToolsAnswered, Interact: UserSaid}
 
 
 @given(
@@ -57,9 +59,9 @@ def test_in_every_order_of_events_a_request_keeps_its_limits_and_ends_once(order
     now, under_way, concluded = Progress(), list(BEGIN), 0
     for event in order:
         performed = under_way[-1] if under_way else None
-        belongs = performed is not None and isinstance(event, (EXPECTED.get(type(performed), ()), Broke))
-        if isinstance(event, Sampled) and isinstance(performed, Sample):
-            event = Sampled(min(event.tokens, performed.max_tokens), event.finish, event.calls, event.malformed)
+        belongs = performed is not None and isinstance(event, (EXPECTED.get(type(performed), ()), EffectFailed))
+        if isinstance(event, TurnSampled) and isinstance(performed, Sample):
+            event = TurnSampled(min(event.tokens, performed.max_tokens), event.finish, event.calls, event.malformed)
         if not now.state.ended and not belongs:
             with pytest.raises(ValueError, match="does not belong to"):
                 machine.step(now, event)
@@ -83,13 +85,13 @@ def test_in_every_order_of_events_a_request_keeps_its_limits_and_ends_once(order
 
 
 def test_a_request_without_calls_ends_with_stop():
-    now, effects = Machine(limits()).step(GENERATING, Sampled(5, Finish.STOP))
+    now, effects = Machine(limits()).step(GENERATING, TurnSampled(5, Finish.STOP))
     assert (now.state, now.finish_reason, effects) == (RolloutState.COMPLETED, FinishReason.STOP, (Conclude(),))
 
 
 def test_results_are_appended_before_the_next_message_is_sampled():
     machine = Machine(limits())
-    now, effects = machine.step(GENERATING, Sampled(5, Finish.STOP, calls=2))
+    now, effects = machine.step(GENERATING, TurnSampled(5, Finish.STOP, calls=2))
     assert (now.state, effects) == (RolloutState.TOOL_CALLING, (CallTools(),))
     now, effects = machine.step(now, ToolsAnswered(20))
     assert (now.state, effects) == (RolloutState.GENERATING, (Append(), Sample(75)))
@@ -118,37 +120,37 @@ def test_results_that_leave_nothing_to_sample_are_appended():
 
 
 def test_a_message_that_was_cut_calls_nothing():
-    now, _ = Machine(limits()).step(GENERATING, Sampled(5, Finish.LENGTH, calls=1))
+    now, _ = Machine(limits()).step(GENERATING, TurnSampled(5, Finish.LENGTH, calls=1))
     assert now.finish_reason is FinishReason.LENGTH
 
 
 def test_the_calls_of_the_last_turn_are_not_made():
-    now, _ = Machine(limits(max_assistant_turns=1)).step(GENERATING, Sampled(5, Finish.STOP, calls=1))
+    now, _ = Machine(limits(max_assistant_turns=1)).step(GENERATING, TurnSampled(5, Finish.STOP, calls=1))
     assert now.finish_reason is FinishReason.MAX_ASSISTANT_TURNS
 
 
 def test_malformed_calls_are_answered_until_there_were_too_many():
     machine, now = Machine(limits(max_malformed_turns=2)), GENERATING
-    now, effects = machine.step(now, Sampled(5, Finish.STOP, malformed=1))
+    now, effects = machine.step(now, TurnSampled(5, Finish.STOP, malformed=1))
     assert effects == (CallTools(),)
     now, _ = machine.step(now, ToolsAnswered(5))
-    now, _ = machine.step(now, Sampled(5, Finish.STOP, malformed=1))
+    now, _ = machine.step(now, TurnSampled(5, Finish.STOP, malformed=1))
     assert now.finish_reason is FinishReason.MALFORMED_CALLS
 
 
 def test_a_good_sibling_redeems_a_malformed_call():
     machine, now = Machine(limits(max_malformed_turns=1)), GENERATING
-    now, effects = machine.step(now, Sampled(5, Finish.STOP, calls=1, malformed=1))
+    now, effects = machine.step(now, TurnSampled(5, Finish.STOP, calls=1, malformed=1))
     assert (now.malformed_turns, effects) == (0, (CallTools(),))
 
 
 def test_a_simulated_user_is_asked_until_it_is_done():
     machine, now = Machine(limits(), interactive=True), GENERATING
-    now, effects = machine.step(now, Sampled(5, Finish.STOP))
+    now, effects = machine.step(now, TurnSampled(5, Finish.STOP))
     assert (now.state, effects) == (RolloutState.INTERACTING, (Interact(),))
     now, effects = machine.step(now, UserSaid(10, done=False))
     assert effects == (Append(), Sample(85))
-    now, _ = machine.step(now, Sampled(5, Finish.STOP))
+    now, _ = machine.step(now, TurnSampled(5, Finish.STOP))
     now, _ = machine.step(now, UserSaid(0, done=True))
     assert now.finish_reason is FinishReason.INTERACTION_ENDED
 

@@ -1,4 +1,4 @@
-"""Many requests: bounded, streamed, stoppable, watched; recorded and played again."""
+"""Many requests: bounded, streamed, stoppable, watched; recorded and replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playing import Echo, call, request_for, said, scripted, setting, task
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.records.lines import to_line
 from toolyard.records.tape import Tape, TapeWriter
-from toolyard.rollout.chance import RecordingChance, ReplayedChance
+from toolyard.rollout.external import RecordedCalls, ReplayedCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.run_many import RolloutRun
 
@@ -59,7 +59,7 @@ async def test_every_trajectory_is_delivered_also_to_a_reader_who_comes_late():
 
 
 async def calling(run, count):
-    """Until so many of its requests are at their tools."""
+    """Wait until this many requests are calling tools."""
     async with asyncio.timeout(20):
         while run.states[RolloutState.TOOL_CALLING] < count:  # noqa: ASYNC110 - nothing would set an event
             await asyncio.sleep(0.01)
@@ -161,8 +161,10 @@ async def recorded(path, lines, count=4):
     with TapeWriter(path) as tape:
         async with scripted(lines) as engine:
             place = setting(engine, [echo])
-            chance_of = lambda request: RecordingChance(tape, request.request_id)  # noqa: E731
-            async with RolloutRun(place, requests_for(place, count), concurrency=count, chance_of=chance_of) as run:
+            external_calls_for = lambda request: RecordedCalls(tape, request.request_id)  # noqa: E731
+            async with RolloutRun(
+                place, requests_for(place, count), concurrency=count, external_calls_for=external_calls_for
+            ) as run:
                 return [trajectory async for trajectory in run], place.tools["echo"].tool_schema
 
 
@@ -173,8 +175,8 @@ async def replayed(path, schema, count=4, **changed):
     requests = requests_for(place, count)
     for request in requests:
         request.tool_schemas = (schema,)
-    chance_of = lambda request: ReplayedChance(tape, request.request_id)  # noqa: E731
-    async with RolloutRun(place, requests, concurrency=count, chance_of=chance_of) as run:
+    external_calls_for = lambda request: ReplayedCalls(tape, request.request_id)  # noqa: E731
+    async with RolloutRun(place, requests, concurrency=count, external_calls_for=external_calls_for) as run:
         return [trajectory async for trajectory in run]
 
 
@@ -201,7 +203,7 @@ async def test_the_first_divergence_is_shown(tmp_path):
 
 async def test_a_request_that_the_tape_does_not_have_is_a_divergence(tmp_path):
     _, schema = await recorded(tmp_path / "tape", ["#### 42"], count=1)
-    with pytest.raises(DivergenceError, match="the tape has nothing of the request"):
+    with pytest.raises(DivergenceError, match="the tape has no entries for request"):
         await replayed(tmp_path / "tape", schema, count=2)
 
 

@@ -157,7 +157,7 @@ async def test_an_answer_that_was_aborted_for_new_weights_goes_on_from_its_exact
 async def test_wrong_lengths_of_an_engine_are_found_before_anything_is_trained_on():
     trajectory = await played([Generation([52, 50], [-0.1], Finish.STOP)] * 9)
     assert trajectory.finish_reason == FinishReason.ENGINE_FAILURE
-    assert (trajectory.score, "2 tokens and 1 logprobs" in trajectory.failure.error) == (None, True)
+    assert (trajectory.score, "2 tokens but 1 logprobs" in trajectory.failure.error) == (None, True)
 
 
 async def test_a_turn_that_cannot_be_continued_exactly_ends_the_request(echo):

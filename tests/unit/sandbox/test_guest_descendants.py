@@ -1,4 +1,4 @@
-"""Ending a process tree by its numbers, without hitting anybody else."""
+"""Ending a process tree by process ids, without hitting other processes."""
 
 from __future__ import annotations
 

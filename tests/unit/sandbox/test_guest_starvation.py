@@ -1,4 +1,4 @@
-"""What a program lost by waiting for a processor, from what the kernel counts."""
+"""The time a program lost waiting for a processor, from the kernel's counters."""
 
 from __future__ import annotations
 

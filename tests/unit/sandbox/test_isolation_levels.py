@@ -1,4 +1,4 @@
-"""Which level a machine's grants amount to, and when we refuse."""
+"""Which isolation level a machine supports, and when the sandbox refuses to open."""
 
 import platform
 import re

@@ -32,7 +32,7 @@ async def test_a_newcomer_does_not_overtake_those_who_wait():
     await slots.take(None)
     waiting = asyncio.ensure_future(slots.take(None))
     await asyncio.sleep(0)
-    slots.give()  # handed to the one who waits, though it has not run yet
+    slots.give()  # assigned to the waiter, although it has not run yet
     with pytest.raises(SandboxBusyError):
         await slots.take(0.01)
     await waiting

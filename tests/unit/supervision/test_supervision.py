@@ -1,4 +1,4 @@
-"""Foreign code in tasks of its own: contained, in time, abandoned if need be, and named when it blocks the loop."""
+"""Foreign code in its own tasks: contained, on time, abandoned if necessary, and named when it blocks the loop."""
 
 from __future__ import annotations
 

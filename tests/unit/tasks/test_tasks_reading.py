@@ -1,4 +1,4 @@
-"""Files of tasks, good and bad: what is told of each, and what survives."""
+"""Task files, good and bad: the messages, and the rows that survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rows of three shapes to tasks. What is wrong with a row is told by field, value and way out."""
+"""From rows in three formats to tasks. Errors name the field, the value and the way out."""
 
 from __future__ import annotations
 

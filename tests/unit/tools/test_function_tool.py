@@ -1,4 +1,4 @@
-"""`@tool`: what a model gets to know of a function, and what the function gets from a model."""
+"""`@tool`: what a model learns about a function, and what the function gets from a model."""
 
 from __future__ import annotations
 

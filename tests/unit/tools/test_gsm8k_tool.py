@@ -1,4 +1,4 @@
-"""The GSM8K tool: what the model reads, what a step is worth, and what the trajectory is worth in the end."""
+"""The GSM8K tool: what the model reads, the rewards of steps, and the final reward of a trajectory."""
 
 from types import SimpleNamespace
 

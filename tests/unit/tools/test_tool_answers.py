@@ -1,4 +1,4 @@
-"""What tools return, of all ages, and how much of it the model gets."""
+"""What tools return, in old and new forms, and how much of it the model gets."""
 
 from __future__ import annotations
 

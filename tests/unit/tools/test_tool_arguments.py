@@ -1,4 +1,4 @@
-"""Whatever a model writes as arguments is checked, never raises anything else, and what is wrong is told usefully."""
+"""Whatever a model writes as arguments is checked, never raises anything else, and errors are useful."""
 
 from __future__ import annotations
 

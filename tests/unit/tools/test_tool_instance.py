@@ -1,4 +1,4 @@
-"""The life of an instance: created once, ended exactly once, whatever happens in between and whoever cancels it."""
+"""The life of an instance: created once, ended exactly once, whatever happens and whatever cancels it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schema(name: str = "echo") -> OpenAIFunctionToolSchema:
 
 
 class Recorder(BaseTool):
-    """Notes what is done with it. `at` does something more at a stage: raises, or waits."""
+    """Records how it is used. `at` adds an action to a stage: raising or waiting."""
 
     def __init__(self, name: str = "echo", config: dict[str, Any] | None = None, **at: Callable[[], Awaitable[Any]]):
         super().__init__(config or {}, schema(name))

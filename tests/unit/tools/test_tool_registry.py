@@ -1,4 +1,4 @@
-"""Tools from a YAML file. Whatever is wrong with it is told by file, entry and field."""
+"""Tools from a YAML file. Errors name the file, the entry and the field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ tools:
               description: "The model's answer to the GSM8K math problem"
           required: ["answer"]
 """
-"""gsm8k_tool_config.yaml, as the seeds have it."""
+"""verl's gsm8k_tool_config.yaml."""
 
 GUIDE = """
 from toolyard.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
@@ -64,7 +64,7 @@ class MyCustomTool(BaseTool):
         # 释放资源
         pass
 """
-"""Of the seeds' guide to custom tools; only the import line is ours."""
+"""From verl's guide to custom tools; only the import line is changed."""
 
 GUIDE_SCHEMA = """
     tool_schema:
@@ -158,7 +158,7 @@ def refusal(path: Path) -> str:
 
 class TestLoading:
     async def test_tools_registration(self, write, module) -> None:
-        """Of the seeds' test plan: registration and initialisation."""
+        """From verl's test plan: registration and initialization."""
         name = module(GUIDE)
         path = write(
             f"""

@@ -1,4 +1,4 @@
-"""States by trajectory, under a framework that tells of a trajectory's end, and under one that does not."""
+"""States by trajectory, under a framework that announces a trajectory's end, and under one that does not."""
 
 from __future__ import annotations
 

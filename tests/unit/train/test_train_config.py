@@ -15,7 +15,7 @@ from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
 from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
 from toolyard.train.trl.arguments import Batches
 from toolyard.train.trl.run import task_order
-from toolyard.train.trl.stopping import Stopping
+from toolyard.train.trl.stopping import StopSignals
 
 N4 = ["rollout.n=4"]
 
@@ -55,8 +55,8 @@ def test_rollouts_take_seed_and_device_from_the_run_unless_they_have_their_own()
 
 
 def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their_own():
-    assert load_train_config(None, N4).placed("runs/a").rollout.rollout_data_dir == "runs/a/rollouts"
-    own = load_train_config(None, [*N4, "rollout.rollout_data_dir=elsewhere"]).placed("runs/a")
+    assert load_train_config(None, N4).with_output_dir("runs/a").rollout.rollout_data_dir == "runs/a/rollouts"
+    own = load_train_config(None, [*N4, "rollout.rollout_data_dir=elsewhere"]).with_output_dir("runs/a")
     assert own.rollout.rollout_data_dir == "elsewhere"
 
 
@@ -68,16 +68,16 @@ def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their
         ("rollout.engine.modl=x", "override 'rollout.engine.modl=x': unknown key.*known here: kind, model"),
         ("rollout=3", "override 'rollout=3': Input should be a valid dictionary"),
         ("prompts_per_step=0", "override 'prompts_per_step=0': Input should be greater than 0"),
-        ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task, and needs at least 2"),
-        ("rollout.sampling.temperature=0", "all samples would be alike"),
-        ("rollout.engine.kind=openai", "'openai': it does not sample from the weights that are trained"),
-        ("rollout.step=3", "rollout.step: it is for `toolyard rollout`"),
-        ("rollout.replay=a.tape", "rollout.replay: it is for `toolyard rollout`"),
-        ("warm_start={}", "name a dump to learn from, or a script to play"),
-        ("warm_start={dump: a, script: b}", "one of them only"),
-        ("warm_start={dump: a, tasks: b}", "warm_start.tasks 'b': they are for a script"),
+        ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task and needs at least 2"),
+        ("rollout.sampling.temperature=0", "all samples would be equal"),
+        ("rollout.engine.kind=openai", "'openai': it cannot sample from the weights being trained"),
+        ("rollout.step=3", "rollout.step: only for `toolyard rollout`"),
+        ("rollout.replay=a.tape", "rollout.replay: only for `toolyard rollout`"),
+        ("warm_start={}", "warm_start: set either a dump to learn from or a script to play"),
+        ("warm_start={dump: a, script: b}", "warm_start: set either a dump to learn from or a script to play"),
+        ("warm_start={dump: a, tasks: b}", "warm_start.tasks 'b': only for a script"),
         ("evaluate={}", "evaluate.tasks: Field required"),
-        ("steps=0", "steps is 0, and there is no warm_start"),
+        ("steps=0", "steps is 0 and there is no warm_start"),
         ("rollout_from=3", "rollout_from: expected a file or 'embedded'"),
         ("rollout_from=none.yaml", "none.yaml: No such file"),
         ("steps", "expected key=value"),
@@ -109,7 +109,7 @@ def test_micro_batches_make_up_a_step_exactly(prompts, n, micro, processes, expe
 
 
 def test_prompts_that_processes_cannot_share_are_refused():
-    with pytest.raises(ConfigError, match="prompts_per_step 8 cannot be shared by 3 processes"):
+    with pytest.raises(ConfigError, match="prompts_per_step 8 is not a multiple of the 3 processes"):
         Batches.of(load_train_config(None, N4), 3)
 
 
@@ -135,7 +135,7 @@ def checkpoint(folder: Path, step: int, *, whole: bool = True) -> None:
 
 @pytest.fixture
 def config(tmp_path) -> TrainConfig:
-    return load_train_config(None, N4).placed(str(tmp_path))
+    return load_train_config(None, N4).with_output_dir(str(tmp_path))
 
 
 def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole_and_removes_the_others(tmp_path, config):
@@ -149,7 +149,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole_and_removes_the_ot
     assert found is not None
     assert found.step == 10
     assert not (tmp_path / "checkpoint-20").exists()
-    assert any("checkpoint-20, which was not written to its end" in note for note in notes)
+    assert any("checkpoint-20, which is incomplete" in note for note in notes)
 
 
 def test_a_state_that_is_torn_makes_no_checkpoint(tmp_path):
@@ -160,7 +160,7 @@ def test_a_state_that_is_torn_makes_no_checkpoint(tmp_path):
 
 def test_a_folder_with_a_run_is_not_written_over(tmp_path, config):
     checkpoint(tmp_path, 3)
-    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="has a run of 3 checkpointed steps already"):
+    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="already has a run with 3 checkpointed steps"):
         folder.begin(config, resume=False, note=print)
 
 
@@ -175,8 +175,10 @@ def test_settings_that_changed_are_told_and_secrets_are_not_kept(tmp_path, confi
         folder.begin(config, resume=False, note=notes.append)
         assert notes == []
         more = ["steps=500", "beta=0.1", "rollout.limits.response_length=99", "rollout.engine.api_key=secret"]
-        folder.begin(load_train_config(None, [*N4, *more]).placed(str(tmp_path)), resume=True, note=notes.append)
-    assert f"{tmp_path} was begun with other settings of beta, rollout.limits.response_length" in notes[-1]
+        folder.begin(
+            load_train_config(None, [*N4, *more]).with_output_dir(str(tmp_path)), resume=True, note=notes.append
+        )
+    assert f"{tmp_path} was started with other settings for beta, rollout.limits.response_length" in notes[-1]
     assert "secret" not in (tmp_path / "train.json").read_text()
     assert "api_key" not in settings_of(config)["rollout"]["engine"]
 
@@ -187,7 +189,7 @@ def test_settings_that_changed_are_told_and_secrets_are_not_kept(tmp_path, confi
 def test_the_first_signal_waits_for_the_step_and_the_second_of_its_kind_does_not():
     told: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
-    with Stopping(lambda: told.append("once")) as stopping:
+    with StopSignals(lambda: told.append("once")) as stopping:
         stopping.can_finish = True
         signal.raise_signal(signal.SIGINT)
         assert stopping.signal == signal.SIGINT
@@ -199,7 +201,7 @@ def test_the_first_signal_waits_for_the_step_and_the_second_of_its_kind_does_not
 
 
 def test_where_there_is_no_step_to_finish_the_first_signal_ends_it():
-    with Stopping(lambda: None) as stopping, pytest.raises(KeyboardInterrupt):
+    with StopSignals(lambda: None) as stopping, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     assert stopping.signal == signal.SIGTERM
 

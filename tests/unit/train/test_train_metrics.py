@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from toolyard.errors import RecordError
-from toolyard.rollout.summary import Spread, Summary
+from toolyard.rollout.summary import RunningStats, Summary
 from toolyard.train.metrics import Measure, MetricsFile, evaluation_line, read_metrics, step_line
 from toolyard.train.plot_matplotlib import draw
 from toolyard.train.samples import Refusal, Refused
@@ -16,7 +16,7 @@ from toolyard.train.trl.rollout import StepReport
 
 
 def report(*, scores: list[float], seconds: dict[str, float] | None = None) -> StepReport:
-    score = Spread()
+    score = RunningStats()
     for value in scores:
         score.add(value)
     summary = Summary(

@@ -1,4 +1,4 @@
-"""What can be trained on becomes a sample as it was; whatever cannot is refused by its name."""
+"""Trainable trajectories become samples unchanged; others are refused with a reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_sampled(trajectory: Trajectory, at: int, **changes) -> Trajectory:
 
 
 def failed(reason: FinishReason, error: str = "EngineError: away") -> Trajectory:
-    """Of a request that was good until the end."""
+    """The trajectory of a request that completed."""
     failure = Failure("ours", "generating", f"Traceback (most recent call last):\n  …\n{error}")
     return replace(good_trajectory(), state="FAILED", finish_reason=reason.value, score=None, failure=failure)
 

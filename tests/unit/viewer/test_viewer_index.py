@@ -1,4 +1,4 @@
-"""The viewer's index: which files it is of, what of them is damaged, and how it follows them."""
+"""The viewer's index: which files it covers, which lines are damaged, and how it follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The viewer's index when it is damaged, killed in the making, of other code, or used by several at once."""
+"""The viewer's index when it is damaged, killed while being built, built by other code, or used by several
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The viewer's query language: what is understood, what is refused and how, and the one spelling of a query."""
+"""The viewer's query language: valid queries, error messages, and the canonical spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a line can be searched, and the file in which it is."""
+"""Which parts of a line can be searched, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trajectory_samples import good_trajectory
 
 
 def filled(path: Path, texts: dict[int, list[str]]) -> tuple[TextFile, dict[int, tuple[int, int]]]:
-    """A file, and where each line's record lies."""
+    """A file, and the position of each line's record."""
     file, at, places = TextFile(path), 0, {}
     for number, parts in texts.items():
         text = record(number, folded(*parts))

@@ -139,7 +139,7 @@ def rollout(
     ```
     """
     from toolyard.cli.rollout.progress import default_folder, embedded_defaults, print_result, run
-    from toolyard.rollout.config import EMBEDDED, OWN_TASKS, load_config
+    from toolyard.rollout.config import EMBEDDED, OVERRIDES_FOR_OWN_TASKS, load_config
 
     given: dict[str, Any] = {
         "tasks.path": tasks,
@@ -164,7 +164,7 @@ def rollout(
         "replay": replay,
     }
     embedded = config is None and engine is None and model is None
-    changed = [*OWN_TASKS] if embedded and tasks is not None else []
+    changed = [*OVERRIDES_FOR_OWN_TASKS] if embedded and tasks is not None else []
     changed += [*_as_overrides(given), *(f"rewards.options.{option}" for option in reward_options or ())]
     loaded = load_config(EMBEDDED if embedded else config, [*changed, *(settings or ())])
     if print_config:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolyard.cli.outcomes import duration
 from toolyard.rewards.combination import Weights
-from toolyard.rollout.rescore.scoring import Change, Lack, Rescored, Rescoring
-from toolyard.rollout.summary import Spread
+from toolyard.rollout.rescore.scoring import Change, MissingInput, Rescored, Rescoring
+from toolyard.rollout.summary import RunningStats
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +34,8 @@ class Tally:
     """The counts of one step, or of all steps."""
 
     changes: Counter[Change] = field(default_factory=Counter[Change])
-    before: Spread = field(default_factory=Spread)
-    after: Spread = field(default_factory=Spread)
+    before: RunningStats = field(default_factory=RunningStats)
+    after: RunningStats = field(default_factory=RunningStats)
 
     @property
     def trajectories(self) -> int:
@@ -142,16 +142,16 @@ class ScoreReport:
     def end(self, scoring: Rescoring, reads_the_task: bool) -> None:
         self.interrupted = scoring.stopped
         self.damaged, self.damaged_lines = scoring.damaged, scoring.damaged_lines
-        lacks = scoring.lacks
-        if reads_the_task and lacks[Lack.DATA_SOURCE]:
+        missing = scoring.missing_inputs
+        if reads_the_task and missing[MissingInput.DATA_SOURCE]:
             self.notes.append(
-                f"{lacks[Lack.DATA_SOURCE]} lines have no data source: the reward got 'unknown' (set --data-source)"
+                f"{missing[MissingInput.DATA_SOURCE]} lines have no data source: the reward got 'unknown' (set --data-source)"
             )
-        if reads_the_task and lacks[Lack.EXTRA_INFO]:
-            self.notes.append(f"{lacks[Lack.EXTRA_INFO]} lines have no extra_info: the reward got an empty one")
-        if lacks[Lack.MESSAGES]:
+        if reads_the_task and missing[MissingInput.EXTRA_INFO]:
+            self.notes.append(f"{missing[MissingInput.EXTRA_INFO]} lines have no extra_info: the reward got an empty one")
+        if missing[MissingInput.MESSAGES]:
             self.notes.append(
-                f"{lacks[Lack.MESSAGES]} lines have no turns: their whole output was scored as the model's answer"
+                f"{missing[MissingInput.MESSAGES]} lines have no turns: their whole output was scored as the model's answer"
             )
         if scoring.unexplained and self.weights_are != GIVEN:
             self.notes.append(

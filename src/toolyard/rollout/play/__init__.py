@@ -1,1 +1,1 @@
-"""One request, from PENDING to its trajectory: what decides, what acts, and how it ends."""
+"""One request, from PENDING to its trajectory: the state machine, the code that performs its effects, and the end."""

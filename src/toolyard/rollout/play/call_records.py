@@ -1,4 +1,4 @@
-"""What is kept of a turn's calls, and what the model is told of each."""
+"""The records of a turn's calls, and the text that the model gets for each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from toolyard.tools.base import ToolResponse
 from toolyard.tools.instance import ToolResult
 from toolyard.tools.policy import truncate
 
-_CHARS_OF_A_TOKEN = 16
-"""More than a token has on average in any text that a program prints."""
+_MAX_CHARS_PER_TOKEN = 16
+"""More than the average token has in any program output."""
 
 
 def tool_calls(parsed: ParsedTurn, turn: int) -> tuple[ToolCall, ...]:
-    """For the assistant's message."""
+    """The calls of a turn, for the assistant's message."""
     return tuple(ToolCall(_id_of(turn, i, call.id), call.name, call.arguments) for i, call in enumerate(parsed.calls))
 
 
 def call_records(
     parsed: ParsedTurn, results: Sequence[ToolResult], turn: int, limits: RolloutLimits, count: Callable[[str], int]
 ) -> list[CallRecord]:
-    """Of the calls that were made, which have results, then of those that were too many or could not be read."""
+    """Records of the calls that were made, in order of `results`, then of calls over the limit or malformed."""
     records: list[CallRecord] = []
     for call, result in zip(parsed.calls, results, strict=False):
         text, cut = _shortened(_told(result), limits, count)
@@ -61,18 +61,18 @@ def call_records(
 
 def _shortened(text: str, limits: RolloutLimits, count: Callable[[str], int]) -> tuple[str, bool]:
     limit = limits.max_tool_response_length
-    if len(text) <= limit and text.isascii():  # a token is a byte at least
+    if len(text) <= limit and text.isascii():  # a token is at least one byte
         return text, False
 
     def measure(part: str) -> int:
-        # Counting a megabyte of tokens takes seconds, and nobody doubts that it is too much.
-        return limit + 1 if len(part) > _CHARS_OF_A_TOKEN * limit else count(part)
+        # Tokenizing a megabyte takes seconds, and the result is certain.
+        return limit + 1 if len(part) > _MAX_CHARS_PER_TOKEN * limit else count(part)
 
     return truncate(text, limit, limits.tool_response_truncate_side, measure)
 
 
 def _id_of(turn: int, index: int, given: str | None) -> str:
-    """The model's own, or one that is unique in the request."""
+    """The model's own id, or one that is unique in the request."""
     return given or f"call_{turn}_{index}"
 
 
@@ -81,7 +81,7 @@ def plain(result: ToolResult) -> ToolResult:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> JSON:
-    """As JSON has them: numpy's numbers, sets and dates would come back from a tape as something else."""
+    """Convert to plain JSON values: numpy numbers, sets and dates would come back from a tape as something else."""
     try:
         return decode(encode(metrics))
     except (RecordError, RecursionError, ValueError) as error:
@@ -97,7 +97,7 @@ def _told(result: ToolResult) -> str:
 
 
 def told_at_creation(response: ToolResponse) -> str:
-    """What a tool's `create` tells the model: text only."""
+    """The text for the model from a tool's `create`."""
     images = len(response.image or ())
     note = f"[{images} {'image' if images == 1 else 'images'}, not shown]" if images else ""
     return "\n".join(filter(None, (response.text, note)))
@@ -108,8 +108,8 @@ def images_of(result: ToolResult) -> tuple[Image, ...]:
 
 
 def with_placeholders(results: Sequence[ToolResult], room: int, why_hidden: str) -> tuple[list[ToolResult], int]:
-    """The results with a text in the place of every image that the model is not shown: all of them if `why_hidden`
-    says so, or else those for which `room`, in bytes, is too small. And how many these are."""
+    """Replace hidden images by text: all of them if `why_hidden` is set, otherwise those that exceed `room`, in bytes.
+    Returns the results and the number of hidden images."""
     told: list[ToolResult] = []
     hidden = 0
     for result in results:

@@ -1,4 +1,4 @@
-"""The end of a request: its tools' rewards and release, the final reward, the audit, the record."""
+"""The end of a request: tool rewards and release, the final reward, the audit, the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, combine
 from toolyard.rewards.protocol import FinalScore
 from toolyard.rollout.blame import OURS, TASK
-from toolyard.rollout.chance import Chance
+from toolyard.rollout.external import ExternalCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.request import AsyncRolloutRequest
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class Ending(Protocol):
-    """The play that has come to its end: what concluding reads of it, and notes in it."""
+    """What `conclude` needs of a `Play`."""
 
     request: AsyncRolloutRequest
     setting: Setting
-    chance: Chance
+    external: ExternalCalls
     failure: Failure | None
     interaction_rewards: list[float]
     stages: dict[str, float]
@@ -47,16 +47,16 @@ class Ending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What came of the tools and the simulator in the end."""
+    """Rewards and problems from releasing the tools and the simulator."""
 
     tools: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    """By tool; None if its `calc_reward` failed. Those that give none are left out."""
+    """Rewards by tool; None if `calc_reward` failed. Tools without a reward are left out."""
     problems: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By part of the reward: `tool/<name>`, or `interaction`."""
+    """Errors by part of the reward: `tool/<name>` or `interaction`."""
     interaction: float | None = None
     interaction_failed: bool = False
     ours: list[str] = field(default_factory=list[str])
-    """Parts that are missing because of a failure of ours."""
+    """Parts that are missing because of an infrastructure failure."""
     abandoned: list[str] = field(default_factory=list[str])
     """Calls that ignored their cancellation."""
 
@@ -78,8 +78,8 @@ _FINAL = TypeAdapter[FinalScore | Unscored](FinalScore | Unscored)
 
 async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances | None) -> Trajectory:
     request = play.request
-    began = play.chance.now()
-    released = await play.chance.got("released", dict[str, Any], _RELEASED, lambda: _release(play, stack, instances))
+    began = play.external.now()
+    released = await play.external.call("released", dict[str, Any], _RELEASED, lambda: _release(play, stack, instances))
     if released.problems:
         request.metrics["problems"] = released.problems
     combined = Combined(None, {}, None)
@@ -90,8 +90,8 @@ async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances
     if released.abandoned:
         request.metrics["abandoned"] = released.abandoned
     request.reward_scores = dict(combined.parts)
-    play.stages["reward"] = play.chance.now() - began
-    stuck = await play.chance.got("stuck", dict[str, Any], _STUCK, partial(_stuck, play))
+    play.stages["reward"] = play.external.now() - began
+    stuck = await play.external.call("stuck", dict[str, Any], _STUCK, partial(_stuck, play))
     if stuck:
         request.metrics["stuck"] = stuck
     trajectory = _trajectory(play, combined)
@@ -100,7 +100,7 @@ async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances
         told = "; ".join(map(str, problems[:3]))
         if play.failure is None:
             _fail(play, FinishReason.TOKEN_DRIFT, Failure(OURS, RolloutState.COMPLETED.value, told))
-        else:  # the first failure is the one to know of
+        else:  # the first failure matters most
             play.failure = replace(play.failure, error=f"{play.failure.error}\naudit: {told}")
         trajectory = replace(
             trajectory,
@@ -109,12 +109,12 @@ async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances
             score=None,
             failure=play.failure,
         )
-    play.chance.ended()
+    play.external.ended()
     return trajectory
 
 
 def _reward_failure(combined: Combined, unscored: Unscored | None, released: Released) -> Failure:
-    """Ours, if one part is missing because of us: it would have been there otherwise."""
+    """The infrastructure's failure if it caused any missing part; otherwise the task's."""
     told, parts = combined.why_missing or "", [part for part in combined.failed if part in released.ours]
     if unscored is not None and (unscored.whose == OURS or not parts):
         return Failure(unscored.whose, RolloutState.COMPLETED.value, told, unscored.source, unscored.cause)
@@ -127,11 +127,11 @@ def _fail(play: Ending, reason: FinishReason, failure: Failure) -> None:
     play.request.state, play.request.finish_reason, play.failure = reason.state, reason, failure
 
 
-def lost(play: Ending, error: BaseException) -> Trajectory:
-    """Of a request that failed where nothing should fail: what is known for sure, and the traceback."""
+def lost_trajectory(play: Ending, error: BaseException) -> Trajectory:
+    """The trajectory of a request that hit a bug in Toolyard: only what is certain, and the traceback."""
     request = play.request
     _fail(play, FinishReason.INTERNAL_ERROR, Failure(OURS, request.state.value, trace(error)))
-    play.chance.ended()
+    play.external.ended()
     return Trajectory(
         request_id=request.request_id,
         batch_data_id=request.batch_data_id,
@@ -175,7 +175,7 @@ async def _release(play: Ending, stack: AsyncExitStack, instances: ToolInstances
     try:
         await stack.aclose()
     except (Exception, SystemExit, asyncio.CancelledError, BaseExceptionGroup) as error:
-        # Of the simulator's finalize: tools note their own.
+        # From the simulator's finalize: tools record their own.
         _unless_cancelled(error)
         problems.append(trace(error))
     there: Mapping[str, ToolInstance] = instances or {}
@@ -191,24 +191,24 @@ async def _release(play: Ending, stack: AsyncExitStack, instances: ToolInstances
 
 
 def _unless_cancelled(error: BaseException) -> None:
-    """Go on, unless it is us who are cancelled: what others raise as a cancellation is their failure."""
+    """Raise only if this task itself was cancelled: a CancelledError raised by other code is that code's failure."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error
 
 
 async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscored | None]:
-    """The score, and why the final reward is not in it."""
+    """The combined score, and why the final reward is missing from it, if it is."""
     request, setting = play.request, play.setting
     final: float | Missing | None = MISSING
     reasons: dict[str, str] = {}
     unscored: Unscored | None = None
     if setting.final_reward is not None:
-        # Only what the model said: what tools answered is not its solution.
+        # Only the model's own messages: tool results are not its solution.
         solution = "\n".join(message.content for message in _sampled_messages(play))
         asked: JSON = {"data_source": request.task.data_source, "solution": solution}
         request.waits_for, request.stage_since = "the final reward", time.monotonic()
-        scored = await play.chance.got("final", lambda: asked, _FINAL, lambda: _scored(play, solution))
+        scored = await play.external.call("final", lambda: asked, _FINAL, lambda: _scored(play, solution))
         if isinstance(scored, Unscored):
             final, reasons["final"], unscored = None, scored.error, scored
         else:

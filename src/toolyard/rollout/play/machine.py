@@ -1,14 +1,14 @@
 """A request as a state machine: (progress, event) → (progress, effects), without any I/O.
 
-    PENDING ──Prepared──▶ GENERATING ──Sampled──▶ TOOL_CALLING ──ToolsAnswered──▶ GENERATING …
+    PENDING ──Prepared──▶ GENERATING ──TurnSampled──▶ TOOL_CALLING ──ToolsAnswered──▶ GENERATING …
                               │  ▲                                     │
-                      Sampled │  │ UserSaid                            │
+                      TurnSampled │  │ UserSaid                            │
                               ▼  │                                     ▼
                           INTERACTING ──────────▶ COMPLETED or FAILED ◀┘
 
 Every decision about a request is made here: what comes next, how much may be sampled, and why it ends. Each live state
-has exactly one effect under way; whoever performs it reports what became of it as the next event. `Broke` may come in
-its place at any time. Events that come too late, after the end, change nothing.
+has exactly one effect under way; its outcome is reported as the next event, or as `EffectFailed`. Events that arrive
+after the end change nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The tool instances are there, and the prompt has this many tokens."""
+    """The tool instances are created, and the prompt has this many tokens."""
 
     prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The assistant has spoken."""
+class TurnSampled:
+    """The assistant's message has been sampled."""
 
     tokens: int
     finish: Finish
@@ -49,20 +49,20 @@ class ToolsAnswered:
 
 @dataclass(frozen=True, slots=True)
 class UserSaid:
-    """The user simulator has spoken, or said that it is done; its message would add this many tokens."""
+    """The user simulator has answered or ended the conversation; its message would add this many tokens."""
 
     tokens: int
     done: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
-    """What was under way did not come to its end."""
+class EffectFailed:
+    """The effect under way did not complete."""
 
     reason: FinishReason
 
 
-Event: TypeAlias = Prepared | Sampled | ToolsAnswered | UserSaid | Broke
+Event: TypeAlias = Prepared | TurnSampled | ToolsAnswered | UserSaid | EffectFailed
 
 
 # Effects --------------------------------------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ class Interact:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Put what was answered into the conversation."""
+    """Add the tool results or the user's message to the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """Compute the rewards, release the tools, write the record. Comes once, last."""
+    """Compute the rewards, release the tools, write the record. Always the last effect, exactly once."""
 
 
 Effect: TypeAlias = Prepare | Sample | CallTools | Interact | Append | Conclude
 BEGIN: tuple[Effect, ...] = (Prepare(),)
-"""What the first state, `Progress()`, has under way."""
+"""The effect under way in the first state, `Progress()`."""
 
 
 # The machine ----------------------------------------------------------------------------------------------------------
@@ -133,19 +133,19 @@ class Machine:
         self.interactive = interactive
 
     def step(self, now: Progress, event: Event) -> tuple[Progress, tuple[Effect, ...]]:
-        """What follows from `event`.
+        """The next progress and effects after `event`.
 
         Raises:
-            ValueError: the event does not belong to the state: a defect of whoever performs the effects.
+            ValueError: the event does not belong to the state: a bug in the code that performs the effects.
         """
         if now.state.ended:
             return now, ()
         match event:
-            case Broke(reason):
+            case EffectFailed(reason):
                 return _ended(now, reason)
             case Prepared(tokens) if now.state is RolloutState.PENDING:
                 return self._prepared(now._replace(prompt_tokens=tokens))
-            case Sampled() if now.state is RolloutState.GENERATING:
+            case TurnSampled() if now.state is RolloutState.GENERATING:
                 return self._sampled(now, event)
             case ToolsAnswered(tokens) if now.state is RolloutState.TOOL_CALLING:
                 return self._answered(now, tokens, FinishReason.TOOL_RESPONSE_TOO_LONG)
@@ -163,7 +163,7 @@ class Machine:
             return _ended(now, FinishReason.PROMPT_TOO_LONG)
         return now._replace(state=RolloutState.GENERATING), (Sample(room),)
 
-    def _sampled(self, now: Progress, event: Sampled) -> tuple[Progress, tuple[Effect, ...]]:
+    def _sampled(self, now: Progress, event: TurnSampled) -> tuple[Progress, tuple[Effect, ...]]:
         calling = event.calls or event.malformed
         after = Progress(
             RolloutState.TOOL_CALLING if calling else RolloutState.INTERACTING,
@@ -178,9 +178,9 @@ class Machine:
             return _ended(after, reason)
         return after, (CallTools() if calling else Interact(),)
 
-    def _end_after(self, now: Progress, event: Sampled) -> FinishReason | None:
-        """Why a request ends with the message that was sampled; None if it goes on."""
-        if event.finish is Finish.ABORT:  # not by us: that would have come as `Broke`
+    def _end_after(self, now: Progress, event: TurnSampled) -> FinishReason | None:
+        """Why the request ends after this message; None if it continues."""
+        if event.finish is Finish.ABORT:  # by the engine: our own aborts arrive as `EffectFailed`
             return FinishReason.ENGINE_FAILURE
         if event.finish is Finish.LENGTH:
             return FinishReason.LENGTH

@@ -1,8 +1,8 @@
 """One request, from PENDING to its trajectory.
 
-The machine decides, this performs. One boundary, one capture point: whatever goes wrong in a stage becomes a `Broke`
-with its `Failure`, never an exception of the run. Tool instances are released whatever happens. Nothing but our own
-code runs in the request's task: engines, tools, simulators and rewards have their own (`toolyard.supervision`).
+`Machine` decides; `Play` performs. One boundary, one capture point: an error in a stage becomes an `EffectFailed` with
+its `Failure`, never an exception of the run. Tool instances are always released. Only Toolyard's own code runs in the
+request's task: engines, tools, simulators and rewards have their own (`toolyard.supervision`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from toolyard.chat.protocol import ParsedCall
 from toolyard.errors import DivergenceError, InteractionError, RecordError, summarize
 from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
-from toolyard.rollout.blame import OURS, TASK, Broken, broken, late
-from toolyard.rollout.chance import Chance
+from toolyard.rollout.blame import OURS, TASK, StageFailure, our_failure, stage_failure
+from toolyard.rollout.external import ExternalCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.call_records import (
@@ -35,14 +35,14 @@ from toolyard.rollout.play.call_records import (
     tool_calls,
     with_placeholders,
 )
-from toolyard.rollout.play.conclusion import conclude, lost
+from toolyard.rollout.play.conclusion import conclude, lost_trajectory
 from toolyard.rollout.play.machine import (
     BEGIN,
     Append,
-    Broke,
     CallTools,
     Conclude,
     Effect,
+    EffectFailed,
     Event,
     Interact,
     Machine,
@@ -50,12 +50,12 @@ from toolyard.rollout.play.machine import (
     Prepared,
     Progress,
     Sample,
-    Sampled,
     ToolsAnswered,
+    TurnSampled,
     UserSaid,
 )
 from toolyard.rollout.play.setting import Setting
-from toolyard.rollout.play.speaker import Answer, Spoken
+from toolyard.rollout.play.speaker import EngineAnswer, SampledTurn
 from toolyard.rollout.request import AsyncRolloutRequest, turn_seed
 from toolyard.supervision import Call, LoopClock, Scope, loop_clock, uninterrupted
 from toolyard.tools.answers import as_reward
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What the tools said when they were created, by name."""
+    """The texts that tools returned from `create`, by tool name."""
 
     said: dict[str, str]
 
@@ -79,31 +79,31 @@ class UserAnswer:
     metrics: dict[str, Any]
 
 
-_BEGUN = TypeAdapter[Begun | Broken](Begun | Broken)
-ANSWER = TypeAdapter[Answer | Broken](Answer | Broken)
-_RESULTS = TypeAdapter[list[ToolResult] | Broken](list[ToolResult] | Broken)
-_USER = TypeAdapter[UserAnswer | Broken](UserAnswer | Broken)
+_BEGUN = TypeAdapter[Begun | StageFailure](Begun | StageFailure)
+ANSWER = TypeAdapter[EngineAnswer | StageFailure](EngineAnswer | StageFailure)
+_RESULTS = TypeAdapter[list[ToolResult] | StageFailure](list[ToolResult] | StageFailure)
+_USER = TypeAdapter[UserAnswer | StageFailure](UserAnswer | StageFailure)
 
 
 class Play:
-    """One request being played. `run` once; `abort` at any time."""
+    """One request being played. Call `run` once, and `abort` at any time."""
 
-    def __init__(self, request: AsyncRolloutRequest, setting: Setting, chance: Chance | None = None) -> None:
+    def __init__(self, request: AsyncRolloutRequest, setting: Setting, external: ExternalCalls | None = None) -> None:
         self.request = request
         self.setting = setting
-        self.chance = chance or Chance()
+        self.external = external or ExternalCalls()
         self.failure: Failure | None = None
         self.interaction_rewards: list[float] = []
         self.stages: dict[str, float] = {}
-        """Seconds by state."""
+        """Seconds spent in each state."""
         self._machine = Machine(setting.limits, interactive=setting.interaction is not None)
         self._progress = Progress()
         self._stack = AsyncExitStack()
         self._instances: ToolInstances | None = None
         self.simulating = False
         """The user simulator has started."""
-        self._spoken: Spoken | None = None
-        """The turn that is under way."""
+        self._spoken: SampledTurn | None = None
+        """The current turn."""
         self._calls: list[CallRecord] = []
         self._timings: dict[str, float] = {}
         self._proposed: tuple[list[Message], list[int]] = ([], [])
@@ -115,10 +115,10 @@ class Play:
         self._scope: Scope | None = None
 
     async def run(self) -> Trajectory:
-        """To the end, whatever it is. Cancelled, it releases what it holds, and is no trajectory.
+        """Play the request to its end, whatever that is. If cancelled, release everything and return no trajectory.
 
         Raises:
-            DivergenceError: a replay that differs from its tape.
+            DivergenceError: a replay differs from its tape.
             RecordError: the tape cannot be written.
         """
         task = asyncio.current_task()
@@ -132,7 +132,7 @@ class Play:
         except BaseException as error:
             if task.cancelling() > cancellations:
                 raise
-            return lost(self, error)  # a defect: let out, it would end the run, or a worker unseen
+            return lost_trajectory(self, error)  # a bug: if raised, it would end the run, or silently a worker
 
     async def _run_to_completion(self) -> Trajectory:
         self.request.stage_since = time.monotonic()
@@ -154,11 +154,11 @@ class Play:
             self._scope.expire()
 
     async def supervised(self, work: Coroutine[Any, Any, T], what: str, seconds: float | None = None) -> T:
-        """What `work`, which is not ours, returns.
+        """Await `work`, code that is not Toolyard's, and return its result.
 
         Raises:
             TimeoutError: it took more than `seconds`.
-            BaseException: what it raised.
+            BaseException: whatever it raised.
         """
         limits = self.setting.limits
         call = Call(work, what, self.request.request_id, seconds=seconds, grace=limits.grace_seconds, clock=self._clock)
@@ -186,7 +186,7 @@ class Play:
         return effects
 
     def _failure_of(self, reason: FinishReason) -> Failure:
-        """Of those that the machine decided itself."""
+        """The failure for a reason that the machine itself decided."""
         if reason is FinishReason.PROMPT_TOO_LONG:
             limits = self.setting.limits
             room = f"prompt_length is {limits.prompt_length}, max_model_len {limits.max_model_len}"
@@ -194,29 +194,29 @@ class Play:
                 TASK, RolloutState.PENDING.value, f"the prompt has {self._progress.prompt_tokens} tokens; {room}"
             )
         source = self.setting.speaker.engine_name
-        told = "the engine aborted the answer again and again"
+        told = "the engine aborted the answer repeatedly"
         return Failure(OURS, RolloutState.GENERATING.value, told, source, told)
 
     async def _performed(self, effect: Effect) -> Event:
-        """Perform it, and tell what became of it. Raises nothing but cancellation and divergence."""
-        stage, began = self._progress.state, self.chance.now()
+        """Perform an effect and return its event. Raises only cancellation and errors of tapes."""
+        stage, began = self._progress.state, self.external.now()
         try:
             event = await self._perform(effect, began)
-        except (DivergenceError, RecordError):  # of tapes: they end the run
+        except (DivergenceError, RecordError):  # from tapes: they end the run
             raise
-        except Exception as error:  # of what we do with the answers: deterministic, and so not on the tape
-            event = broken(error, stage)
-        seconds = self.chance.now() - began
+        except Exception as error:  # from processing the answer: deterministic, so not on the tape
+            event = stage_failure(error, stage)
+        seconds = self.external.now() - began
         key = stage.lower()
         self.stages[key] = self.stages.get(key, 0.0) + seconds
         if self._spoken is not None:
             self._timings[key] = seconds
-        if isinstance(event, Broken):
+        if isinstance(event, StageFailure):
             self.failure = event.failure
-            return Broke(event.reason)
+            return EffectFailed(event.reason)
         return event
 
-    def _perform(self, effect: Effect, began: float) -> Awaitable[Event | Broken]:
+    def _perform(self, effect: Effect, began: float) -> Awaitable[Event | StageFailure]:
         match effect:
             case Sample(max_tokens):
                 self._end_turn()
@@ -231,7 +231,7 @@ class Play:
             case _:
                 raise AssertionError(effect)
 
-    async def _prepare(self) -> Event | Broken:
+    async def _prepare(self) -> Event | StageFailure:
         request, setting = self.request, self.setting
 
         async def begin() -> Begun:
@@ -255,14 +255,14 @@ class Play:
             return {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
 
         begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.create_seconds)
-        if isinstance(begun, Broken):
+        if isinstance(begun, StageFailure):
             return begun
         for text in begun.said.values():
             last = request.messages[-1]
             request.messages[-1] = Message(last.role, f"{last.content}\n\n{text}")
         return Prepared(self.setting.speaker.begin(request))
 
-    async def _sample(self, max_tokens: int) -> Event | Broken:
+    async def _sample(self, max_tokens: int) -> Event | StageFailure:
         request, speaker = self.request, self.setting.speaker
         answer = await self._asked(
             "sampled",
@@ -271,22 +271,22 @@ class Play:
             partial(self._ask_engine, max_tokens),
             self.setting.limits.generate_seconds,
         )
-        if isinstance(answer, Broken):
+        if isinstance(answer, StageFailure):
             return answer
         self._spoken = spoken = speaker.take(request, answer)
         parsed = spoken.parsed
         calls = tool_calls(parsed, len(request.turns))
         request.messages.append(Message("assistant", parsed.text, parsed.reasoning, calls))
-        return Sampled(spoken.tokens, answer.generation.finish, len(parsed.calls), len(parsed.malformed))
+        return TurnSampled(spoken.tokens, answer.generation.finish, len(parsed.calls), len(parsed.malformed))
 
     def _next_prompt(self, max_tokens: int) -> JSON:
         prompt = self.setting.speaker.prompt(self.request)
         return {**prompt, "max_tokens": max_tokens, "seed": turn_seed(self.request)}
 
-    def _ask_engine(self, max_tokens: int) -> Awaitable[Answer]:
+    def _ask_engine(self, max_tokens: int) -> Awaitable[EngineAnswer]:
         return self.supervised(self.setting.speaker.ask(self.request, max_tokens), "engine")
 
-    async def _call_tools(self) -> Event | Broken:
+    async def _call_tools(self) -> Event | StageFailure:
         assert self._spoken is not None
         request, limits, parsed = self.request, self.setting.limits, self._spoken.parsed
         made = parsed.calls[: limits.max_parallel_calls]
@@ -294,7 +294,7 @@ class Play:
         results = await self._asked(
             "tools", partial(_question_of, made), _RESULTS, partial(self._executed, made), limits.tool_seconds
         )
-        if isinstance(results, Broken):
+        if isinstance(results, StageFailure):
             return results
         results = self._with_placeholders(results)
         records = call_records(parsed, results, len(request.turns), limits, self.setting.speaker.count)
@@ -303,7 +303,7 @@ class Play:
         if failed is not None:
             told, source = f"tool {failed.tool!r}: {failed.error}", failed.source or f"tool {failed.tool!r}"
             failure = Failure(OURS, RolloutState.TOOL_CALLING.value, told, source, failed.cause)
-            return Broken(FinishReason.TOOL_FAILURE, failure)
+            return StageFailure(FinishReason.TOOL_FAILURE, failure)
         images = [*map(images_of, results), *((),) * (len(records) - len(results))]
         messages = [
             Message("tool", record.response, tool_call_id=record.id, name=record.name or None, images=shown)
@@ -312,7 +312,7 @@ class Play:
         return ToolsAnswered(self._propose(messages))
 
     def _with_placeholders(self, results: list[ToolResult]) -> list[ToolResult]:
-        """For images that the model is not shown; the record says how many, and why."""
+        """Replace hidden images by text; the metrics record how many, and why."""
         if not any(result.response.image for result in results):
             return results
         request, speaker = self.request, self.setting.speaker
@@ -326,7 +326,7 @@ class Play:
         return told
 
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
-        if len(calls) == 1:  # most often; a task of its own would cost as much as the call
+        if len(calls) == 1:  # the usual case; a separate task would cost as much as the call
             return [plain(await self._call(calls[0]))]
         async with asyncio.TaskGroup() as group:
             running = list(map(group.create_task, map(self._call, calls)))
@@ -336,7 +336,7 @@ class Play:
         assert self._instances is not None
         return self._instances.call(call.name, call.arguments)
 
-    async def _interact(self) -> Event | Broken:
+    async def _interact(self) -> Event | StageFailure:
         request, interaction = self.request, self.setting.interaction
         assert interaction is not None
 
@@ -354,7 +354,7 @@ class Play:
 
         limits = self.setting.limits
         answer = await self._asked("user", asked, _USER, respond, limits.interaction_seconds)
-        if isinstance(answer, Broken):
+        if isinstance(answer, StageFailure):
             return answer
         if answer.reward is not None:
             self.interaction_rewards.append(answer.reward)
@@ -383,20 +383,20 @@ class Play:
         self,
         kind: str,
         asked: Callable[[], JSON],
-        made_of: TypeAdapter[T | Broken],
+        made_of: TypeAdapter[T | StageFailure],
         ask: Callable[[], Awaitable[T]],
         seconds: float,
-    ) -> Awaitable[T | Broken]:
-        """What the world answers within `seconds`, and within what the request has left."""
-        return self.chance.got(kind, asked, made_of, partial(self._bounded, ask, seconds))
+    ) -> Awaitable[T | StageFailure]:
+        """Make an external call, bounded by `seconds` and by the request's remaining time."""
+        return self.external.call(kind, asked, made_of, partial(self._bounded, ask, seconds))
 
-    async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | Broken:
+    async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | StageFailure:
         request, stage = self.request, self.request.state
         cancellations = self._task.cancelling()
         left = self._deadline - self._clock.now()
         if request.abort_requested:
-            return late(FinishReason.ABORTED, stage, "aborted")
-        if left <= 0:  # also if nothing ever had to wait
+            return our_failure(FinishReason.ABORTED, stage, "aborted")
+        if left <= 0:  # even if nothing ever had to wait
             return self._overdue(stage)
         self._scope = scope = Scope(self._task, self._clock, min(seconds, left), self._note_wait)
         try:
@@ -406,29 +406,31 @@ class Play:
             if self._task.cancelling() > cancellations:
                 raise asyncio.CancelledError from error
             if not scope.expired:
-                # A cancellation that nobody sent to this request comes out of what it waited for.
-                return broken(error, stage)
+                # This request was not cancelled, so a cancellation comes from the code it waited for.
+                return stage_failure(error, stage)
         finally:
             self._scope = None
         where = f"in {stage}" + (f", waiting for {request.waits_for}" if request.waits_for else "")
         if request.abort_requested:
-            return late(FinishReason.ABORTED, stage, f"aborted {where}")
+            return our_failure(FinishReason.ABORTED, stage, f"aborted {where}")
         if left <= seconds:
             return self._overdue(stage)
-        return late(FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}", cause=request.waits_for)
+        return our_failure(
+            FinishReason.STAGE_DEADLINE, stage, f"more than {seconds:g} s {where}", cause=request.waits_for
+        )
 
     def _note_wait(self) -> None:
-        """While it still waits: afterwards nobody knows what for."""
+        """Called while it still waits: afterwards the reason is gone."""
         self.request.waits_for = self.setting.speaker.waits_for(self.request) or self.request.waits_for
 
-    def _overdue(self, stage: RolloutState) -> Broken:
+    def _overdue(self, stage: RolloutState) -> StageFailure:
         whole, waits = self.setting.limits.request_seconds, self.request.waits_for
         where = f"in {stage}" + (f", waiting for {waits}" if waits else "")
         told = f"the request took more than {whole:g} s; it was {where}"
-        return late(FinishReason.REQUEST_DEADLINE, stage, told, cause=waits)
+        return our_failure(FinishReason.REQUEST_DEADLINE, stage, told, cause=waits)
 
     async def _finalize(self, interaction: BaseInteraction) -> None:
-        """To its end, whatever cancellations come, but not for ever."""
+        """Run to completion in spite of cancellations, within a time limit."""
         limits, kwargs = self.setting.limits, self.request.task.interaction_kwargs or {}
         call = Call(
             interaction.finalize(self.request.request_id, **kwargs),

@@ -15,7 +15,7 @@ from toolyard.tools.base import BaseTool
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all requests of a run share."""
+    """The parts that all requests of a run share."""
 
     speaker: Speaker
     tools: Mapping[str, BaseTool] = field(default_factory=dict[str, BaseTool])

@@ -1,6 +1,6 @@
-"""How a request speaks with its engine: by tokens, or by messages where a server knows no tokens.
+"""How a request talks to its engine: in tokens, or in messages if the server's API has no tokens.
 
-`ask` is all that is not decided by the request itself; everything else here is a plain function of what there is.
+Only `ask` is non-deterministic; everything else depends on the request alone.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _PROMPTS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What an engine said to one turn, in however many attempts."""
+class EngineAnswer:
+    """An engine's answer for one turn, from one or more attempts."""
 
     generation: Generation
     attempts: int = 1
     weight_versions: tuple[str, ...] = ()
     message: Message | None = None
-    """Of a server that speaks of messages."""
+    """The message, from a server with a message API."""
     prompt_ids: list[int] | None = None
-    """What such a server made of the conversation, if it says."""
+    """The prompt ids that such a server reports, if any."""
     tokens: int = 0
-    """Sampled; also where the ids are not known."""
+    """Number of sampled tokens, even if their ids are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """One turn of the assistant, taken into the conversation."""
+class SampledTurn:
+    """One assistant turn, added to the conversation."""
 
     parsed: ParsedTurn
     sampled: Sampled
@@ -62,11 +62,11 @@ class Spoken:
 
 
 class Speaker(ABC):
-    """What an engine and its way of speaking are to a request."""
+    """A request's view of an engine and its API."""
 
     def __init__(self, sampling: Sampling, limits: RolloutLimits, engine: object, hides_images: str) -> None:
         self.hides_images = hides_images
-        """Why the model is not shown the images that tools return; empty if it is."""
+        """Why the model does not see the images that tools return; empty if it does."""
         self._sampling = sampling
         self._limits = limits
         self._talking = engine if isinstance(engine, ReportsActivity) else None
@@ -74,37 +74,37 @@ class Speaker(ABC):
 
     @abstractmethod
     def begin(self, request: AsyncRolloutRequest) -> int:
-        """Render the prompt; how many tokens it has, 0 if nobody knows. Raises ChatError."""
+        """Render the prompt and return its number of tokens, 0 if unknown. Raises ChatError."""
 
     @abstractmethod
     def prompt(self, request: AsyncRolloutRequest) -> JSON:
-        """By what the engine's next prompt can be recognised."""
+        """Values that identify the engine's next prompt."""
 
     @abstractmethod
-    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
-        """Have the engine sample the next turn. Raises EngineError when every retry is spent."""
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
+        """Have the engine sample the next turn. Raises EngineError when no retries are left."""
 
     @abstractmethod
-    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
-        """Put the answer's tokens into the request, and read them."""
+    def take(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> SampledTurn:
+        """Add the answer's tokens to the request and parse them."""
 
     @abstractmethod
     def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
-        """The tokens by which `messages` would continue the conversation after its last turn. Raises ChatError."""
+        """The tokens that `messages` would add after the last turn. Raises ChatError."""
 
     @abstractmethod
     def decode(self, request: AsyncRolloutRequest) -> tuple[str, str]:
-        """Prompt and response, for people."""
+        """Prompt and response as text."""
 
     @abstractmethod
     def count(self, text: str) -> int:
-        """Tokens of a text, or its characters where nobody knows."""
+        """Number of tokens in a text; characters if there is no tokenizer."""
 
     engine_name: str = ""
-    """For people: its servers, or what it is."""
+    """For messages: the engine's servers or kind."""
 
     def waits_for(self, request: AsyncRolloutRequest) -> str:
-        """What the engine does for the request just now."""
+        """What the engine is doing for the request right now."""
         engine = self._talking
         return "" if engine is None else engine.activity(request.request_id)
 
@@ -116,8 +116,8 @@ class Speaker(ABC):
     async def _retried(
         self, request: AsyncRolloutRequest, attempts: int, ask: Callable[[], Awaitable[T]]
     ) -> tuple[T, int]:
-        """`ask`, until it answers; and how many attempts that makes. Nothing is kept of a failed one, so asking again
-        is safe."""
+        """Call `ask` until it succeeds; return its result and the number of attempts. Nothing is kept of a failed
+        attempt, so retrying is safe."""
         pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
         cancellations = 0 if task is None else task.cancelling()
         while True:
@@ -126,7 +126,7 @@ class Speaker(ABC):
                 return await ask(), attempts
             except EngineError as error:
                 if task is not None and task.cancelling() > cancellations:
-                    raise asyncio.CancelledError from error  # it was cancelled, whatever it makes of that
+                    raise asyncio.CancelledError from error  # it was cancelled, whatever the engine raised for that
                 if not error.retryable or attempts > self._limits.engine_retries:
                     raise
                 request.waits_for = f"{self.engine_name}, attempt {attempts + 1} (the last: {error})"
@@ -147,8 +147,11 @@ class TokenSpeaker(Speaker):
         tell_near_misses: bool = False,
         hides_images: str = "",
     ) -> None:
-        """`tell_near_misses`: text that looks like a call is answered like a malformed one. `hides_images`: why images
-        are not shown, where format and engine could."""
+        """
+        Args:
+            tell_near_misses: Answer text that looks like a call as if it were a malformed call.
+            hides_images: Why images are hidden although format and engine support them; empty to show them.
+        """
         hides_images = hides_images or _why_hidden(engine, chat)
         stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
         texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
@@ -159,7 +162,7 @@ class TokenSpeaker(Speaker):
         self._ends = frozenset(stops) | chat.special_ids
         self._tell_near_misses = tell_near_misses
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
-        """Prompts of late: the samples of a task have the same one, and begin one after the other."""
+        """Recent prompts: the samples of a task share one and start one after another."""
 
     @property
     def engine(self) -> Engine | None:
@@ -180,7 +183,7 @@ class TokenSpeaker(Speaker):
     def prompt(self, request: AsyncRolloutRequest) -> JSON:
         return {"prompt_tokens": len(request.input_ids), "prompt_crc": request.crc}
 
-    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
         sampling = self._sampling_of(request, max_tokens)
         budget = sampling.max_tokens
         images = self._images_of(request)
@@ -207,17 +210,17 @@ class TokenSpeaker(Speaker):
             if end is not None:
                 logprobs = None if logprobs is None else logprobs[:end]
                 whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
-                return Answer(whole, attempts, tuple(versions), tokens=end)
+                return EngineAnswer(whole, attempts, tuple(versions), tokens=end)
             if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
                 break
-            # Aborted, but not by us: for new weights, say. The request goes on from exactly where it was.
+            # Aborted by the engine, for new weights for example. The request continues exactly where it was.
             await asyncio.sleep(self._limits.engine_retry_pause_seconds if fruitless else 0)
         finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
         whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
-        return Answer(whole, attempts, tuple(versions), tokens=len(ids))
+        return EngineAnswer(whole, attempts, tuple(versions), tokens=len(ids))
 
     def _stop_across(self, ids: list[int], joint: int, sampling: Sampling) -> int | None:
-        """Where a stop text ends that began before `joint`: the engine, which was asked anew there, did not see it."""
+        """The end of a stop text that began before `joint`, or None: the engine's new call at `joint` missed it."""
         if not sampling.stop or any(stop in self._chat.decode(ids[:joint]) for stop in sampling.stop):
             return None
         for end in range(joint + 1, len(ids) + 1):
@@ -229,50 +232,50 @@ class TokenSpeaker(Speaker):
         return None
 
     def _images_of(self, request: AsyncRolloutRequest) -> list[Image]:
-        """Raises EngineRequestError if the model has sampled the token of an image: nobody knows which it would be."""
+        """Raises EngineRequestError if the model has sampled an image token: it would refer to no image."""
         images = [image for message in request.messages for image in message.images]
         token = self._chat.image_token_id
         places = request.input_ids.count(token) if images and token is not None else 0
         if places != len(images):
             raise EngineRequestError(
-                f"the conversation has {len(images)} images and {places} tokens that stand for one: the model has "
-                "sampled some itself"
+                f"the conversation has {len(images)} images but {places} image tokens: the model sampled some itself"
             )
         return images
 
     async def _generate(
         self, prompt: list[int], images: Sequence[Image], sampling: Sampling, request_id: str
     ) -> Generation:
-        """The engine's answer, if it is one."""
+        """Call the engine and check its answer."""
         engine = self._engine
-        assert engine is not None, "a replay asks nobody"
+        assert engine is not None, "a replay has no engine"
         if images and isinstance(engine, ImageEngine):
             got = await engine.generate_with_images(prompt, images, sampling, request_id=request_id)
         else:
             got = await engine.generate(prompt, sampling, request_id=request_id)
         problem = self._problem(got, sampling)
         if problem:
-            error = EngineError(f"{self.engine_name} answered what cannot be: {problem}")
+            error = EngineError(f"{self.engine_name} returned an invalid answer: {problem}")
             error.source = self.engine_name
             raise error
         return got
 
     def _problem(self, got: Generation, sampling: Sampling) -> str:
-        """What is wrong with an answer. Engines are not trusted: what they say is what a model is trained on."""
+        """What is wrong with an answer; empty if nothing. Engines are not trusted: the model is trained on these
+        tokens."""
         ids, logprobs = got.token_ids, got.logprobs
         if len(ids) > sampling.max_tokens:
-            return f"{len(ids)} tokens, and was asked for {sampling.max_tokens} at most"
+            return f"{len(ids)} tokens, but at most {sampling.max_tokens} were requested"
         size = self._chat.vocab_size
         if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and (size is None or max(ids) < size)):
             bad = next(one for one in ids if type(one) is not int or one < 0 or (size is not None and one >= size))
-            return f"the token id {bad!r}, and the vocabulary has the ids 0 to {'?' if size is None else size - 1}"
+            return f"token id {bad!r}, but the vocabulary has the ids 0 to {'?' if size is None else size - 1}"
         if logprobs is not None:
             if len(logprobs) != len(ids):
-                return f"{len(ids)} tokens and {len(logprobs)} logprobs"
+                return f"{len(ids)} tokens but {len(logprobs)} logprobs"
             if not are_logprobs(logprobs):
-                return f"logprobs that are none: {str(logprobs)[:120]}"
+                return f"invalid logprobs: {str(logprobs)[:120]}"
         if got.finish is Finish.STOP and self._stopped_by(got, sampling) is None:
-            return "it stopped, and the last token is no stop token, nor is there a stop text at the end"
+            return "it stopped, but not at a stop token or a stop text"
         return ""
 
     def _stopped_by(self, got: Generation, sampling: Sampling) -> int | str | None:
@@ -282,11 +285,11 @@ class TokenSpeaker(Speaker):
             return got.token_ids[-1]
         if not sampling.stop:
             return None
-        # The token that completes a stop text may go on beyond it.
+        # The token that completes a stop text may extend beyond it.
         end = self._chat.decode(got.token_ids)
         return next((text for text in sampling.stop if text in end), None)
 
-    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+    def take(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> SampledTurn:
         generation = answer.generation
         start, crc = request.response_tokens, request.crc
         request.append_sampled(generation)
@@ -297,7 +300,7 @@ class TokenSpeaker(Speaker):
             request.metrics["near_misses"] = request.metrics.get("near_misses", 0) + len(parsed.near_misses)
             if self._tell_near_misses:
                 parsed = replace(parsed, malformed=parsed.near_misses)
-        return Spoken(
+        return SampledTurn(
             parsed,
             _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
             len(generation.token_ids),
@@ -317,7 +320,7 @@ class TokenSpeaker(Speaker):
 
 
 class MessageSpeaker(Speaker):
-    """Messages in, a message out. Token-exact only if the server returns ids, and they extend each other."""
+    """Messages in, a message out. Token-exact only if the server returns ids that extend each other."""
 
     def __init__(
         self,
@@ -325,7 +328,7 @@ class MessageSpeaker(Speaker):
         sampling: Sampling,
         limits: RolloutLimits,
         *,
-        hides_images: str = "nobody knows whether the server's model takes images",
+        hides_images: str = "the server's model may not accept images",
     ) -> None:
         super().__init__(sampling, limits, engine, hides_images)
         self._engine = engine
@@ -339,36 +342,36 @@ class MessageSpeaker(Speaker):
         said = json.dumps([message.as_openai() for message in request.messages]).encode()
         return {"messages": len(request.messages), "crc": zlib.crc32(said)}
 
-    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> Answer:
+    async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
         sampling = self._sampling_of(request, max_tokens)
         got, attempts = await self._retried(request, 0, partial(self._chat, request, sampling))
         versions = () if got.weight_version is None else (got.weight_version,)
         ids = got.token_ids or []
         generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
         tokens = got.completion_tokens if got.completion_tokens is not None else len(ids)
-        return Answer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
+        return EngineAnswer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
 
     async def _chat(self, request: AsyncRolloutRequest, sampling: Sampling) -> ChatGeneration:
-        assert self._engine is not None, "a replay asks nobody"
+        assert self._engine is not None, "a replay has no engine"
         got = await self._engine.chat(request.messages, request.tool_schemas, sampling, request_id=request.request_id)
         if got.finish is Finish.ABORT:  # half a message cannot be continued
             raise EngineError("the server aborted the answer")
         return got
 
-    def take(self, request: AsyncRolloutRequest, answer: Answer) -> Spoken:
+    def take(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> SampledTurn:
         assert answer.message is not None
         request.sampled_tokens += answer.tokens
         start, crc = self._take_tokens(request, answer)
         message = answer.message
         calls = tuple(ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls)
-        return Spoken(
+        return SampledTurn(
             ParsedTurn(message.content, message.reasoning_content, calls),
             _sampled(answer, start, request.response_tokens, message.content, crc),
             answer.tokens,
         )
 
-    def _take_tokens(self, request: AsyncRolloutRequest, answer: Answer) -> tuple[int, int]:
-        """Where the sampled tokens begin, and the crc of all that is before them."""
+    def _take_tokens(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> tuple[int, int]:
+        """The start of the sampled tokens, and the CRC of everything before them."""
         prompt = answer.prompt_ids
         first = not request.turns
         if prompt is None or not (first or request.token_exact):
@@ -387,7 +390,7 @@ class MessageSpeaker(Speaker):
         return start, crc
 
     def _is_not_exact(self, request: AsyncRolloutRequest) -> tuple[int, int]:
-        """Half of the tokens would look like all of them: none are kept."""
+        """Drop all tokens: a part of them would look like all of them."""
         request.token_exact = False
         request.begin([])
         request.response_mask, request.response_logprobs = [], None
@@ -408,7 +411,9 @@ def _prompt_of(got: ChatGeneration) -> list[int] | None:
     return None if got.prompt_ids is None or got.token_ids is None else got.prompt_ids
 
 
-def _sampled(answer: Answer, start: int, end: int, text: str, crc: int, stopped_by: int | str | None = "") -> Sampled:
+def _sampled(
+    answer: EngineAnswer, start: int, end: int, text: str, crc: int, stopped_by: int | str | None = ""
+) -> Sampled:
     return Sampled(
         start=start,
         end=end,
@@ -434,5 +439,5 @@ def _why_hidden(engine: Engine | None, chat: ChatFormat) -> str:
     if chat.image_token_id is None:
         return f"the format {chat.name} has no place for images"
     if engine is not None and not isinstance(engine, ImageEngine):
-        return f"{engine!r} takes no images"
+        return f"{engine!r} does not accept images"
     return ""

@@ -1,4 +1,4 @@
-"""Where a dump that was scored again goes: the same files and lines in another folder, with their new scores."""
+"""Writes a rescored dump: the same files and lines in another folder, with new scores."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from toolyard.records.writer import FolderLock
 from toolyard.rollout.blame import TASK
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.rescore.scoring import Change, Rescored, is_verls
+from toolyard.rollout.rescore.scoring import Change, Rescored, is_verl_line
 
 _NOT_EXTRAS = frozenset({"input", "output", "gts", "score", "step", "request_id", "format_version"})
-"""What a reward returns besides its score stands beside these in verl's lines, and must not replace them."""
+"""In verl's lines a reward's extra values stand beside these fields and must not replace them."""
 _WHY = "reward_error"
-"""In verl's lines, why there is no score."""
+"""The field of verl's lines that says why there is no score."""
 
 
 class RescoredDump:
-    """The folder, its own while it is open:
+    """The output folder, locked while it is open:
 
         with RescoredDump("rescored", source="runs/a", files=run.files) as dump:
             dump.write(rescored)                      # in the order of the lines
             dump.finish({"final": "gsm8k:strict"})
 
-    A file has its name only when it is whole. Of one that was begun and not ended, because the run was stopped, what
-    there is lies beside it as `<name>.partial.jsonl`, which no reader of dumps takes for a step.
+    A file gets its name only when it is complete. If the run is stopped, the lines of the unfinished file are kept as
+    `<name>.partial.jsonl`, which readers of dumps ignore.
     """
 
     def __init__(self, folder: str | PathLike[str], *, source: str | PathLike[str], files: list[Path]) -> None:
         """
         Raises:
-            ConfigError: the folder is the dump's own, or has files of these names.
-            RecordError: it cannot be written to.
+            ConfigError: the folder is the dump's own, or already has files with these names.
+            RecordError: the folder is not writable.
         """
         self.folder, self._source = Path(folder), Path(source)
         self.partial: Path | None = None
         own = self._source if self._source.is_dir() else self._source.parent
         if self.folder.exists() and self.folder.samefile(own):
             raise ConfigError(
-                f"--out {self.folder}: that is the dump itself, which is never written over; name another"
+                f"--out {self.folder}: that is the dump itself, which is never overwritten; name another folder"
             )
         taken = [target for file in files if (target := self.folder / file.name).exists()]
         if taken:
-            raise ConfigError(f"--out {self.folder}: {taken[0].name} exists there already; name another folder")
+            raise ConfigError(f"--out {self.folder}: {taken[0].name} already exists there; name another folder")
         self._own = own
         self._lock = FolderLock(self.folder)
         self._file: BinaryIO | None = None
@@ -64,10 +64,10 @@ class RescoredDump:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A file that is not whole by then is removed."""
+        """Remove a file that is not complete."""
         try:
             if self._file is not None:
-                with contextlib.suppress(OSError):  # it writes what it still holds, where nothing can be written
+                with contextlib.suppress(OSError):  # closing flushes the buffer, which may fail
                     self._file.close()
                 self._new.unlink(missing_ok=True)
         finally:
@@ -90,11 +90,11 @@ class RescoredDump:
             raise RecordError(f"cannot write to {self._new}: {error.strerror}") from None
 
     def finish(self, rewards: JSON, *, stopped: bool = False) -> None:
-        """All lines were written, or the run was stopped in the middle of the last file. `rewards`, the settings that
-        made them, are put into those of the dump.
+        """Call it after the last line, or with `stopped` if the run was stopped in the middle of the last file.
+        `rewards`, the settings that were used, replace those in the dump's settings.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: a file cannot be written.
         """
         try:
             if stopped and self._file is not None:
@@ -129,16 +129,16 @@ class RescoredDump:
 
 
 def rescored_line(rescored: Rescored) -> bytes:
-    """The line with its new score, and everything else as it was; to the byte, if nothing changed.
+    """The line with its new score and everything else unchanged; identical to the byte if nothing changed.
 
     Raises:
-        RecordError: what the reward returned cannot be written.
+        RecordError: the reward's result cannot be written as JSON.
     """
     raw = rescored.raw if rescored.raw.endswith(b"\n") else rescored.raw + b"\n"
     if rescored.change is Change.LEFT:
         return raw
     before: JSON = decode(raw)
-    after = _verls(before, rescored) if is_verls(rescored.trajectory) else _ours(before, rescored)
+    after = _verls(before, rescored) if is_verl_line(rescored.trajectory) else _ours(before, rescored)
     return raw if after == before else encode(after) + b"\n"
 
 
@@ -165,6 +165,6 @@ def _ours(line: JSON, rescored: Rescored) -> JSON:
         changed |= {"state": RolloutState.FAILED.value, "failure": failure}
         changed["finish_reason"] = FinishReason.REWARD_FAILURE.value
     elif trajectory.state == RolloutState.FAILED:
-        # How it would have ended, had its reward not failed, was not kept.
+        # The finish reason it would have had without the reward's failure was not kept.
         changed |= {"state": RolloutState.COMPLETED.value, "failure": None, "finish_reason": UNKNOWN}
     return line | changed

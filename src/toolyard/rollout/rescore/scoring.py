@@ -1,11 +1,11 @@
-"""A dump scored again, offline: by another final reward, or by the same one after a mistake was mended.
+"""Scores a dump again, offline: with another final reward, or with the same one after a fix.
 
     run = Rescoring("runs/a", load_reward("gsm8k:strict"), weights=weights_beside("runs/a") or Weights())
     await run.run(lambda rescored: print(rescored.trajectory.request_id, rescored.change, rescored.score))
 
-Only the final reward is computed anew. What steps, tools and simulators gave stands in the dump, and is combined with
-it as the run did. A trajectory that failed for another reason than its reward says nothing about the model, and is left
-as it is. Of verl's lines, which have a score and no parts, the final reward is the score.
+Only the final reward is recomputed. Rewards of steps, tools and simulators are read from the dump and combined with it
+as in the run. A trajectory that failed for a reason other than its reward says nothing about the model, and is left
+unchanged. In verl's lines, which have a score without parts, the final reward is the score.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
 from toolyard.rollout.finish import FinishReason, RolloutState
 
 _AHEAD = 4
-"""Lines read for each that is scored at once: a slow answer must not stop those behind it."""
+"""Lines read ahead per concurrent scoring: a slow one must not hold up those behind it."""
 _AHEAD_BYTES = 64 << 20
 _NAMED = 20
-"""Damaged lines that are told one by one."""
+"""Maximum number of damaged lines listed individually."""
 _TOOL = "tool/"
 
 
 class Change(StrEnum):
-    """What became of a trajectory's score."""
+    """How a trajectory's score changed."""
 
     UNCHANGED = "unchanged"
     UP = "up"
     DOWN = "down"
     NEWLY_SCORED = "newly scored"
     NEWLY_ABSENT = "newly absent"
-    """It had a score, and now a part of it could not be computed."""
+    """It had a score, but now a part of it could not be computed."""
     STILL_ABSENT = "still absent"
     LEFT = "left"
-    """As it is: it failed for another reason than its reward."""
+    """Left unchanged: it failed for a reason other than its reward."""
 
 
-class Lack(StrEnum):
-    """What the reward was not told, because the line does not say it."""
+class MissingInput(StrEnum):
+    """An input that the reward did not get, because the line does not have it."""
 
     DATA_SOURCE = "data_source"
     EXTRA_INFO = "extra_info"
     MESSAGES = "messages"
-    """Those of our lines: what the model said was taken from `output`, with what tools answered."""
+    """Toolyard's lines only: the solution was taken from `output`, which includes tool results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class Rescored:
     number: int
     raw: bytes
     trajectory: Trajectory
-    """As the line has it, without its tokens, which are most of it."""
+    """The line's trajectory without its tokens, which are most of its size."""
     change: Change
     score: float | None
     combined: Combined | None = None
-    """None: verl's line, or one that was left."""
+    """None for verl's lines and for lines left unchanged."""
     final: FinalScore | None = None
-    """None: it could not be computed, or the line was left."""
+    """None if it could not be computed, or the line was left unchanged."""
     why: str = ""
-    """Why there is no score, or what the reward says about it."""
+    """Why there is no score, or the reward's explanation of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Line:
 
 
 class Rescoring:
-    """One run over a dump: in its order, with bounded memory, at most `concurrency` answers at once."""
+    """One pass over a dump: in its order, with bounded memory, scoring at most `concurrency` lines at once."""
 
     def __init__(
         self,
@@ -106,19 +106,19 @@ class Rescoring:
     ) -> None:
         """
         Raises:
-            RecordError: there is no such dump, or nothing in it.
+            RecordError: the dump does not exist or is empty.
         """
         self.files = dump_files(path, steps=steps)
         if not self.files:
-            there = "" if steps is None else f" of the steps {', '.join(map(str, sorted(steps)))}"
+            there = "" if steps is None else f" for steps {', '.join(map(str, sorted(steps)))}"
             raise RecordError(f"{path}: there is no <step>.jsonl{there} in it")
         self.stopped = False
         self.damaged: list[str] = []
-        """Lines that are no trajectories: the first of them, and what is wrong with each."""
+        """The first lines that are not trajectories, with the reason for each."""
         self.damaged_lines = 0
-        self.lacks: Counter[Lack] = Counter()
+        self.missing_inputs: Counter[MissingInput] = Counter()
         self.unexplained = 0
-        """Lines whose score is not what the weights make of its parts: they were other weights then."""
+        """Lines whose score differs from the weighted sum of its parts: the run used other weights."""
         self._reward, self._weights = reward, weights
         self._limit, self._data_source = limit, data_source
         self._deadline = deadline_seconds
@@ -128,16 +128,16 @@ class Rescoring:
         self._held = 0
 
     def stop(self) -> None:
-        """Soon: what is being scored is given up, what has been scored is delivered."""
+        """Stop soon: lines already scored are delivered, the others are dropped."""
         self.stopped = True
         for _, task in self._pending:
             task.cancel()
 
     async def run(self, ended: Callable[[Rescored], None]) -> None:
-        """Score all lines; `ended` is told of each, in the dump's order.
+        """Score all lines and call `ended` for each, in the dump's order.
 
         Raises:
-            RecordError: a file cannot be read. A line that is no trajectory is only counted.
+            RecordError: a file cannot be read. A line that is not a trajectory is only counted.
         """
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
@@ -151,7 +151,7 @@ class Rescoring:
                     self._held += len(line.raw)
                 while self._pending:
                     await self._next(ended)
-            except Exception as error:  # out of the group as it is, not in a group of one
+            except Exception as error:  # raised bare, not in an exception group of one
                 failure = error
                 self.stop()
         if failure is not None:
@@ -192,10 +192,10 @@ class Rescoring:
                 scored = await self._final(trajectory)
         except RewardError as error:
             scored = str(error)
-        except Exception as error:  # a defect of a reward must not cost the other lines
+        except Exception as error:  # a bug in a reward must not affect the other lines
             scored = summarize(error)
         final, why = (None, scored) if isinstance(scored, str) else (scored, str(scored.extras.get("why", "")))
-        combined = None if is_verls(trajectory) else self._combined(trajectory, final, why)
+        combined = None if is_verl_line(trajectory) else self._combined(trajectory, final, why)
         if combined is None:
             score = None if final is None else final.value
         else:
@@ -208,9 +208,9 @@ class Rescoring:
     async def _final(self, trajectory: Trajectory) -> FinalScore:
         source = self._data_source or _text(trajectory.data_source) or _text(trajectory.extra.get("data_source"))
         extra_info: Any = trajectory.extra.get("extra_info")
-        self.lacks[Lack.DATA_SOURCE] += source is None
-        self.lacks[Lack.EXTRA_INFO] += not isinstance(extra_info, Mapping)
-        self.lacks[Lack.MESSAGES] += not is_verls(trajectory) and not trajectory.turns
+        self.missing_inputs[MissingInput.DATA_SOURCE] += source is None
+        self.missing_inputs[MissingInput.EXTRA_INFO] += not isinstance(extra_info, Mapping)
+        self.missing_inputs[MissingInput.MESSAGES] += not is_verl_line(trajectory) and not trajectory.turns
         return await self._reward.score(
             source or UNKNOWN,
             solution_of(trajectory),
@@ -226,29 +226,29 @@ class Rescoring:
         return _recombined(self._weights, trajectory, None if final is None else final.value, reasons)
 
 
-def is_verls(trajectory: Trajectory) -> bool:
-    """A line with verl's fields alone: no messages, no parts of the score."""
+def is_verl_line(trajectory: Trajectory) -> bool:
+    """Whether the line has only verl's fields: no messages, no parts of the score."""
     return not trajectory.messages and not trajectory.rewards and trajectory.finish_reason == UNKNOWN
 
 
 def is_scorable(trajectory: Trajectory) -> bool:
-    """Whether it ended so that its answer counts; also if only its reward was missing."""
+    """Whether it completed, or failed only because of its reward."""
     return trajectory.state == RolloutState.COMPLETED or trajectory.finish_reason == FinishReason.REWARD_FAILURE
 
 
 def solution_of(trajectory: Trajectory) -> str:
-    """What the model said, as the run gave it to the reward: without what tools answered. Of verl's lines, `output`."""
+    """The model's messages without tool results, as the run gave them to the reward. For verl's lines, `output`."""
     turns = len(trajectory.turns)
     said = [message.content for message in trajectory.messages if message.role == "assistant"]
-    # A prompt may have had messages of the assistant before them.
+    # The prompt may contain assistant messages too.
     return "\n".join(said[-turns:]) if 0 < turns <= len(said) else trajectory.output
 
 
 def weights_beside(path: str | PathLike[str]) -> Weights | None:
-    """Those that the dump was made with, if its settings lie beside it.
+    """The weights the dump was made with; None if its folder has no settings file.
 
     Raises:
-        RecordError: they do, and cannot be read.
+        RecordError: the settings file cannot be read.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / SETTINGS_BESIDE_DUMP
@@ -259,7 +259,7 @@ def weights_beside(path: str | PathLike[str]) -> Weights | None:
         return None
     except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
         what = " ".join(str(error).split())[:200]
-        raise RecordError(f"{file}: it should say which weights the rewards had: {what}") from None
+        raise RecordError(f"{file}: cannot read the weights of the rewards: {what}") from None
 
 
 def _recombined(
@@ -287,7 +287,7 @@ def _is_tool(name: str) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Lines are checked for their shape, not for what stands in `rewards`."""
+    """Lines are checked for their shape, not for the values in `rewards`."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -296,7 +296,7 @@ def _text(value: Any) -> str | None:
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """Closely enough: other programs may have written fewer digits."""
+    """Approximately equal: other programs may have written fewer digits."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)

@@ -1,1 +1,1 @@
-"""The promises of an `Engine`, as a test suite, and servers to try engines on."""
+"""A test suite for engines, and stand-in servers for their clients."""

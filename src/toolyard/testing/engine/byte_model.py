@@ -1,7 +1,7 @@
-"""A stand-in for a language model: bytes are its tokens, and what follows is a matter of arithmetic.
+"""A stand-in for a language model: its tokens are bytes, and the next token is computed by arithmetic.
 
-It knows nothing and costs nothing. What it shares with a model is what engines are tested on: the next token depends on
-all that came before, in a known distribution, so that greedy sampling is reproducible and log-probabilities are exact.
+It is fast and has no weights. It shares with a model what engine tests need: the next token depends on everything
+before it, with a known distribution, so greedy sampling is reproducible and log-probabilities are exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from toolyard.engines.protocol import Sampling
 
 BYTE_VOCABULARY = 260
-"""256 bytes, and four tokens that are no text; `BYTE_EOS` is one of them."""
+"""256 bytes and four special tokens; `BYTE_EOS` is one of them."""
 BYTE_EOS = 256
 
 _LETTERS = b"etaoin shrdlu cmfwyp vbgkqj."
@@ -27,34 +27,34 @@ def byte_encode(text: str) -> list[int]:
 
 
 def byte_decode(ids: Sequence[int]) -> str:
-    """The text of `ids`; tokens that are no text are left out, broken characters become U+FFFD."""
+    """The text of `ids`, without special tokens; invalid UTF-8 becomes U+FFFD."""
     return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
 
 
 class ByteModel:
-    """Says letters without end, or what it is told to say."""
+    """Samples letters endlessly, or a fixed answer."""
 
     vocabulary = BYTE_VOCABULARY
 
     def __init__(self, says: str | None = None) -> None:
-        """`says`: every answer is this text and then `BYTE_EOS`, whatever was asked and however it is sampled."""
+        """`says`: every answer is this text followed by `BYTE_EOS`, for any prompt and any sampling."""
         self._says = None if says is None else [*says.encode(), BYTE_EOS]
 
     def distribution(self, ids: Sequence[int], start: int) -> list[tuple[int, float]]:
-        """The tokens that can follow `ids`, of which `ids[start:]` are the answer so far; the likeliest first."""
+        """The tokens that can follow `ids`, most likely first. `ids[start:]` is the answer so far."""
         if self._says is not None:
             return [(self._says[min(len(ids) - start, len(self._says) - 1)], 1.0)]
         seed = zlib.crc32(bytes([token & 255 for token in ids[-4:]]), len(ids))
         return _letters(seed % len(_LETTERS), 1 + (seed >> 8) % 3)
 
-    def next(self, ids: Sequence[int], start: int, sampling: Sampling, chance: random.Random) -> tuple[int, float]:
-        """A token after `ids`, and its log-probability at temperature 1 with nothing cut off."""
+    def next(self, ids: Sequence[int], start: int, sampling: Sampling, rng: random.Random) -> tuple[int, float]:
+        """Sample a token after `ids`. Returns it with its log-probability at temperature 1 over all tokens."""
         ranked = self.distribution(ids, start)
         if sampling.temperature == 0:
             token, probability = ranked[0]
         else:
             kept = _kept(ranked, sampling)
-            token, probability = chance.choices(kept, [p ** (1 / sampling.temperature) for _, p in kept])[0]
+            token, probability = rng.choices(kept, [p ** (1 / sampling.temperature) for _, p in kept])[0]
         return token, math.log(probability)
 
 

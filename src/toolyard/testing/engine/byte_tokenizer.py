@@ -1,7 +1,7 @@
-"""A tokenizer that needs no download: one token per byte, and ChatML's special tokens after them.
+"""A tokenizer that needs no download: one token per byte, plus ChatML's special tokens.
 
-For tests and benchmarks: it is exact, quick, and the same everywhere. Its template is that of many small models: every
-role is rendered alike, and nothing is said about tools.
+For tests and benchmarks: it is exact, fast, and the same everywhere. Its template is that of many small models: all
+roles are rendered the same way, and tools are not mentioned.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Ids) -> str:
-        """Bytes that are no UTF-8 become U+FFFD; ids that do not exist become nothing."""
+        """Invalid UTF-8 becomes U+FFFD; unknown ids are skipped."""
         known = self._bytes
         return b"".join([known[number] for number in ids if 0 <= number < len(known)]).decode("utf-8", "replace")

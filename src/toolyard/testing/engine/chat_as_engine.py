@@ -1,7 +1,8 @@
-"""A server that speaks of messages, seen as an engine, so that it can be held to the same contract.
+"""Adapts a `ChatEngine`, whose server has a message API, to the `Engine` protocol, so that it can run the same
+contract.
 
-The prompt's text is what a user says, and the answer's ids are what the server says they are. What a chat cannot
-promise, that an answer goes on from given tokens, is not promised here either.
+The prompt's text becomes a user message, and the answer's ids are those that the server returns. A chat cannot continue
+from given tokens, and neither can this.
 """
 
 from __future__ import annotations

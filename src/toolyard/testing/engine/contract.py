@@ -1,6 +1,7 @@
-"""What any `Engine` promises, seen from outside only: by the tokens it returns and by when it returns them.
+"""What any `Engine` promises, tested from outside: by the tokens it returns and when it returns them.
 
-Greedy sampling is the yardstick: what it yields is taken once, and stops, limits and aborts must cut it where they say.
+Greedy sampling is the reference: its tokens are sampled once, and stops, limits and aborts must cut them at the right
+place.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from toolyard.engines.protocol import Engine, Finish, Generation, Sampling
 from toolyard.errors import EngineError, EngineRequestError
 
 _PATIENCE = 20.0
-"""Seconds after which something that should have happened is taken not to happen at all."""
+"""Seconds to wait for something that should happen."""
 
 
 class EngineContract(ABC):
-    """Inherit, and provide the fixture `engine`: an open one, of class scope. Then say what is true of yours:
+    """Subclass it and provide the class-scoped fixture `engine`: an open engine. Then describe yours:
 
     class TestMine(EngineContract):
         prompt = [1, 2, 3]
@@ -45,38 +46,38 @@ class EngineContract(ABC):
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 
     prompt: Sequence[int] = tuple(b"Once upon a time")
-    """Sampled greedily from here, the engine goes on for `endless` tokens at least, and its first `some` are text."""
+    """With greedy sampling, the answer must have at least `endless` tokens, and its first `some` must be text."""
     vocabulary: int = 256
-    """Ids from here on are none."""
+    """Size of the vocabulary: ids from here on are invalid."""
     some: int = 24
-    """How many tokens most claims are looked at on."""
+    """Number of tokens that most tests sample."""
     endless: int = 2000
-    """More tokens than the engine samples within a second; with the prompt, still no more than the context."""
+    """More tokens than the engine samples in a second; together with the prompt they must fit into the context."""
     settle_seconds: float = 0.1
-    """By then, a request is being worked on, and an abort has arrived."""
+    """After this time a request is running, or an abort has arrived."""
     crowd: int = 50
-    """How many requests run at the same time."""
+    """Number of concurrent requests."""
     context: int | None = None
-    """Tokens of the prompt and the answer together; None: not known, and not tested."""
+    """Maximum tokens of prompt and answer together; None: unknown and not tested."""
     has_logprobs: bool = True
     is_seeded: bool = True
     """The same seed yields the same tokens."""
     is_batch_invariant: bool = True
-    """Greedy tokens are the same whoever else is being sampled."""
+    """Greedy tokens do not depend on what else is being sampled."""
     continues_tokens: bool = True
-    """What follows a prompt depends on its tokens alone, so that an answer can be continued. Not of chats, where the
-    server puts its own words around what is said."""
+    """What follows a prompt depends only on its tokens, so an answer can be continued. False for chat APIs, where the
+    server wraps messages in its template."""
     out_of_range_is_refused: bool = True
-    """Ids that are no token are refused. Some servers leave the check to their users."""
+    """Invalid ids are rejected. Some servers leave the check to the client."""
 
     @classmethod
     @abstractmethod
     def make(cls) -> Engine:
-        """Another engine, not yet open. It may share what is expensive with others."""
+        """Another engine, not yet open. It may share expensive parts with others."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, as the engine itself sees it when it looks for stop texts."""
+        """Decode tokens as the engine does when it looks for stop texts."""
 
     # ----------------------------------------------------------------------------------------------------- sampling
     async def test_it_is_an_engine(self, engine: Engine) -> None:
@@ -126,7 +127,7 @@ class EngineContract(ABC):
         assert prompt == list(self.prompt)
 
     async def test_the_answer_goes_on_where_an_earlier_one_ended(self, engine: Engine) -> None:
-        """A conversation is its tokens, nothing else: in one request or in two, the same follows."""
+        """A conversation is only its tokens: one request or two give the same answer."""
         if not self.continues_tokens:
             pytest.skip("the engine does not promise it")
         whole = (await self.greedy(engine, request_id="whole")).token_ids
@@ -192,7 +193,7 @@ class EngineContract(ABC):
     # ------------------------------------------------------------------------------------------------------ aborting
     async def test_an_abort_ends_a_request_with_what_there_is_and_leaves_others_alone(self, engine: Engine) -> None:
         greedy = (await self.greedy(engine)).token_ids
-        # Names of which one begins the other: servers have been seen to abort by prefix.
+        # One name is a prefix of the other: some servers abort by prefix.
         async with asyncio.timeout(_PATIENCE), asyncio.TaskGroup() as tasks:
             doomed = tasks.create_task(self.greedy(engine, max_tokens=self.endless, request_id="a-1"))
             other = tasks.create_task(self.greedy(engine, max_tokens=self.endless, request_id="a-11"))
@@ -223,7 +224,7 @@ class EngineContract(ABC):
             assert (await self.greedy(engine, request_id="finished")).finish is Finish.LENGTH
 
     async def test_a_request_aborted_at_once_ends(self, engine: Engine) -> None:
-        """Before, while or after it reaches the sampler: whichever it is, nobody waits for ever."""
+        """Before, while or after it reaches the sampler: in any case it ends."""
         for ticks in range(4):
             async with asyncio.timeout(_PATIENCE), asyncio.TaskGroup() as tasks:
                 doomed = tasks.create_task(self.greedy(engine, max_tokens=self.endless, request_id=f"at-once-{ticks}"))
@@ -313,7 +314,7 @@ class EngineContract(ABC):
     async def sample(
         self, engine: Engine, prompt: Sequence[int] | None = None, *, request_id: str = "contract", **sampling: Any
     ) -> Generation:
-        """At temperature 1 unless said otherwise, and never for longer than a test may take."""
+        """Sample at temperature 1 by default, with a timeout."""
         wanted = Sampling.model_validate({"max_tokens": self.some, "temperature": 1.0, **sampling})
         async with asyncio.timeout(3 * _PATIENCE):
             return await engine.generate(self.prompt if prompt is None else prompt, wanted, request_id=request_id)
@@ -330,7 +331,7 @@ class EngineContract(ABC):
             return error
 
     def check(self, found: Generation) -> None:
-        """What holds of every answer."""
+        """Check what every answer must satisfy."""
         assert isinstance(found.finish, Finish)
         if self.has_logprobs:
             assert found.logprobs is not None

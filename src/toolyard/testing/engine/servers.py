@@ -1,8 +1,8 @@
-"""A stand-in for the servers that engines speak to: real HTTP on loopback, real routes, no model behind them.
+"""A stand-in for inference servers: real HTTP on loopback, real routes, no model.
 
-`EngineServer` answers in the shapes of SGLang 0.5.23, vLLM 0.32 and OpenAI's chat completions, with what a `ByteModel`
-says. It exists to test clients of those servers, also against what goes wrong on the way (`Fault`). It proves nothing
-about the servers themselves: it covers the fields that Toolyard sends and reads, and no more.
+`EngineServer` answers in the formats of SGLang 0.5.23, vLLM 0.32 and OpenAI's chat completions, with tokens from a
+`ByteModel`. It is for testing clients of those servers, including network failures (`Fault`). It proves nothing about
+the servers themselves: it covers only the fields that Toolyard sends and reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHAT_FIELDS = {"model", "messages", "tools", "tool_choice", "max_tokens", "temp
 
 @dataclass(slots=True)
 class _Run:
-    """One answer in the making."""
+    """One answer being sampled."""
 
     prompt: list[int]
     sampling: Sampling
@@ -51,7 +51,7 @@ class _RefusedError(Exception):
 
 
 class EngineServer:
-    """Used with `async with`; then `url` is where it listens. Of `faults`, each request takes the first."""
+    """Use it with `async with`; then `url` is its address. Each request takes the first of `faults`."""
 
     def __init__(
         self,
@@ -64,19 +64,23 @@ class EngineServer:
         refuses_unknown: bool = False,
         chat: Callable[[JSON], JSON] | None = None,
     ) -> None:
-        """`token_seconds`: what a token takes; 32 at a time are sampled. `refuses_unknown`: chat requests may have no
-        field but OpenAI's oldest. `chat`: the message that answers a chat request, in OpenAI's shape."""
+        """
+        Args:
+            token_seconds: Time per token; 32 are sampled at a time.
+            refuses_unknown: Reject chat requests with fields other than OpenAI's oldest.
+            chat: Makes the message that answers a chat request, in OpenAI's format.
+        """
         self.url = ""
         self.faults: list[Fault | None] = []
-        """None: nothing goes wrong with that request."""
+        """None: no fault for that request."""
         self.rewrite: Callable[[JSON], Any] | None = None
-        """What is sent instead of an answer, for servers that answer otherwise."""
+        """Replaces answers, to imitate servers that answer differently."""
         self.requests: list[tuple[str, JSON, dict[str, str]]] = []
-        """Path, body and headers (their names in lower case) of every POST."""
+        """Path, body and headers (with lower-case names) of every POST."""
         self.aborted: list[str] = []
-        """Names of the requests that were ended from outside, in order."""
+        """Ids of the requests that were aborted, in order."""
         self.hung_up = 0
-        """How many clients did not wait for their answer."""
+        """Number of clients that disconnected before their answer."""
         self.running: dict[str, _Run] = {}
         self.weight_version = "default"
         self._model = model or ByteModel()
@@ -100,7 +104,7 @@ class EngineServer:
         await self.kill()
 
     async def start(self) -> None:
-        """Listen: at the same address as before, if it was killed."""
+        """Listen; after `kill`, at the same address as before."""
         application = web.Application(client_max_size=1 << 30)
         application.add_routes(self._routes())
         self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
@@ -110,7 +114,7 @@ class EngineServer:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def kill(self) -> None:
-        """As a crash would: connections break, nothing listens."""
+        """Imitate a crash: connections break, and nothing listens."""
         for connection in self._connections:
             connection.abort()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         self._connections.clear()
@@ -191,7 +195,7 @@ class EngineServer:
         given = request.headers.get("Authorization", "")
         if self._api_key is None or given == f"Bearer {self._api_key}":
             return None
-        # OpenAI's own servers repeat the key they refuse, as this does: clients must not pass it on.
+        # OpenAI's servers repeat the rejected key, and so does this: clients must not pass it on.
         return web.json_response({"error": {"message": f"Incorrect API key provided: {given}"}}, status=401)
 
     # ------------------------------------------------------------------------------------------------------ sampling
@@ -205,7 +209,7 @@ class EngineServer:
         if len(ids) + sampling.max_tokens > self._context or len(ids) >= self._context:
             asked = f"{len(ids)} tokens of the prompt and {sampling.max_tokens} of the answer"
             raise _RefusedError(f"the maximum context length is {self._context} tokens; you asked for {asked}")
-        while self._loading:  # noqa: ASYNC110 - as long as a test lets it
+        while self._loading:  # noqa: ASYNC110 - until the test continues
             await asyncio.sleep(0.005)
         run = _Run(ids, sampling, ignore_eos)
         self.running[name] = run
@@ -216,18 +220,18 @@ class EngineServer:
         return run
 
     async def _run(self, run: _Run) -> None:
-        chance = random.Random(run.sampling.seed)  # noqa: S311
+        rng = random.Random(run.sampling.seed)  # noqa: S311
         ids = list(run.prompt)
         longest = max((len(text) for text in run.sampling.stop), default=0)
         for n in range(run.sampling.max_tokens):
             if n and n % _PACE == 0:
                 await asyncio.sleep(_PACE * self._token_seconds)
-            while self._paused and not run.aborted.is_set():  # noqa: ASYNC110 - of two things to wait for
+            while self._paused and not run.aborted.is_set():  # noqa: ASYNC110 - waits for two conditions
                 await asyncio.sleep(0.005)
             if run.aborted.is_set():
                 run.finish = "abort"
                 return
-            token, logprob = self._model.next(ids, len(run.prompt), run.sampling, chance)
+            token, logprob = self._model.next(ids, len(run.prompt), run.sampling, rng)
             ids.append(token)
             run.answer.append(token)
             run.logprobs.append(logprob)
@@ -294,16 +298,16 @@ class EngineServer:
         return {"success": True, "new_version": self.weight_version}
 
     async def _sglang_from_disk(self, body: JSON) -> JSON:
-        """Whose weights they are makes no difference to what a `ByteModel` says; the version does."""
+        """The weights make no difference to a `ByteModel`; only the version changes."""
         wrong = [name for name, value in body.items() if not isinstance(value, _FROM_DISK.get(name, ()))]
         if wrong or "model_path" not in body:
-            raise _RefusedError(f"not as it should be: {wrong or 'model_path'}")
+            raise _RefusedError(f"invalid or missing: {wrong or 'model_path'}")
         if body.get("abort_all_requests"):
             for name in list(self.running):
                 self._abort(name)
         self._loading = not self._paused
         try:
-            while self._loading and self.running:  # noqa: ASYNC110 - of any number
+            while self._loading and self.running:  # noqa: ASYNC110 - waits for any number of requests
                 await asyncio.sleep(0.005)
         finally:
             self._loading = False
@@ -383,7 +387,7 @@ def _sampling(given: JSON, *, most: str, seed: str) -> Sampling:
 
 
 def _vllm_choice(run: _Run) -> JSON:
-    # vLLM does not say that the end-of-text token was why: only what was asked for by name is a reason.
+    # vLLM does not report the end-of-text token as the reason, only stop tokens and texts of the request.
     asked = run.matched in (*run.sampling.stop_token_ids, *run.sampling.stop)
     reason = run.matched if asked else None
     return {"index": 0, "finish_reason": run.finish, "stop_reason": reason, "token_ids": run.answer}
@@ -394,27 +398,27 @@ def _usage(run: _Run) -> JSON:
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
-# What goes wrong on the way between a client and a server, for stand-ins that play servers.
+# Faults ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong with the answer to one request."""
+    """A fault in the answer to one request."""
 
     status: int = 200
     body: bytes | None = None
-    """Instead of the answer."""
+    """Replaces the answer."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     silent: bool = False
-    """Nothing is ever answered."""
+    """Never answer."""
     hang_up_after: int | None = None
-    """So many bytes of the body are sent; then the connection is gone."""
+    """Drop the connection after this many bytes of the body."""
     piece_seconds: float = 0.0
-    """The body comes in sixteen pieces, each after so long."""
+    """Send the body in sixteen pieces with this delay before each."""
 
 
 async def misbehave(request: web.Request, fault: Fault, body: bytes) -> web.StreamResponse:
-    """Send `body`, with what is wrong about it."""
+    """Send `body` with the fault."""
     if fault.silent:
         await asyncio.Event().wait()
     headers = {"Content-Type": "application/json", **fault.headers}

@@ -1,1 +1,1 @@
-"""The promises of a `Limiter`, as a test suite."""
+"""A test suite for limiters."""

@@ -1,7 +1,7 @@
-"""What any `Limiter` promises, seen from outside only: by the executions that run under its permits.
+"""What any `Limiter` promises, tested from outside: by the executions that run under its permits.
 
-One that works through messages hears of a change a little later. So what must happen is waited for, and what must not
-happen is looked for after `settle_seconds`.
+A limiter that works through messages learns of a change a little later. So tests wait for what must happen, and check
+for what must not happen after `settle_seconds`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["LimiterContract", "Make"]
 
 
 class LimiterContract(LimiterSharing, LimiterPermits, LimiterTerms):
-    """Inherit, and provide the fixture `make`: a `Make` whose limiters are closed at the end of the test.
+    """Subclass it and provide the fixture `make`: a `Make` whose limiters are closed at the end of the test.
 
-    It passes these options on: `adaptive`, `starts_per_second`, `burst` and `max_hold_seconds`.
+    It must pass on the options `adaptive`, `starts_per_second`, `burst` and `max_hold_seconds`.
     """

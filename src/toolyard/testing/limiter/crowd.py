@@ -1,4 +1,4 @@
-"""What the limiter's contract looks through: executions under its permits, counted from outside."""
+"""Helpers of the limiter's contract: executions under its permits, counted from outside."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from toolyard.errors import LimiterTimeoutError
 from toolyard.limits.protocol import Limiter, LimiterStatistics
 
 PATIENCE = 10.0
-"""Seconds after which something that should have happened is taken not to happen at all."""
+"""Seconds to wait for something that should happen."""
 
 
 class Make(Protocol):
-    """Makes a limiter, open. Two of one `name` are two handles of the same."""
+    """Makes an open limiter. Two with the same `name` are two handles of one limiter."""
 
     async def __call__(self, limit: int, *, name: str | None = None, **options: Any) -> Limiter: ...
 
 
 class Gauge:
-    """Counts who is inside, from any thread."""
+    """Counts concurrent executions, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,12 +47,12 @@ class Gauge:
 
 
 class Crowd:
-    """Executions at a limiter. Each runs until it is let go."""
+    """Executions under a limiter. Each runs until `let_go`."""
 
     def __init__(self, limiter: Limiter, tasks: asyncio.TaskGroup) -> None:
         self.gauge = Gauge()
         self.started: list[str] = []
-        """Labels, in order."""
+        """Labels of started executions, in order."""
         self.inside: set[str] = set()
         self._limiter = limiter
         self._tasks = tasks
@@ -89,7 +89,7 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def crowd_at(limiter: Limiter) -> AsyncGenerator[Crowd]:
-    """All of them are let go at the end, and must then come to theirs."""
+    """A crowd whose executions are let go at the end, and must then end."""
     async with asyncio.timeout(3 * PATIENCE), asyncio.TaskGroup() as tasks:
         crowd = Crowd(limiter, tasks)
         yield crowd
@@ -106,7 +106,7 @@ async def eventually(holds: Callable[[], bool]) -> bool:
 
 
 async def statistics_once(limiter: Limiter, holds: Callable[[LimiterStatistics], bool]) -> LimiterStatistics:
-    """The first ones of which this holds; the last ones seen if it never does, for the assertions to show."""
+    """The first statistics for which `holds` is true; if it never is, the last ones seen, for the assertion to show."""
     deadline = time.monotonic() + PATIENCE
     while not holds(found := await limiter.statistics()) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ async def statistics_once(limiter: Limiter, holds: Callable[[LimiterStatistics],
 
 
 async def can_be_held(limiter: Limiter) -> int:
-    """How many permits can be held at once: neither more nor fewer than the limit, unless some were lost or made up."""
+    """How many permits can be held at once: exactly the limit, unless permits were lost or invented."""
     async with contextlib.AsyncExitStack() as stack:
         for count in range(limiter.limit + 1):
             timeout = PATIENCE if count < limiter.limit else 0.05
@@ -126,7 +126,7 @@ async def can_be_held(limiter: Limiter) -> int:
 
 
 async def gives_all_back(limiter: Limiter) -> bool:
-    """Whether nobody has a permit any more, in a while at the latest. Where to hold one for a moment is too long."""
+    """Whether all permits come back within `PATIENCE`. For tests that must not hold a permit themselves."""
     return (await statistics_once(limiter, lambda found: found.in_flight == 0)).in_flight == 0
 
 
@@ -138,11 +138,12 @@ async def in_threads(count: int, work: Callable[[], object]) -> None:
 
 
 class LimiterClaims:
-    """What every part of the contract has: see `LimiterContract`."""
+    """The attributes of every part of the contract: see `LimiterContract`."""
 
     pytestmark = pytest.mark.asyncio
 
     settle_seconds: float = 0.05
-    """By then, a change has reached everybody, and what it leads to has happened. More, if it goes by messages."""
+    """After this time a change has reached every handle and taken effect. Raise it for limiters that use messages."""
     extra_starts: int = 0
-    """How many more may start than `starts_per_second` and `burst` say. More, if processes share a rate."""
+    """How many more executions may start than `starts_per_second` and `burst` allow. Raise it if processes share a
+    rate."""

@@ -1,4 +1,4 @@
-"""The limiter's contract: whatever happens to who waits or runs, and wherever, its permit comes back."""
+"""The limiter's contract: whatever happens to a waiting or running execution, its permit comes back."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LimiterPermits(LimiterClaims):
 
     async def test_a_timeout_of_zero_takes_what_is_free_and_never_waits(self, make: Make) -> None:
         limiter = await make(1)
-        async with limiter.permit():  # and one that works through messages has a permit at hand from here on
+        async with limiter.permit():  # from here on, a limiter that works through messages has a permit at hand
             with pytest.raises(LimiterTimeoutError):
                 async with limiter.permit(timeout=0):
                     pytest.fail("it got a permit of another")
@@ -217,7 +217,7 @@ class LimiterPermits(LimiterClaims):
                 pytest.fail("nobody runs it any more")
 
         def ignore(loop: asyncio.AbstractEventLoop, complaint: dict[str, Any]) -> None:
-            """It says that tasks were destroyed while they were pending, rightly."""
+            """Ignore asyncio's correct complaint that pending tasks were destroyed."""
 
         def abandon(count: int) -> None:
             loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The limiter's contract: how many run at once, who is next, and what another limit changes."""
+"""The limiter's contract: the limit, fairness, and changes of the limit."""
 
 from __future__ import annotations
 

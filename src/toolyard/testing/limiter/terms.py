@@ -1,4 +1,4 @@
-"""The limiter's contract: names and numbers, statistics, refusals, rates and the end."""
+"""The limiter's contract: names and numbers, statistics, refusals, rates and closing."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class LimiterTerms(LimiterClaims):
         async with limiter.permit() as permit:
             asked = time.monotonic()
             permit.refused(retry_after=self._pause)
-            permit.refused()  # says nothing about pauses, so it does not end one
+            permit.refused()  # without a pause, so it does not end the current one
             found = await statistics_once(limiter, lambda found: found.paused_seconds > 0)
             assert 0 < found.paused_seconds <= self._pause
         await self._nobody_starts_before(limiter, asked + self._pause)
@@ -218,7 +218,7 @@ class LimiterTerms(LimiterClaims):
         return 0.4 + self.settle_seconds
 
     async def _nobody_starts_before(self, limiter: Limiter, moment: float) -> None:
-        """In a task and in a thread; and then both start by themselves."""
+        """Neither a task nor a thread; afterwards both start by themselves."""
         starts: list[float] = []
 
         def in_a_thread() -> None:

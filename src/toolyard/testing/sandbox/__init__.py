@@ -1,1 +1,1 @@
-"""The promises of a `Sandbox`, as test suites."""
+"""Test suites for sandboxes."""

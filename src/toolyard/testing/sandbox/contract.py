@@ -1,6 +1,6 @@
-"""What any `Sandbox` promises about the programs it runs, whatever their language; Python is what they are written in.
+"""What any `Sandbox` promises about the programs it runs, in any language; the test programs are in Python.
 
-Tests see a sandbox from outside only, so they hold for a remote one as well.
+The tests see a sandbox only from outside, so they apply to remote ones too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def run(sandbox: Sandbox, code: str, limits: Limits | None = None, **given
 
 
 class SandboxContract:
-    """Inherit, and provide the fixture `sandbox`: an open one, of class scope."""
+    """Subclass it and provide the class-scoped fixture `sandbox`: an open sandbox."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 
@@ -166,14 +166,14 @@ class SandboxContract:
         assert execution.wall_seconds < 5
 
     async def test_its_end_is_that_of_its_first_process(self, sandbox: Sandbox) -> None:
-        """A child left behind that keeps the pipes open delays nothing, and does not survive."""
+        """A child left behind that keeps the pipes open does not delay the end, and does not survive."""
         begun = time.monotonic()
         execution = await run(sandbox, "import subprocess; subprocess.Popen(['sleep', '60']); print('done')")
         assert (execution.verdict, execution.stdout) == (Verdict.OK, "done\n")
         assert time.monotonic() - begun < 8
 
     async def test_a_command_dies_of_a_broken_pipe_as_in_any_shell(self, sandbox: Sandbox) -> None:
-        """Python ignores that signal for itself; a command that inherits this would complain, or never end."""
+        """Python ignores SIGPIPE; a command that inherits this would print an error or never end."""
         execution = await run(sandbox, "yes | head -1", Limits(run_seconds=5), language="bash")
         assert (execution.verdict, execution.stdout, execution.stderr) == (Verdict.OK, "y\n", "")
 
@@ -192,7 +192,7 @@ class SandboxContract:
                 raise SystemExit("refused")
         """
         execution = await run(sandbox, code, Limits(memory_bytes=128 * MIB, run_seconds=30))
-        # Where the limit is one of the process, the program is told and may answer for itself.
+        # If the limit applies to the process, the program gets a MemoryError and can handle it.
         told = execution.verdict is Verdict.FAILED and execution.stderr == "refused\n"
         assert execution.verdict is Verdict.MEMORY_EXCEEDED or told
         assert execution.stdout == "so far\n"
@@ -320,7 +320,7 @@ class SandboxContract:
         assert [one.result().stdout for one in good] == [f"{n}\n" for n in range(8)]
 
     async def test_cancelling_stops_the_program(self, sandbox: Sandbox) -> None:
-        """Seen by the room they leave: programs that ran on would keep every worker for a minute."""
+        """Programs that kept running would occupy every worker for a minute."""
         patient = Limits(run_seconds=60)
         begun = time.monotonic()
         async with asyncio.TaskGroup() as group:

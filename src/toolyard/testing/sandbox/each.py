@@ -1,6 +1,6 @@
-"""What `run_each` promises: one program on many inputs gives what `run` would have given for each.
+"""What `run_each` promises: one program on many inputs gives the same results as `run` for each input.
 
-For sandboxes that have it; the protocol does not ask for it. Seen from outside only, like the rest of the contract.
+For sandboxes that have it; the protocol does not require it. Tested from outside, like the rest of the contract.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ async def collect(
     return [execution async for execution in sandbox.run_each(Program(dedent(code), **given), stdins, limits)]
 
 
-def told(execution: Execution) -> Execution:
-    """Without what is measured, whether something was compiled before, and the directory a worker happens to have."""
+def without_measurements(execution: Execution) -> Execution:
+    """The execution without measurements, `compile_cached` and the worker's directory, for comparisons."""
 
     def stage(result: StageResult | None) -> StageResult | None:
         if result is None:
@@ -54,7 +54,7 @@ def told(execution: Execution) -> Execution:
 
 
 class EachContract:
-    """Inherit, and provide the fixture `sandbox`: an open one that has `run_each`, of class scope."""
+    """Subclass it and provide the class-scoped fixture `sandbox`: an open sandbox that has `run_each`."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 
@@ -78,8 +78,8 @@ class EachContract:
     async def test_each_gives_what_run_gives(
         self, sandbox: EachSandbox, code: str, stdins: list[Input], given: dict[str, Any]
     ) -> None:
-        alone = [told(await sandbox.run(Program(code, stdin=stdin, **given))) for stdin in stdins]
-        assert [told(execution) for execution in await collect(sandbox, code, stdins, **given)] == alone
+        alone = [without_measurements(await sandbox.run(Program(code, stdin=stdin, **given))) for stdin in stdins]
+        assert [without_measurements(execution) for execution in await collect(sandbox, code, stdins, **given)] == alone
 
     async def test_no_inputs_give_nothing(self, sandbox: EachSandbox) -> None:
         assert await collect(sandbox, "print(1)", []) == []
@@ -132,19 +132,21 @@ class EachContract:
             assert (await anext(executions)).ok
             assert time.monotonic() - begun < 10
 
-    async def test_in_bunches_they_are_the_same_in_the_same_order(self, sandbox: EachSandbox) -> None:
+    async def test_batched_results_are_the_same_in_the_same_order(self, sandbox: EachSandbox) -> None:
         program = Program("n = int(input())\nprint(n)\nif n % 7 == 3: raise SystemExit(n)")
         stdins = [str(n) for n in range(40)]
         one_by_one = [execution async for execution in sandbox.run_each(program, stdins)]
-        bunches = [execution async for execution in sandbox.run_each(program, stdins, batch_results=True)]
-        assert [told(execution) for execution in bunches] == [told(execution) for execution in one_by_one]
+        batched = [execution async for execution in sandbox.run_each(program, stdins, batch_results=True)]
+        assert [without_measurements(execution) for execution in batched] == [
+            without_measurements(execution) for execution in one_by_one
+        ]
         assert [execution.stdout for execution in bunches] == [f"{n}\n" for n in range(40)]
         async with aclosing(sandbox.run_each(program, stdins, batch_results=True)) as executions:
             assert (await anext(executions)).stdout == "0\n"
         assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
 
     async def test_leaving_early_stops_what_runs(self, sandbox: EachSandbox) -> None:
-        """Seen by the room it leaves: batches that ran on would keep every worker for a minute."""
+        """Batches that kept running would occupy every worker for a minute."""
         program = Program("import time\ntime.sleep(float(input()))")
 
         async def leave() -> None:

@@ -1,4 +1,4 @@
-"""The half of `PythonSemantics` that is about the outside world: streams, processes, threads, signals and chance."""
+"""The part of `PythonSemantics` about the runtime: streams, processes, threads, signals and randomness."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ class PythonRuntime:
         )
         assert (execution.stdout, execution.stderr) == ("[0, 1, 2] b'child\\n'\n", "")
 
-    # --------------------------------------------------------------------------------------------------- chance
-    async def test_chance_is_different_in_every_run(self, sandbox: Sandbox) -> None:
+    # ----------------------------------------------------------------------------------------------- randomness
+    async def test_random_numbers_differ_in_every_run(self, sandbox: Sandbox) -> None:
         code = """
             import os, random, secrets, tempfile, uuid
             print(random.random(), os.urandom(4).hex(), secrets.token_hex(4), uuid.uuid4(), tempfile.mktemp())
@@ -196,7 +196,7 @@ class PythonRuntime:
         for column in zip(*values, strict=True):
             assert len(set(column)) == 6
 
-    async def test_numpys_chance_is_different_in_every_run(self, sandbox: Sandbox) -> None:
+    async def test_numpys_random_numbers_differ_in_every_run(self, sandbox: Sandbox) -> None:
         code = "import numpy as np\nprint(np.random.rand(), np.random.default_rng().random())"
         found = [await run(sandbox, code) for _ in range(6)]
         if "No module named 'numpy'" in found[0].stderr:

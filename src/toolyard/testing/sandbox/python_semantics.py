@@ -1,4 +1,4 @@
-"""A Python program finds what `python main.py` would give it. `python main.py` itself passes this suite too."""
+"""A Python program must behave as under `python main.py`, which passes this suite too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolyard.testing.sandbox.python_runtime import PythonRuntime
 
 
 class PythonSemantics(PythonRuntime):
-    """Inherit, and provide the fixture `sandbox`: an open one, of class scope."""
+    """Subclass it and provide the class-scoped fixture `sandbox`: an open sandbox."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 

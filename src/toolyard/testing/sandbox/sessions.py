@@ -11,7 +11,7 @@ from toolyard.sandbox.protocol import Limits, Sandbox, Session, Verdict
 
 
 class SessionContract:
-    """Inherit, and provide the fixture `sandbox`: an open one, of class scope."""
+    """Subclass it and provide the class-scoped fixture `sandbox`: an open sandbox."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 

@@ -1,4 +1,4 @@
-"""Our rollouts for TRL: the `rollout_func` of its `GRPOTrainer`, and a whole run of it."""
+"""Toolyard's rollouts for TRL: a `rollout_func` for its `GRPOTrainer`, and complete training runs."""
 
 from __future__ import annotations
 

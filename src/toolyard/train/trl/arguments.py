@@ -1,4 +1,4 @@
-"""From the settings of a run to TRL's: batches, precision, the model and its adapter."""
+"""Translates the settings of a run to TRL's: batches, precision, the model and its adapter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ModuleNotFoundError as missing:
     raise MissingDependencyError((missing.name or "trl").partition(".")[0], "trl", "training") from missing
 
 _trl: Any = trl
-"""Its names are found when they are asked for, which no type checker sees."""
+"""TRL imports its names lazily, which type checkers cannot follow."""
 _INSTEAD = {
     "bf16": "precision",
     "eval_steps": "evaluate",
@@ -50,36 +50,38 @@ _INSTEAD = {
     "vllm_mode": "rollout.engine.kind",
     "vllm_server_base_url": "rollout.engine.urls",
 }
-"""What TRL calls it, and what it is here."""
+"""TRL's settings, and the Toolyard settings that determine them."""
 _OWN = {"output_dir", "learning_rate", "beta", "seed", "resume_from_checkpoint"}
-"""What is called the same here, and has a place of its own."""
+"""TRL's settings that are Toolyard settings of the same name."""
 _SET_HERE = {"logging_steps", "logging_strategy", "disable_tqdm"}
-"""The metrics rely on it."""
+"""Fixed, because the metrics rely on them."""
 
 
 def on_cpu(config: TrainConfig) -> bool:
-    """
+    """Whether to train on the CPU.
+
     Raises:
-        ConfigError: there is no such device here, or not in that precision.
+        ConfigError: the device is not available, or does not support the precision.
     """
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
-        raise ConfigError("device 'cuda': this machine has none that torch can use; device: auto takes the CPU then")
+        raise ConfigError("device 'cuda': torch finds no GPU on this machine; use device: auto to fall back to the CPU")
     cpu = config.device == "cpu" or not has_gpu
     if cpu and config.precision not in ("auto", "float32"):
-        raise ConfigError(f"precision {config.precision!r} is for GPUs; on the CPU it is float32: leave it out")
+        raise ConfigError(f"precision {config.precision!r} is for GPUs; the CPU uses float32: remove the setting")
     return cpu
 
 
 def is_mixed(config: TrainConfig, *, cpu: bool) -> bool:
-    """Whether it is computed in bfloat16."""
+    """Whether to compute in bfloat16."""
     return not cpu and config.precision != "float32"
 
 
 def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
-    """
+    """TRL's `GRPOConfig` for a run.
+
     Raises:
-        ConfigError: TRL does not take them, or a key of `trl` has another place here.
+        ConfigError: TRL rejects the settings, or a key of `trl` is set elsewhere here.
     """
     _check_keys(config)
     batches = Batches.of(config, processes)
@@ -98,11 +100,11 @@ def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
         "min_p": sampling.min_p or None,
         "repetition_penalty": sampling.repetition_penalty,
         "learning_rate": config.learning_rate,
-        # A run that is resumed for more steps goes on as it was; a schedule that ends would have to be another one.
+        # A run can be resumed for more steps; a schedule with an end would have to change then.
         "lr_scheduler_type": "constant",
         "beta": config.beta,
         "seed": config.seed,
-        "shuffle_dataset": False,  # it is in its order already
+        "shuffle_dataset": False,  # the dataset is already in order
         "save_strategy": "steps",
         "save_steps": config.save_every,
         "save_total_limit": config.keep_checkpoints,
@@ -118,23 +120,23 @@ def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
     }
     if rollout.engine.kind == "vllm":
         if len(rollout.engine.urls) != 1:
-            raise ConfigError("rollout.engine.urls: TRL hands its weights to one vLLM server; name that one")
+            raise ConfigError("rollout.engine.urls: TRL sends its weights to one vLLM server; give exactly one URL")
         given |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": rollout.engine.urls[0]}
     try:
         return _trl.GRPOConfig(**{**given, **config.trl})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TRL refuses these settings: {error}") from error
+        raise ConfigError(f"TRL rejects these settings: {error}") from error
 
 
 def _check_keys(config: TrainConfig) -> None:
     known = {field.name for field in dataclasses.fields(_trl.GRPOConfig) if field.init}
     for key in config.trl:
         if key in _INSTEAD:
-            raise ConfigError(f"trl.{key}: here this follows from {_INSTEAD[key]}: set that")
+            raise ConfigError(f"trl.{key}: set {_INSTEAD[key]} instead")
         if key in _OWN:
-            raise ConfigError(f"trl.{key}: it has a place of its own here, outside of `trl`")
+            raise ConfigError(f"trl.{key}: set {key} outside of `trl`")
         if key in _SET_HERE:
-            raise ConfigError(f"trl.{key}: it stays as it is, since there is a line of metrics for each step")
+            raise ConfigError(f"trl.{key}: cannot be changed, because every step writes a line of metrics")
         if key not in known:
             close = get_close_matches(key, known, 3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -145,9 +147,10 @@ def _check_keys(config: TrainConfig) -> None:
 
 
 def load_tokenizer(config: TrainConfig, observer: TrainObserver) -> Any:
-    """
+    """The tokenizer of the model.
+
     Raises:
-        ConfigError: there is none.
+        ConfigError: it cannot be loaded.
     """
     place = _place(config, observer)
     loaded: Any = transformers.AutoTokenizer
@@ -158,10 +161,10 @@ def load_tokenizer(config: TrainConfig, observer: TrainObserver) -> Any:
 
 
 def load_model(config: TrainConfig, observer: TrainObserver, *, start: Path | None = None) -> Any:
-    """The model that is trained, with its adapter if it is to have one.
+    """The model to train, with its adapter if the settings ask for one.
 
     Args:
-        start: a folder to take what is trained from: a whole model, or an adapter if there is one.
+        start: Folder to load the trained part from: a whole model, or the adapter if there is one.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -184,7 +187,7 @@ def load_model(config: TrainConfig, observer: TrainObserver, *, start: Path | No
 def _with_adapter(model: Any, lora: LoraConfig, seed: int) -> Any:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     made: Any = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")  # pyright: ignore[reportArgumentType]
-    transformers.set_seed(seed)  # adapters begin by chance
+    transformers.set_seed(seed)  # adapters are initialized randomly
     wrap: Any = peft.get_peft_model
     try:
         return wrap(model, made)
@@ -196,12 +199,12 @@ def _place(config: TrainConfig, observer: TrainObserver) -> str | Path:
     return resolve_model(config.rollout.engine.model or DEFAULT_MODEL, progress=observer.note)
 
 
-# How the trajectories of a step are shared by processes and cut to what a device takes at once.
+# Batches --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How one step is cut up: micro_batch x accumulation x processes = prompts_per_step x n."""
+    """How a step is split: micro_batch x accumulation x processes = prompts_per_step x n."""
 
     micro_batch: int
     accumulation: int
@@ -210,12 +213,12 @@ class Batches:
     def of(config: TrainConfig, processes: int) -> Batches:
         """
         Raises:
-            ConfigError: the processes cannot share a step's prompts.
+            ConfigError: a step's prompts cannot be split evenly over the processes.
         """
         prompts, rest = divmod(config.prompts_per_step, processes)
         if rest:
             raise ConfigError(
-                f"prompts_per_step {config.prompts_per_step} cannot be shared by {processes} processes: take a multiple"
+                f"prompts_per_step {config.prompts_per_step} is not a multiple of the {processes} processes; set one"
             )
         share = prompts * config.rollout.n
         micro = max(size for size in range(1, min(share, config.micro_batch_size) + 1) if share % size == 0)

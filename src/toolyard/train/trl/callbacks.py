@@ -1,4 +1,4 @@
-"""What happens beside the trainer's own loop: metrics, evaluations, and an end when somebody asks for one."""
+"""The trainer's callback: metrics, evaluations, and stopping on request."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from toolyard.train.metrics import EVALUATIONS, METRICS, Measure, MetricsFile, e
 from toolyard.train.observer import TrainObserver
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
-from toolyard.train.trl.stopping import Stopping
+from toolyard.train.trl.stopping import StopSignals
 
 
-class Following(transformers.TrainerCallback):
-    """Is told by the trainer, in every process, at the same points. Only the main process writes and tells."""
+class TrainingCallback(transformers.TrainerCallback):
+    """Called by the trainer in every process, at the same points. Only the main process writes."""
 
     def __init__(
         self,
         config: TrainConfig,
         observer: TrainObserver,
         reports: Reports,
-        stopping: Stopping,
+        stopping: StopSignals,
         processes: Processes,
         files: Mapping[str, MetricsFile] | None,
         draw: Callable[[], None],
     ) -> None:
         """
         Args:
-            reports: of the rollouts that are trained on.
-            files: by name, of steps and of evaluations; None in processes that do not write.
-            draw: the plot, anew.
+            reports: Reports of the rollouts that are trained on.
+            files: Metrics files of steps and evaluations by name; None in processes that do not write.
+            draw: Redraws the plot.
         """
         self.trainer: Any = None
-        """Is known only after it was made, with this."""
+        """Set after its construction, which needs this callback."""
         self._config = config
         self._observer = observer
         self._reports = reports
@@ -66,12 +66,12 @@ class Following(transformers.TrainerCallback):
         self._seconds = time.perf_counter() - self._began
         if state.global_step >= self._config.steps:
             control.should_save = True
-        self._heed(control)
+        self._stop_if_requested(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: JSON | None = None, **_: Any) -> None:
-        if logs is None or "loss" not in logs:  # the summary in the end
+        if logs is None or "loss" not in logs:  # the final summary
             return
-        measure = Measure.of_all(self._processes.gathered(self._reports.taken()))
+        measure = Measure.of_all(self._processes.gather(self._reports.taken()))
         line = step_line(state.global_step, measure, self._seconds, logs)
         if self._files is not None:
             self._files[METRICS].write(line)
@@ -82,7 +82,7 @@ class Following(transformers.TrainerCallback):
             if control.should_training_stop and not done:
                 return
             self._evaluate(state.global_step)
-            self._heed(control)  # that may have taken long
+            self._stop_if_requested(control)  # the evaluation may have taken long
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._files is not None:
@@ -90,36 +90,36 @@ class Following(transformers.TrainerCallback):
         self._observer.saved(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._stopping.can_finish = False  # there is nothing more to finish
+        self._stopping.can_finish = False  # no step is left to finish
 
     # ------------------------------------------------------------------------------------------------------------ parts
     def _evaluate(self, step: int) -> None:
         assert self._config.evaluate is not None
         mine = evaluate(self._config, self._config.evaluate, self.trainer, self._observer)
-        line = evaluation_line(step, Measure.of_all(self._processes.gathered(mine)))
+        line = evaluation_line(step, Measure.of_all(self._processes.gather(mine)))
         if self._files is not None:
             self._files[EVALUATIONS].write(line)
         self._observer.evaluated(line)
 
-    def _heed(self, control: Any) -> None:
-        """End, if any of the processes was asked to: one that stops alone leaves the others waiting for it."""
-        if any(self._processes.gathered(self._stopping.wanted)):
+    def _stop_if_requested(self, control: Any) -> None:
+        """Stop if any process was asked to: one that stops alone would leave the others waiting."""
+        if any(self._processes.gather(self._stopping.wanted)):
             control.should_save = control.should_training_stop = True
 
 
-# Playing tasks with the weights that a trainer has now, without training on them.
+# Evaluation -----------------------------------------------------------------------------------------------------------
 
 
 def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observer: TrainObserver) -> Measure:
-    """Of this process's share of the tasks. All processes have to ask at the same time.
+    """Play this process's share of the tasks with the trainer's current weights. All processes must call it together.
 
     Raises:
-        ToolyardError: nothing can be played.
+        ToolyardError: the engine or the tools cannot be opened.
     """
     sampling = config.rollout.sampling.model_copy(update={"temperature": settings.temperature})
     changed = {"tasks": settings.tasks, "sampling": sampling, "n": settings.n}
     reports = Reports(observer)
-    if trainer.use_vllm:  # TRL does that before it asks for rollouts, and for these it does not ask
+    if trainer.use_vllm:  # TRL does this before its own rollouts, but not for these
         trainer.vllm_generation.sync_weights()
     was_training = trainer.model.training
     trainer.model.eval()
@@ -133,13 +133,13 @@ def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observ
 
 
 def _share(prompts: list[Any], trainer: Any) -> list[Any]:
-    """Those of this process, as even as can be."""
+    """This process's share of the prompts, as even as possible."""
     mine, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
     return prompts[len(prompts) * mine // processes : len(prompts) * (mine + 1) // processes]
 
 
 class _Evaluated:
-    """The trainer, at another temperature: what is not trained on need not be sampled as training wants it."""
+    """The trainer at another temperature, which is allowed for samples that are not trained on."""
 
     def __init__(self, trainer: Any, temperature: float) -> None:
         self._trainer = trainer
@@ -150,11 +150,11 @@ class _Evaluated:
         return getattr(self._trainer, name)
 
 
-# What the rollouts of a process report, until somebody wants to know.
+# Reports --------------------------------------------------------------------------------------------------------------
 
 
 class Reports(StepObserver):
-    """Measures them, and passes on what is of interest while they run."""
+    """Adds up the reports of this process's rollouts, and forwards progress to the observer."""
 
     def __init__(self, observer: TrainObserver) -> None:
         self._observer = observer
@@ -171,6 +171,6 @@ class Reports(StepObserver):
         self._observer.played()
 
     def taken(self) -> Measure:
-        """Of all reports since the last time."""
+        """The sum of all reports since the last call."""
         measure, self._measure = self._measure, Measure()
         return measure

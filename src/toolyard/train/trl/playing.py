@@ -1,4 +1,4 @@
-"""A trainer's rollouts in an event loop of their own, with engine and tools open from the first step to the last."""
+"""Plays a trainer's rollouts in their own event loop, with engine and tools open from the first step to the last."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EVALUATIONS = "eval"
-"""The folder of their dumps, in that of the others."""
+"""Subfolder of the dump's folder for evaluations."""
 
 
 @dataclass(slots=True)
 class _Stage:
-    """What is open."""
+    """The opened parts."""
 
     rollout: OpenedRollout
     sync: WeightSync
 
 
 class Player:
-    """Plays for a trainer, from its thread. The trainer waits meanwhile, and can be interrupted."""
+    """Plays rollouts for a trainer, called from the trainer's thread, which blocks but can be interrupted."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config
@@ -48,13 +48,13 @@ class Player:
         self._dumped: set[tuple[int, bool]] = set()
 
     def prepare(self, trainer: Any, step: int) -> None:
-        """Open what is needed, and have the engine sample from the trainer's weights.
+        """Open engine and tools, and give the engine the trainer's weights.
 
         Raises:
-            ToolyardError: something cannot be opened, or the weights do not fit.
+            ToolyardError: a part cannot be opened, or the weights do not fit.
         """
         if self._stage is None:
-            self._stage = blocking.run(self._opened(_where(self._config, trainer)))
+            self._stage = blocking.run(self._opened(_with_trainer_url(self._config, trainer)))
         if self._synced != step:
             self._stage.sync.hand_over(trainer, str(step))
             self._synced = step
@@ -69,10 +69,10 @@ class Player:
         return blocking.run(self._play(self._stage.rollout.setting, requests, ended))
 
     def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool) -> None:
-        """Append them to the step's file, if there is a folder for that.
+        """Append trajectories to the step's file, if `rollout_data_dir` is set.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: the file cannot be written.
         """
         folder = self._config.rollout_data_dir
         if folder is not None:
@@ -102,7 +102,7 @@ class Player:
     async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
         async with DumpWriter(folder) as dump:
             again = dump.existing(step).keys() & {trajectory.request_id for trajectory in trajectories}
-            if again:  # of a run that went further than the checkpoint it was resumed from
+            if again:  # from a run that got further than the checkpoint it was resumed from
                 dump.forget(step, again)
             for trajectory in trajectories:
                 await dump.write(trajectory)
@@ -120,14 +120,14 @@ async def _staged(config: RolloutConfig) -> AsyncGenerator[_Stage]:
         yield _Stage(opened, weight_sync(speaker.engine))
 
 
-def _where(config: RolloutConfig, trainer: Any) -> RolloutConfig:
-    """With the URL of TRL's own server, where it has one."""
+def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:
+    """The config with the URL of TRL's own vLLM server, if it has one."""
     if config.engine.kind != "vllm":
         return config
     if trainer.vllm_mode != "server":
         raise ConfigError(
-            f"the trainer's vllm_mode is {trainer.vllm_mode!r}: rollouts need a server to talk to; set "
-            'GRPOConfig(vllm_mode="server"), and start it as TRL says'
+            f"the trainer's vllm_mode is {trainer.vllm_mode!r}, but rollouts need a server; set "
+            'GRPOConfig(vllm_mode="server") and start the server as TRL documents'
         )
     url = str(trainer.vllm_generation.vllm_client.base_url)
     return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": (url,)})})

@@ -1,4 +1,4 @@
-"""The processes of one run, as `accelerate launch` or `torchrun` started them; one, if nobody did."""
+"""The processes of one run, as started by `accelerate launch` or `torchrun`; otherwise one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _accelerate: Any = accelerate
 
 
 class Processes:
-    """Who we are among them. What one of them waits for, all have to come to."""
+    """This process's rank, and exchanges with the others. Every process must take part in every exchange."""
 
     def __init__(self, *, cpu: bool) -> None:
-        joined_before: bool = _accelerate.PartialState._shared_state != {}  # noqa: SLF001  (nobody else knows)
+        joined_before: bool = _accelerate.PartialState._shared_state != {}  # noqa: SLF001  (there is no public way)
         self._state = _accelerate.PartialState(cpu=cpu)
         self.count: int = self._state.num_processes
         self.is_main: bool = self._state.is_main_process
@@ -23,21 +23,21 @@ class Processes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Part from the others, if it was here that we joined them. After an error, they may not come to it: then the
-        end of the process has to do."""
+        """Leave the process group if it was joined here. Not after an error: the others may never get here, and the end
+        of the process suffices."""
         if self._joined_here and kind is None:
             self._state.destroy_process_group()
 
-    def agreed(self, mine: Any) -> Any:
-        """What the main process says. Nobody goes on before it has."""
+    def broadcast(self, mine: Any) -> Any:
+        """The main process's value. Every process waits for it."""
         if self.count == 1:
             return mine
         said = [mine]
         _accelerate.utils.broadcast_object_list(said)
         return said[0]
 
-    def gathered(self, mine: Any) -> list[Any]:
-        """What each says, in their order."""
+    def gather(self, mine: Any) -> list[Any]:
+        """The values of all processes, in order."""
         if self.count == 1:
             return [mine]
         return _accelerate.utils.gather_object([mine])

@@ -1,16 +1,17 @@
-"""Our rollouts as the `rollout_func` of TRL's `GRPOTrainer` (TRL ≥ 1.16).
+"""Toolyard's rollouts as the `rollout_func` of TRL's `GRPOTrainer` (TRL ≥ 1.16).
 
     with ToolyardRollout(load_config("rollout.yaml")) as rollout:
         GRPOTrainer(
             model, reward_funcs=[rollout.reward], rollout_func=rollout, train_dataset=rollout.dataset(), args=…
         ).train()
 
-Never together with TRL's own `tools=`: it would then ignore which tokens are the tools'.
+Do not combine it with TRL's own `tools=`: TRL would then ignore the mask of tool tokens.
 
-What the trainer gets for each prompt: the ids that were sampled and seen, a mask of the sampled ones (`env_mask`),
-their log-probabilities (0.0 elsewhere), and its `score` and `trajectory`, which reach every reward function so named.
-A trajectory that cannot be trained on (its request failed, it has no reward, nothing was sampled) keeps its place with
-one token that is masked, and has no score: TRL leaves it out of its group's baseline, and it moves no weight.
+For each prompt the trainer gets the ids that were sampled and seen, a mask of the sampled ones (`env_mask`), their
+log-probabilities (0.0 elsewhere), and `score` and `trajectory`, which are passed to every reward function with
+parameters of these names. A trajectory that cannot be trained on (its request failed, it has no reward, nothing was
+sampled) is replaced by one masked token without a score: TRL leaves it out of its group's baseline, and it does not
+affect any weight.
 """
 
 from __future__ import annotations
@@ -36,35 +37,34 @@ from toolyard.train.trl.playing import Player
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One call of the rollout, in one process."""
+    """One call of the rollout function, in one process."""
 
     step: int
     evaluation: bool
     summary: Summary
     refused: tuple[Refused, ...]
-    """Of its trajectories, those that are not trained on."""
+    """The trajectories that are not trained on."""
     seconds: Mapping[str, float]
-    """`sync`: handing over the weights. `rollout`: all of the playing. What the requests themselves spent where is in
-    the summary."""
+    """`sync`: transferring the weights. `rollout`: playing all requests. The summary has the requests' own times."""
 
 
 class StepObserver:
-    """Who watches. Inherit, and override what is of interest; all of it is called in the trainer's thread, except
+    """Watches rollouts. Subclass it and override what you need. Methods are called in the trainer's thread, except
     `ended`."""
 
     def begins(self, step: int, requests: int, evaluation: bool) -> None:
-        """So many requests will be played."""
+        """The rollouts of a step start."""
 
     def ended(self, trajectory: Trajectory) -> None:
-        """One of them has ended. Called in the thread of the rollouts."""
+        """A request has ended. Called in the rollouts' thread."""
 
     def stepped(self, report: StepReport) -> None:
-        """All of them have."""
+        """All requests of the step have ended."""
 
 
 @dataclass(slots=True)
 class _Offsets:
-    """Which sample of its task a request is, counted over all calls of one step, and over all processes."""
+    """Numbers the samples of each task, over all calls of a step and all processes."""
 
     step: int = -1
     seen: Counter[str] = field(default_factory=Counter[str])
@@ -80,24 +80,26 @@ class _Offsets:
 
 
 class ToolyardRollout:
-    """Plays the trainer's prompts with tools, sampling from the trainer's weights as they are at that step.
+    """Plays the trainer's prompts with tools, sampling from the trainer's current weights.
 
-    * `config.engine.kind` is `transformers`: a copy of the model in this process, which is given the trainer's weights
-      (LoRA merged, shards put together) before each step. `vllm`: the server of TRL's own server mode, whose weights
-      TRL keeps. `sglang`: servers that read the weights from a folder that they share with this process.
-    * Tools are opened once, with the first step; each trajectory has instances of its own.
-    * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations under `eval`; of several
-      processes, the main one writes for all. A step that is played again after a resume replaces its lines.
+    * `config.engine.kind` is `transformers`: a copy of the model in this process, which gets the trainer's weights
+    (LoRA
+      merged, shards gathered) before each step. `vllm`: the server of TRL's server mode, which TRL keeps up to date.
+      `sglang`: servers that read the weights from a folder shared with this process.
+    * Tools are opened once, at the first step; each trajectory has its own instances.
+    * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations in `eval`. The main process
+      writes for all processes. A step that is played again after a resume replaces its lines.
     """
 
     def __init__(self, config: RolloutConfig, *, observer: StepObserver | None = None) -> None:
         """
         Raises:
-            ConfigError: the tasks cannot be read, two of them look alike and are not, or the engine cannot train.
+            ConfigError: the tasks cannot be read, two different tasks have the same prompt, or the engine does not
+                support training.
         """
         if config.engine.kind not in ("transformers", "vllm", "sglang"):
             kind = config.engine.kind
-            raise ConfigError(f"engine.kind {kind!r}: expected transformers, vllm or sglang, which can be trained with")
+            raise ConfigError(f"engine.kind {kind!r}: training needs transformers, vllm or sglang")
         self.config = config
         self.observer = observer or StepObserver()
         self.reward = RolloutReward()
@@ -107,11 +109,11 @@ class ToolyardRollout:
 
     # ------------------------------------------------------------------------------------------------- for the trainer
     def dataset(self) -> Any:
-        """The tasks as a `datasets.Dataset` for TRL: `prompt`, the `task`'s id, `data_source`, and `ground_truth` where
-        all have a text for it.
+        """The tasks as a `datasets.Dataset` for TRL: `prompt`, the `task`'s id, `data_source`, and `ground_truth` if it
+        is a string in all of them.
 
         Raises:
-            MissingDependencyError: there is no `datasets`, which comes with TRL.
+            MissingDependencyError: `datasets`, which comes with TRL, is not installed.
         """
         try:
             datasets: Any = import_module("datasets")
@@ -131,12 +133,12 @@ class ToolyardRollout:
         return datasets.Dataset.from_list(rows)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """What TRL calls for each batch of prompts, which come repeated, one for each sample.
+        """Called by TRL for each batch of prompts; a prompt is repeated for each sample.
 
         Raises:
-            ConfigError: a prompt is none of the tasks', or the trainer is set up differently.
-            ToolyardError: nothing can be played: the tools or the engine cannot be opened.
-            TrainError: nothing of what was played can be trained on, in no process.
+            ConfigError: a prompt belongs to none of the tasks, or the trainer's settings contradict the rollout's.
+            ToolyardError: the tools or the engine cannot be opened.
+            TrainError: no trajectory of any process can be trained on.
         """
         evaluation, step = not trainer.model.training, int(trainer.state.global_step)
         _check_trainer(self.config, trainer)
@@ -173,13 +175,13 @@ class ToolyardRollout:
         found = self._tasks.get(_key([Message.from_openai(said) for said in prompt]))
         if found is None:
             raise ConfigError(
-                f"the trainer sent a prompt of none of the {len(self._tasks)} tasks of {self.config.tasks.path!r}; "
-                f"train on `rollout.dataset()`. It begins: {str(prompt)[:120]!r}"
+                f"the trainer sent a prompt that belongs to none of the {len(self._tasks)} tasks of "
+                f"{self.config.tasks.path!r}; train on `rollout.dataset()`. The prompt: {str(prompt)[:120]!r}"
             )
         return found
 
     def _my_offsets(self, shares: list[list[str]], trainer: Any, step: int, evaluation: bool) -> list[int]:
-        """The samples of one task may be spread over processes, and no two of them may be one and the same."""
+        """The samples of a task may be spread over processes, and each needs its own offset."""
         every = self._offsets[evaluation].of([task for share in shares for task in share], step)
         mine = int(trainer.accelerator.process_index)
         before = sum(map(len, shares[:mine]))
@@ -200,14 +202,14 @@ class ToolyardRollout:
         self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds))
 
     def _logprobs_agree(self) -> bool:
-        """Whether the engine's log-probabilities are those that TRL computes: it divides logits by the temperature, as
-        the servers do; the embedded engine tells the model's own."""
+        """Whether the engine's log-probabilities match TRL's: TRL and the servers divide logits by the temperature; the
+        embedded engine returns those of the unscaled logits."""
         return self.config.sampling.temperature == 1.0 or self.config.engine.kind != "transformers"
 
 
 class RolloutReward:
-    """The trajectories' own scores as a reward function of TRL: final reward and the tools' rewards, weighted as the
-    rollout's settings say. None where there is none."""
+    """A reward function for TRL that returns the trajectories' scores: final and tool rewards, weighted by the
+    rollout's settings. None for trajectories without a score."""
 
     __name__ = "score"
 
@@ -219,17 +221,17 @@ def _check_trainer(config: RolloutConfig, trainer: Any) -> None:
     ours, theirs = config.sampling.temperature, float(trainer.args.temperature)
     if ours != theirs:
         raise ConfigError(
-            f"sampling.temperature is {ours:g} and the trainer's {theirs:g}: TRL computes probabilities at its own; "
+            f"sampling.temperature is {ours:g}, but the trainer's is {theirs:g}, at which TRL computes probabilities; "
             f"set GRPOConfig(temperature={ours:g})"
         )
     if trainer.tools:
-        raise ConfigError("the trainer has `tools`: TRL would then train on what ours answer too; leave them out")
+        raise ConfigError("the trainer has `tools`: TRL would then train on tool results too; remove them")
     if trainer.use_vllm != (config.engine.kind == "vllm"):
-        raise ConfigError(f"engine.kind is {config.engine.kind!r}, and the trainer's use_vllm is {trainer.use_vllm}")
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}, but the trainer's use_vllm is {trainer.use_vllm}")
 
 
 def _gathered(mine: Any, trainer: Any) -> list[Any]:
-    """What each process has, in their order."""
+    """The values of all processes, in order."""
     if trainer.accelerator.num_processes == 1:
         return [mine]
     accelerate: Any = import_module("accelerate.utils")
@@ -237,17 +239,17 @@ def _gathered(mine: Any, trainer: Any) -> list[Any]:
 
 
 def _by_prompt(config: RolloutConfig) -> dict[bytes, Task]:
-    """TRL hands over nothing but prompts: they have to say which task it is."""
+    """Tasks by prompt: TRL passes only prompts, so they must identify the task."""
     found: dict[bytes, Task] = {}
     for task in tasks_of(config):
         same = found.setdefault(_key(task.messages), task)
         if _unseen(same) != _unseen(task):
             raise ConfigError(
-                f"tasks {config.tasks.path!r}: {same.id!r} and {task.id!r} have the same prompt, and differ in what "
-                "only rewards or tools see. TRL tells nothing but the prompt: leave one out"
+                f"tasks {config.tasks.path!r}: {same.id!r} and {task.id!r} have the same prompt, but differ in what "
+                "only rewards or tools see. TRL passes only the prompt: remove one of them"
             )
     if not found:
-        raise ConfigError(f"tasks {config.tasks.path!r}: there are none")
+        raise ConfigError(f"tasks {config.tasks.path!r}: the file has no tasks")
     return found
 
 
@@ -262,7 +264,7 @@ def _key(messages: Sequence[Message]) -> bytes:
 def _columns(
     judged: Sequence[TrainingSample | Refused], trajectories: Sequence[Trajectory], filler: int, with_logprobs: bool
 ) -> dict[str, Any]:
-    """One row for each prompt, in their order. `filler` is the one token of those that are not trained on."""
+    """One row per prompt, in order. `filler` is the single token of those that are not trained on."""
     prompts: list[list[int]] = []
     completions: list[list[int]] = []
     masks: list[list[int]] = []

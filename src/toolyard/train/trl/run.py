@@ -1,8 +1,8 @@
-"""A training run, from its settings to what was trained: GRPO by TRL, with our rollouts.
+"""A complete training run: GRPO by TRL, with Toolyard's rollouts.
 
     result = run_training(load_train_config("train.yaml"))
 
-Under `accelerate launch` or `torchrun`, every process calls it alike; the main one writes.
+Under `accelerate launch` or `torchrun`, every process calls it; the main one writes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
 from toolyard.train.observer import TrainObserver, TrainResult
 from toolyard.train.run_folder import MODEL, PLOT, Checkpoint, RunFolder, last_checkpoint
-from toolyard.train.trl.arguments import (  # first: it says what is not installed
+from toolyard.train.trl.arguments import (  # first: it reports missing packages
     grpo_config,
     load_model,
     load_tokenizer,
     on_cpu,
 )
-from toolyard.train.trl.callbacks import Following, Reports
+from toolyard.train.trl.callbacks import Reports, TrainingCallback
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import ToolyardRollout
-from toolyard.train.trl.stopping import Stopping
+from toolyard.train.trl.stopping import StopSignals
 from toolyard.train.trl.supervised import supervised_start
 
 import torch  # isort: skip
@@ -42,25 +42,25 @@ _trl: Any = trl
 
 
 def run_training(config: TrainConfig, observer: TrainObserver | None = None, *, resume: bool = False) -> TrainResult:
-    """Train until `config.steps` are done, or somebody sends SIGINT or SIGTERM: then the step is finished, a checkpoint
-    saved, and the result says so. A second signal ends it at once; it can be resumed from its last checkpoint.
+    """Train until `config.steps` are done. After SIGINT or SIGTERM the current step is finished, a checkpoint is saved,
+    and the result names the signal. A second signal ends it at once; it can be resumed from its last checkpoint.
 
     Raises:
-        ToolyardError: it cannot begin, or not go on.
-        KeyboardInterrupt: it was ended at once, by the signal of that number.
+        ToolyardError: it cannot start or continue.
+        KeyboardInterrupt: a second signal ended it; the argument is the signal's number.
     """
     cpu = on_cpu(config)
     with Processes(cpu=cpu) as processes, without_bars():
         folder = config.output_dir
         if folder is None:
-            folder = processes.agreed(f"training/{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+            folder = processes.broadcast(f"training/{datetime.now().astimezone():%Y%m%d-%H%M%S}")
         told = observer if observer is not None and processes.is_main else TrainObserver()
-        with Stopping(told.stopping) as stopping:
-            return _Run(config.placed(folder), told, processes, stopping, cpu=cpu).train(resume)
+        with StopSignals(told.stopping) as stopping:
+            return _Run(config.with_output_dir(folder), told, processes, stopping, cpu=cpu).train(resume)
 
 
-def _near(config: TrainConfig, device: str) -> TrainConfig:
-    """With its engine on the trainer's device: there may be several GPUs, one for each process."""
+def _on_trainer_device(config: TrainConfig, device: str) -> TrainConfig:
+    """The config with its engine on the trainer's device: with several GPUs, each process has its own."""
     engine = config.rollout.engine
     if engine.device != "auto":
         return config
@@ -72,7 +72,7 @@ class _Run:
     """One process's part of a run."""
 
     def __init__(
-        self, config: TrainConfig, observer: TrainObserver, processes: Processes, stopping: Stopping, *, cpu: bool
+        self, config: TrainConfig, observer: TrainObserver, processes: Processes, stopping: StopSignals, *, cpu: bool
     ) -> None:
         assert config.output_dir is not None
         self.config = config
@@ -87,13 +87,13 @@ class _Run:
         args = grpo_config(config, cpu=self.cpu, processes=self.processes.count)
         with ExitStack() as stack:
             checkpoint = self._begun(stack, resume)
-            self.config = config = _near(config, str(args.device))
+            self.config = config = _on_trainer_device(config, str(args.device))
             done = 0 if checkpoint is None else checkpoint.step
             result = TrainResult(self.folder, steps=done, steps_before=done)
             if done < config.steps or (config.steps and not (self.folder / MODEL).is_dir()):
                 result.steps = self._trained(stack, args, checkpoint)
             elif config.steps:
-                self.observer.note(f"all {config.steps} steps are done already")
+                self.observer.note(f"all {config.steps} steps are already done")
             elif config.warm_start is not None:
                 tokenizer = load_tokenizer(config, self.observer)
                 result.model = supervised_start(config, tokenizer, self.observer, self.processes, cpu=self.cpu)
@@ -101,7 +101,7 @@ class _Run:
         return result
 
     def _begun(self, stack: ExitStack, resume: bool) -> Checkpoint | None:
-        """Decided by the main process, for all of them: the others would see what it has written meanwhile."""
+        """Decided by the main process for all: the others might see files that it has written meanwhile."""
         decided: Checkpoint | ToolyardError | None = None
         if self.processes.is_main:
             try:
@@ -109,44 +109,51 @@ class _Run:
                 decided = folder.begin(self.config, resume=resume, note=self.observer.note)
             except ToolyardError as error:
                 decided = error
-        decided = self.processes.agreed(decided)
+        decided = self.processes.broadcast(decided)
         if isinstance(decided, ToolyardError):
             raise decided
         return decided
 
     def _trained(self, stack: ExitStack, args: Any, checkpoint: Checkpoint | None) -> int:
-        """How many steps are done then."""
+        """Train, and return the number of steps that are done."""
         reports = Reports(self.observer)
         rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports))
         dataset = self._in_order(rollout.dataset())
         files = self._files(stack, 0 if checkpoint is None else checkpoint.step)
-        following = Following(self.config, self.observer, reports, self.stopping, self.processes, files, self._draw)
-        trainer = self._trainer(args, rollout, dataset, following, checkpoint)
-        following.trainer = trainer
+        callback = TrainingCallback(
+            self.config, self.observer, reports, self.stopping, self.processes, files, self._draw
+        )
+        trainer = self._trainer(args, rollout, dataset, callback, checkpoint)
+        callback.trainer = trainer
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path))
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:200]
-            raise TrainError(f"the GPU's memory is full: take a smaller micro_batch_size, or lora; {said}") from error
+            raise TrainError(f"out of GPU memory: lower micro_batch_size, or use lora; {said}") from error
         done = int(trainer.state.global_step)
         if done >= self.config.steps:
             self._save(trainer)
         return done
 
     def _trainer(
-        self, args: Any, rollout: ToolyardRollout, dataset: Any, following: Following, checkpoint: Checkpoint | None
+        self,
+        args: Any,
+        rollout: ToolyardRollout,
+        dataset: Any,
+        callback: TrainingCallback,
+        checkpoint: Checkpoint | None,
     ) -> Any:
         config = self.config
         tokenizer = load_tokenizer(config, self.observer)
         start = None
         if config.lora is not None and checkpoint is not None and (checkpoint.path / "adapter_config.json").exists():
-            # The trainer would pass over a checkpoint's adapter where there is a second one, of the reference.
+            # The trainer would ignore the checkpoint's adapter if there is a second one, for the reference model.
             start = checkpoint.path
         elif config.warm_start is not None:
             start = supervised_start(config, tokenizer, self.observer, self.processes, cpu=self.cpu)
         self.observer.note("loading the model")
         model = load_model(config, self.observer, start=start)
-        # TRL's documented way to say that we know: `rollout_func` is what it calls experimental.
+        # TRL's documented way to silence its warning that `rollout_func` is experimental.
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         try:
             trainer = _trl.GRPOTrainer(
@@ -156,20 +163,20 @@ class _Run:
                 rollout_func=rollout,
                 train_dataset=dataset,
                 processing_class=tokenizer,
-                callbacks=[following],
+                callbacks=[callback],
             )
         except ValueError as error:
-            raise ConfigError(f"TRL refuses these settings: {error}") from error
+            raise ConfigError(f"TRL rejects these settings: {error}") from error
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
     def _in_order(self, dataset: Any) -> Any:
-        """All that the run will ask for. TRL's own order begins anew with every resume."""
+        """The tasks of the whole run, in order. TRL's own order would start over with every resume."""
         wanted = self.config.prompts_per_step
         if len(dataset) < wanted:
             raise ConfigError(
-                f"tasks {self.config.rollout.tasks.path!r}: there are {len(dataset)}, fewer than prompts_per_step "
-                f"{wanted}"
+                f"tasks {self.config.rollout.tasks.path!r}: the file has {len(dataset)} tasks, fewer than "
+                f"prompts_per_step {wanted}"
             )
         order = task_order(len(dataset), self.config.steps * wanted, seed=self.config.seed, shuffle=self.config.shuffle)
         return dataset.select(order)
@@ -182,17 +189,17 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------------- ending it
     def _save(self, trainer: Any) -> None:
-        """What was trained: whole, or not there."""
-        if trainer.is_fsdp_enabled:  # in one piece, however checkpoints are cut
+        """Save the trained model atomically."""
+        if trainer.is_fsdp_enabled:  # in one piece, even if checkpoints are sharded
             trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         model = self.folder / MODEL
         new = model.with_suffix(".new")
         trainer.save_model(str(new))
         if self.processes.is_main:
-            shutil.rmtree(new / "ref", ignore_errors=True)  # the reference adapter is nobody's result
+            shutil.rmtree(new / "ref", ignore_errors=True)  # the reference adapter is not part of the result
             shutil.rmtree(model, ignore_errors=True)
             new.rename(model)
-        self.processes.agreed(None)
+        self.processes.broadcast(None)
 
     def _sum_up(self, result: TrainResult) -> None:
         if self.config.steps and result.steps >= self.config.steps:
@@ -208,7 +215,7 @@ class _Run:
             result.plot = self.folder / PLOT
 
     def _draw(self) -> None:
-        """The plot is a convenience: where it cannot be made, training goes on."""
+        """The plot is a convenience: if it cannot be drawn, training continues."""
         try:
             from toolyard.train.plot_matplotlib import draw
         except ModuleNotFoundError as error:
@@ -217,25 +224,25 @@ class _Run:
         draw(*self._read(), self.folder / PLOT)
 
     def _read(self) -> tuple[list[JSON], list[JSON]]:
-        """The lines of steps and of evaluations, as far as there are any."""
+        """The lines of steps and of evaluations, if any."""
         steps, evaluations = (
             read_metrics(path) if (path := self.folder / name).exists() else [] for name in (METRICS, EVALUATIONS)
         )
         return steps, evaluations
 
 
-# In which order tasks are trained on: known from the start, so that a run that is resumed goes on with the next.
+# The order of tasks ---------------------------------------------------------------------------------------------------
 
 
 def task_order(tasks: int, wanted: int, *, seed: int, shuffle: bool) -> list[int]:
-    """`wanted` tasks by number: all of them once, then all once more, and so on, each time in another order of chance.
-    More of them begin with the same."""
+    """The indices of the next `wanted` tasks: passes over all tasks, each in another random order. A longer list starts
+    with the same indices, so a resumed run continues with the next task."""
     order: list[int] = []
     turn = 0
     while len(order) < wanted:
         every = list(range(tasks))
         if shuffle:
-            random.Random(f"{seed}/{turn}").shuffle(every)  # noqa: S311  (chance that can be repeated is the point)
+            random.Random(f"{seed}/{turn}").shuffle(every)  # noqa: S311  (must be reproducible)
         order += every
         turn += 1
     return order[:wanted]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a trainer runs: the first asks for an end after the step, the second ends it at once."""
+"""Ctrl-C and SIGTERM during training: the first stops it after the current step, the second at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopping:
-    """Within the block, signals are answered. Outside of the main thread, where nobody can, they are left as they are.
+class StopSignals:
+    """Handles the signals within its block. Does nothing outside the main thread, where handlers cannot be set.
 
-    What launches several processes passes a terminal's Ctrl-C on as SIGTERM. So one of each is one wish; the second of
-    a kind is impatience.
+    Launchers of several processes forward a terminal's Ctrl-C as SIGTERM, so one of each counts as one request; only
+    the second of the same kind ends training at once.
     """
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        """`told`: the first has come, and is heeded. Called in the signal handler."""
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        """`on_stop` is called in the signal handler for the first signal."""
         self.signal: int | None = None
-        """The one that came."""
+        """The first signal received."""
         self.can_finish = False
-        """Whether there is a step that is worth finishing. Where not, the first one ends it at once."""
-        self._told = told
+        """Whether there is a step to finish. If not, the first signal ends training at once."""
+        self._on_stop = on_stop
         self._seen: set[int] = set()
         self._before: dict[int, Any] = {}
 
@@ -35,7 +35,7 @@ class Stopping:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                self._before[number] = signal.signal(number, self._come)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,7 +43,7 @@ class Stopping:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
 
-    def _come(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         first = not self.wanted
         again = number in self._seen
         self._seen.add(number)
@@ -51,4 +51,4 @@ class Stopping:
         if again or not self.can_finish:
             raise KeyboardInterrupt(number)
         if first:
-            self._told()
+            self._on_stop()

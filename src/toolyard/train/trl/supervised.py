@@ -1,4 +1,4 @@
-"""The supervised start of a run: made once, and kept."""
+"""The supervised start of a run: trained once and saved."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from toolyard.train.trl.warm_start import warm_start
 def supervised_start(
     config: TrainConfig, tokenizer: Any, observer: TrainObserver, processes: Processes, *, cpu: bool
 ) -> Path:
-    """The folder of what the run begins with, after making it if it is not there: a whole model, or an adapter.
+    """The folder with the model or adapter that the run starts from; trained first if it does not exist.
 
     Raises:
-        ToolyardError: there is nothing to learn from, or it cannot be made here.
+        ToolyardError: there is nothing to learn from, or the model is sharded.
     """
     assert config.output_dir is not None
     assert config.warm_start is not None
     settings, into = config.warm_start, Path(config.output_dir, WARM_START)
-    if processes.agreed(into.is_dir()):
-        observer.note(f"the supervised start is there already: {into}")
+    if processes.broadcast(into.is_dir()):
+        observer.note(f"the supervised start already exists: {into}")
         return into
     scratch = into.with_suffix(".new")
     model = load_model(config, observer)
-    lessons = _lessons(config, settings, observer, processes)
+    trajectories = _teaching_trajectories(config, settings, observer, processes)
     observer.note("supervised start")
     done = warm_start(
         model,
         tokenizer,
-        lessons,
+        trajectories,
         settings,
         output_dir=str(scratch),
         seed=config.seed,
@@ -53,21 +53,21 @@ def supervised_start(
     )
     if any(hasattr(value, "full_tensor") for value in model.parameters()):
         raise TrainError(
-            "warm_start cannot be kept where the model is sharded: make it in one process with steps=0, and then go on "
-            "with all of them"
+            "warm_start cannot be saved if the model is sharded: run it in one process with steps=0, then continue "
+            "with all processes"
         )
     refused = f", {len(done.refused)} were refused" if done.refused else ""
     refused += f", {done.below} were below min_score" if done.below else ""
-    observer.note(f"learnt from {done.samples} trajectories in {done.updates} updates, loss {done.loss:.3f}{refused}")
+    observer.note(f"trained on {done.samples} trajectories in {done.updates} updates, loss {done.loss:.3f}{refused}")
     if processes.is_main:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        scratch.rename(into)  # whole, or not there
-    processes.agreed(None)
+        scratch.rename(into)  # atomic
+    processes.broadcast(None)
     return into
 
 
-def _lessons(
+def _teaching_trajectories(
     config: TrainConfig, settings: WarmStartConfig, observer: TrainObserver, processes: Processes
 ) -> Iterator[Trajectory]:
     place = settings.dump
@@ -76,15 +76,15 @@ def _lessons(
         place = played.rollout_data_dir
         if processes.is_main:
             observer.note(f"playing {settings.script}")
-            shutil.rmtree(str(place), ignore_errors=True)  # of a run that did not get further than this
+            shutil.rmtree(str(place), ignore_errors=True)  # left by a run that ended during this
             asyncio.run(run_rollouts(played))
-        processes.agreed(None)
+        processes.broadcast(None)
     assert place is not None
     return (dumped.trajectory for dumped in read_dump(place))
 
 
 def _scripted(rollout: RolloutConfig, settings: WarmStartConfig) -> RolloutConfig:
-    """The same tasks, tools and prompts, with what the script says in the model's place."""
+    """The same tasks, tools and prompts, with the script in place of the model."""
     engine = EngineConfig(kind="scripted", model=rollout.engine.model, script=settings.script)
     tasks = rollout.tasks
     if settings.tasks is not None:

@@ -1,6 +1,6 @@
-"""A supervised start by TRL's SFTTrainer: the model learns to say what good trajectories say.
+"""A supervised start with TRL's SFTTrainer, on good trajectories.
 
-Only tokens that the mask calls sampled are learnt; what tools answered is read, and not taught.
+Only sampled tokens are trained on; tool results are context.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolyard.train.config import WarmStartConfig
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 
 Progress = Callable[[int, int, float | None], None]
-"""Is told after each update: how many there were, how many there will be, and the last loss that is known."""
+"""Called after each update with the number of updates so far, the total, and the last known loss."""
 
 _IGNORED = -100
 _datasets: Any = import_module("datasets")
@@ -28,12 +28,12 @@ _trl: Any = import_module("trl")
 
 @dataclass(frozen=True, slots=True)
 class WarmStarted:
-    """What came of it."""
+    """The result of a warm start."""
 
     samples: int
     refused: tuple[Refused, ...]
     below: int
-    """Left out because of their score."""
+    """Number of trajectories left out because of their score."""
     updates: int
     loss: float
     """The mean over all updates."""
@@ -52,16 +52,16 @@ def warm_start(
     bf16: bool = False,
     progress: Progress | None = None,
 ) -> WarmStarted:
-    """Train `model` in place: all its weights, or its adapter if it is one of PEFT's.
+    """Train `model` in place: all its weights, or its adapter if it is a PEFT model.
 
     Raises:
-        TrainError: none of the trajectories can be learnt from.
+        TrainError: none of the trajectories can be trained on.
     """
     samples, refused, below = _chosen(trajectories, settings)
     if not samples:
         why = f"; the first: {refused[0].why}" if refused else ""
         raise TrainError(
-            f"warm start: nothing to learn from: {len(refused)} trajectories are refused, {below} are below "
+            f"warm start: nothing to learn from: {len(refused)} trajectories were refused, {below} are below "
             f"min_score {settings.min_score}{why}"
         )
     share = max(1, settings.batch_size // processes)
@@ -90,7 +90,7 @@ def warm_start(
         args=args,
         train_dataset=_dataset(samples),
         processing_class=tokenizer,
-        callbacks=[_Telling(progress)] if progress else [],
+        callbacks=[_ProgressCallback(progress)] if progress else [],
     )
     trainer.remove_callback(transformers.PrinterCallback)
     done = trainer.train()
@@ -132,7 +132,7 @@ def _dataset(samples: Iterable[TrainingSample]) -> Any:
     )
 
 
-class _Telling(transformers.TrainerCallback):
+class _ProgressCallback(transformers.TrainerCallback):
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._loss: float | None = None

@@ -1,4 +1,4 @@
-"""The trainer's weights as they are now, whole and by the names that the plain model has; and how engines get them."""
+"""The trainer's current weights, gathered and under the plain model's names, and how engines get them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _ADAPTED = "base_layer."
 
 
 class WeightSync(ABC):
-    """How an engine comes to the trainer's weights. With several processes, all of them hand over at the same time."""
+    """How an engine gets the trainer's weights. With several processes, all of them must call it together."""
 
     @abstractmethod
     def hand_over(self, trainer: Any, version: str) -> None:
-        """When this returns, the engine samples from the trainer's weights, and says so by `version`.
+        """Give the engine the trainer's weights. When this returns, it samples from them and reports `version`.
 
         Raises:
-            ToolyardError: the engine cannot take them.
+            ToolyardError: the engine rejects them.
         """
 
 
-class ByTrainer(WeightSync):
-    """Somebody else does it: TRL, for its own vLLM."""
+class SyncedByTrainer(WeightSync):
+    """Does nothing: TRL updates its own vLLM server."""
 
     def hand_over(self, trainer: Any, version: str) -> None:
         pass
 
 
-class IntoProcess(WeightSync):
-    """Copied into the embedded engine."""
+class InProcessSync(WeightSync):
+    """Copies the weights into the embedded engine."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self._engine = engine
@@ -53,8 +53,9 @@ class IntoProcess(WeightSync):
             blocking.run(self._engine.update_weights(weights, version))
 
 
-class ThroughFolder(WeightSync):
-    """Saved to a folder that the servers see as well, and are told to read. The one before is deleted then."""
+class FolderSync(WeightSync):
+    """Saves the weights to a folder shared with the servers, has the servers load them, and deletes the previous
+    ones."""
 
     def __init__(self, engine: SglangEngine) -> None:
         self._engine = engine
@@ -77,24 +78,23 @@ class ThroughFolder(WeightSync):
 def weight_sync(engine: Engine) -> WeightSync:
     match engine:
         case TransformersEngine():
-            return IntoProcess(engine)
+            return InProcessSync(engine)
         case SglangEngine():
-            return ThroughFolder(engine)
+            return FolderSync(engine)
         case _:
-            return ByTrainer()
+            return SyncedByTrainer()
 
 
 @contextmanager
 def whole_weights(model: Any) -> Generator[Mapping[str, Tensor]]:
-    """The weights of `model` by the names of the plain model: without wrappers, adapters merged (the model itself stays
-    as it is), shards put together. All processes that have a shard have to ask. Valid within the block only."""
+    """The weights of `model` under the plain model's names: without wrappers, adapters merged (the model itself is
+    unchanged), shards gathered. All processes with a shard must call it. Valid only within the block."""
     with torch.no_grad(), _summoned(model):
         yield _Weights(dict(_named(model)))
 
 
 class _Weights(Mapping[str, Tensor]):
-    """Where an adapter has to be merged, that is done when a weight is asked for: a second model, all at once, may not
-    fit into the memory."""
+    """Merges adapters lazily, weight by weight: a second complete model may not fit into memory."""
 
     def __init__(self, found: Mapping[str, Tensor | Callable[[], Tensor]]) -> None:
         self._found = found
@@ -121,7 +121,7 @@ def _named(model: Any) -> Generator[tuple[str, Tensor | Callable[[], Tensor]]]:
             yield name.removeprefix(_PEFT_PREFIX), _whole(value)
             continue
         part = name.removeprefix(f"{place}.")
-        if part.startswith(_ADAPTED):  # and not the adapter itself
+        if part.startswith(_ADAPTED):  # not the adapter itself
             plain = f"{place.removeprefix(_PEFT_PREFIX)}.{part.removeprefix(_ADAPTED)}"
             yield plain, partial(_merged, adapted[place], value) if part == f"{_ADAPTED}weight" else _whole(value)
 
@@ -134,17 +134,17 @@ def _merged(layer: Any, value: Any) -> Tensor:
 
 
 def _owner(name: str, places: Mapping[str, Any]) -> str | None:
-    """Which of the modules the weight lies in."""
+    """The module that the weight belongs to."""
     parts = name.split(".")
     tried = (".".join(parts[:length]) for length in range(1, len(parts)))
     return next((place for place in tried if place in places), None)
 
 
 def _kept_buffers(model: Any) -> Generator[tuple[str, Any]]:
-    """Those that are saved: others can be computed anew, and plain models do not know them."""
+    """Persistent buffers: others are recomputed, and plain models do not have them."""
     for place, module in model.named_modules():
         for name, value in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:  # noqa: SLF001  (nobody else knows)
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001  (there is no public way)
                 yield f"{place}.{name}" if place else name, value
 
 
@@ -155,14 +155,14 @@ def _unwrapped(name: str) -> str:
 
 
 def _whole(value: Any) -> Tensor:
-    """All of a tensor of which each process has a part."""
+    """The whole tensor, gathered from all processes if it is sharded."""
     found = value.full_tensor() if hasattr(value, "full_tensor") else value
     return found.detach()
 
 
 @contextmanager
 def _summoned(model: Any) -> Generator[None]:
-    """With the parameters of FSDP's first form in place; the second has them as distributed tensors."""
+    """Gathers the parameters of FSDP1 within the block; FSDP2 has distributed tensors instead."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if not any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):

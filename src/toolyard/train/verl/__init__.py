@@ -1,4 +1,4 @@
-"""Our rollouts as an agent loop of verl."""
+"""Toolyard's rollouts as an agent loop for verl."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Our rollouts as an agent loop of verl (0.9.1 and later):
+"""Toolyard's rollouts as an agent loop for verl (0.9.1 and later):
 
     actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml
     actor_rollout_ref.rollout.agent.default_agent_loop=toolyard
 
     - name: toolyard
       _target_: toolyard.train.verl.ToolyardAgentLoop
-      reward: gsm8k                      # further keys: see `VerlSettings`; none of them is needed
+      reward: gsm8k                      # all keys are optional: see `VerlSettings`
 
-A trajectory of verl's is then one of ours, from the tool instances to the audit, sampled by verl's servers.
+verl's trajectories are then played by Toolyard, from the tool instances to the audit, and sampled by verl's servers.
 
-No trajectory raises, since with verl that fails its whole batch or group: settings that are wrong do, at the first one.
-Whatever must not be trained on (see `toolyard.train.samples`) is handed to verl with a mask of zeros and at least one
-token, and its reward, which verl must have, is the mean of those of its group that have one already. So it adds nothing
-to the loss, and nothing to the mean that the others of the group are compared with; only a group that is spread over
-several workers, or whose others come later, is compared with `failure_reward` instead. If verl's reward workers score
-(`reward: none`), they score it too.
+A failed trajectory does not raise, because that would fail verl's whole batch or group; only invalid settings raise, at
+the first trajectory. A trajectory that must not be trained on (see `toolyard.train.samples`) goes to verl with a mask
+of zeros and at least one token. Its reward, which verl requires, is the mean of the scores its group has so far, so it
+adds nothing to the loss and does not change the group's mean. Only if the group is spread over several workers, or the
+others' scores come later, it gets `failure_reward` instead. If verl's reward workers score (`reward: none`), they score
+it too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from toolyard.train.verl.settings import VerlSettings, settings_of
 from toolyard.train.verl.shared import Opened, close, dump, open_here
 
 try:
-    _verl: Any = import_module("verl.experimental.agent_loop.agent_loop")  # whose annotations say little
+    _verl: Any = import_module("verl.experimental.agent_loop.agent_loop")  # its annotations are incomplete
     _traced: Any = import_module("verl.utils.rollout_trace").rollout_trace_op
 except ImportError as error:
     raise MissingDependencyError("verl", "verl", "an agent loop for verl") from error
@@ -55,29 +55,29 @@ __all__ = ["ToolyardAgentLoop", "VerlSettings", "close"]
 _log = logging.getLogger(__name__)
 _OF_TASKS = ("reward_model", "data_source", "extra_info", "tools_kwargs", "interaction_kwargs")
 _VERLS = frozenset(inspect.signature(_verl.AgentLoopBase.__init__).parameters)
-"""What verl hands to every loop. Also `tools`, which verl has made for its own loop."""
+"""Arguments that verl passes to every loop, including `tools`, which it creates for its own loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """What a sample is called."""
+class _SampleIds:
+    """The ids of a sample."""
 
     request_id: str
     task_id: str
     group: str
     """The prompt, in this step."""
     offset: int
-    """Which of the group's samples it is, as far as this process knows."""
+    """The index of the sample in its group, as far as this process knows."""
     step: int | None
 
 
 class ToolyardAgentLoop(_verl.AgentLoopBase):
-    """verl makes one for every sample; what is worth keeping is kept by `open_here`."""
+    """verl creates one per sample; `open_here` keeps what they share."""
 
     def __init__(self, *args: Any, name: str = "toolyard", tools: Any = None, **given: Any) -> None:
         """
         Raises:
-            ConfigError: a key is unknown or wrong.
+            ConfigError: a key is unknown or invalid.
         """
         verls = {key: value for key, value in given.items() if key in _VERLS}
         super().__init__(*args, **verls)  # pyright: ignore[reportUnknownMemberType]
@@ -86,13 +86,13 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
 
     @_traced
     async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> Any:
-        """Play one sample: an `AgentLoopOutput`, whatever became of it. Cancelled, it releases its tools.
+        """Play one sample and return an `AgentLoopOutput`, even if it failed. If cancelled, it releases its tools.
 
         Raises:
-            ToolyardError: what the settings name is wrong or cannot be opened.
+            ToolyardError: the settings are invalid, or a part they name cannot be opened.
         """
         opened = open_here(self._settings, self.tokenizer)
-        names = _names(row, opened)
+        names = _sample_ids(row, opened)
         engine = VerlEngine(
             self.server_manager,
             sampling_params,
@@ -108,20 +108,22 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
             await dump(self._settings.rollout_data_dir, trajectory)
         return self._output(opened, engine, names, row, trajectory)
 
-    def _session(self, names: _Names, row: Mapping[str, Any]) -> str:
-        """With `full_determinism`, the name that verl's own loop has for the sample: its servers keep to it."""
+    def _session(self, names: _SampleIds, row: Mapping[str, Any]) -> str:
+        """With `full_determinism`, the id that verl's own loop would use: its servers depend on it."""
         if self.rollout_config.get("full_determinism"):
             return f"det-{_whole(row.get('priority'), 0)}"
         return names.request_id
 
-    async def _played(self, opened: Opened, engine: VerlEngine, names: _Names, row: Mapping[str, Any]) -> Trajectory:
+    async def _played(
+        self, opened: Opened, engine: VerlEngine, names: _SampleIds, row: Mapping[str, Any]
+    ) -> Trajectory:
         settings = self._settings
         try:
             task = task_of_row(_task_row(row), names.task_id)
             tools, schemas = opened.select(task.extra_info.get("tool_selection"))
             request = create_request(task, names.offset, tool_schemas=schemas, step=names.step or 0, seed=None)
             request.request_id = names.request_id
-            sampling = Sampling(max_tokens=settings.limits.response_length)  # what else there is, is in verl's params
+            sampling = Sampling(max_tokens=settings.limits.response_length)  # the rest is in verl's params
             speaker = TokenSpeaker(engine, opened.chat, sampling, settings.limits)
             weights, interaction = settings.reward_weights, opened.interaction
             setting = Setting(speaker, tools, settings.limits, opened.reward, weights, interaction)
@@ -132,10 +134,10 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
             return _lost(names, FinishReason.INTERNAL_ERROR, Failure(OURS, RolloutState.PENDING.value, trace(error)))
 
     def _output(
-        self, opened: Opened, engine: VerlEngine, names: _Names, row: Mapping[str, Any], trajectory: Trajectory
+        self, opened: Opened, engine: VerlEngine, names: _SampleIds, row: Mapping[str, Any], trajectory: Trajectory
     ) -> Any:
         settings, limits, notes = self._settings, self._settings.limits, engine.notes
-        # Without a reward of ours, a score that is not there is verl's to give.
+        # Without a reward here, verl computes the score.
         judged = trajectory if settings.scores else replace(trajectory, score=0.0)
         sample = sample_of(judged, max_response_length=limits.response_length)
         refused = isinstance(sample, Refused)
@@ -152,7 +154,7 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
             if settings.scores:
                 opened.groups.scored(names.group, reward)
         calls = [call for turn in trajectory.turns for call in turn.tool_calls]
-        # The same keys for every sample: verl makes arrays of them.
+        # The same keys for every sample, because verl turns them into arrays.
         told: dict[str, Any] = {
             "turn_scores": [],
             "tool_rewards": [call.reward for call in calls if call.reward is not None],
@@ -193,16 +195,16 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
-def _names(row: Mapping[str, Any], opened: Opened) -> _Names:
+def _sample_ids(row: Mapping[str, Any], opened: Opened) -> _SampleIds:
     uid = row.get("uid")
     try:
         own = next((name for name in ids_of(_task_row(row), "row") if name is not None), None)
-    except TaskError:  # which is told when it is played
+    except TaskError:  # reported when the sample is played
         own = None
     request_id = uuid4().hex
     group = request_id if uid is None else str(uid)
     offset = opened.groups.join(group)
-    return _Names(
+    return _SampleIds(
         request_id=request_id,
         task_id=own or group,
         group=group,
@@ -212,25 +214,25 @@ def _names(row: Mapping[str, Any], opened: Opened) -> _Names:
 
 
 def _task_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As `task_of_row` reads it: verl has the prompt under another name, and what the loop is told besides is not the
-    task's. A ground truth that is not there is none."""
+    """The row as `task_of_row` expects it: verl names the prompt differently, and passes values that are not part of
+    the task. A missing ground truth is None."""
     kept = {name: row[name] for name in _OF_TASKS if row.get(name) is not None}
     return {"reward_model": {"ground_truth": None}, **kept, "prompt": row.get("raw_prompt")}
 
 
 def _whole(value: Any, default: Any) -> Any:
-    """Of numpy's whole numbers as well."""
+    """`value` as an int; numpy integers are accepted too."""
     try:
         return default if value is None else int(value)
     except (TypeError, ValueError):
         return default
 
 
-# What is told ---------------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------------
 
 
-def _lost(names: _Names, reason: FinishReason, failure: Failure) -> Trajectory:
-    """Of a row that could not be played at all."""
+def _lost(names: _SampleIds, reason: FinishReason, failure: Failure) -> Trajectory:
+    """The trajectory of a row that could not be played at all."""
     return Trajectory(
         request_id=names.request_id,
         batch_data_id=names.task_id,
@@ -252,9 +254,9 @@ def _lost(names: _Names, reason: FinishReason, failure: Failure) -> Trajectory:
     )
 
 
-def _version(told: int | None, opened: Opened, names: _Names) -> int | None:
-    """verl's trainers compute with it. Where no server has answered: the weights that others were sampled with, or
-    those that the step began with."""
+def _version(told: int | None, opened: Opened, names: _SampleIds) -> int | None:
+    """The version of the weights, which verl's trainers need. If no server has answered: the version that other samples
+    used, or that of the step's start."""
     if told is not None:
         return told
     if opened.seen.newest is not None or names.step is None:
@@ -263,6 +265,6 @@ def _version(told: int | None, opened: Opened, names: _Names) -> int | None:
 
 
 def _turns(trajectory: Trajectory) -> int:
-    """As verl counts: the prompt, the assistant's messages, and what they were answered."""
+    """The number of turns as verl counts them: the prompt, the assistant messages, and the answers to them."""
     answered = sum(1 for mask, _ in groupby(trajectory.tokens.response_mask) if not mask)
     return 1 + len(trajectory.turns) + answered

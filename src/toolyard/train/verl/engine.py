@@ -1,4 +1,4 @@
-"""verl's servers as an `Engine`: token ids in, token ids and log-probabilities out, by verl's own client."""
+"""verl's servers as an `Engine`: token ids in, token ids and log-probabilities out, through verl's own client."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from toolyard.errors import EngineError, EngineRequestError, summarize
 
 _ABORTED = ("aborted", "abort")
 _REFUSALS = (ValueError, TypeError, AssertionError)
-"""What verl's servers raise of a request that they will not take: too long, say."""
+"""Exceptions with which verl's servers reject a request, for example one that is too long."""
 SPECULATED = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-"""What servers that speculate count, for verl's metrics."""
+"""Counters of speculative decoding, for verl's metrics."""
 
 
 @dataclass(slots=True)
 class ServerNotes:
-    """What verl wants to know of a trajectory, and only its servers can tell."""
+    """Values that verl needs for a trajectory and only its servers report."""
 
     oldest: int | None = None
-    """verl's step of the weights that sampled first."""
+    """verl's step of the weights for the first sampled tokens."""
     newest: int | None = None
     preempted: int = -1
-    """-1: they do not say."""
+    """-1: not reported."""
     speculated: dict[str, int] = field(default_factory=dict[str, int])
     experts: Any = None
-    """Which experts a mixture took, for every token up to the last answer."""
+    """The experts that a mixture-of-experts model used, for every token up to the last answer."""
 
     def take(self, answer: Any) -> None:
         told = _told(answer)
@@ -49,9 +49,9 @@ def _told(answer: Any) -> Mapping[str, Any]:
 
 
 def texts_of(rollout: Any) -> Mapping[str, Any] | None:
-    """By verl's `rollout` settings, what its servers are told beside stop texts; None: they would refuse them."""
+    """Extra sampling parameters that verl's servers need with stop texts; None: they do not support stop texts."""
     match rollout.name:
-        case "vllm":  # which verl always starts with a tokenizer
+        case "vllm":  # verl always starts it with a tokenizer
             return {"include_stop_str_in_output": True}
         case "sglang" if not rollout.get("skip_tokenizer_init", True):
             return {"no_stop_trim": True}
@@ -60,8 +60,8 @@ def texts_of(rollout: Any) -> Mapping[str, Any] | None:
 
 
 class VerlEngine:
-    """One trajectory's. `params` are verl's sampling parameters, and are passed on as they are, with a limit of tokens
-    and what ends a turn; of `Sampling`, nothing else counts."""
+    """The engine of one trajectory. `params` are verl's sampling parameters, passed on unchanged with a token limit and
+    the stop tokens and texts; other fields of `Sampling` are ignored."""
 
     def __init__(
         self,
@@ -73,9 +73,14 @@ class VerlEngine:
         with_texts: Mapping[str, Any] | None = None,
         answered: Callable[[ServerNotes], None] = lambda _: None,
     ) -> None:
-        """`session`: by which verl finds the server again that has the conversation in its cache. `with_texts`: what a
-        server is told beside stop texts, so that it keeps their tokens; None: it knows no stop texts. What goes beyond
-        one is cut off here anyway. `answered` is called with the notes after every answer."""
+        """
+        Args:
+            session: The id by which verl routes to the server that has the conversation in its cache.
+            with_texts: Extra parameters with stop texts, so that servers keep their tokens; None: servers do not
+            support
+                stop texts. Tokens after a stop text are cut off here in any case.
+            answered: Called with the notes after every answer.
+        """
         self._servers = servers
         self._params = params
         self._session = session
@@ -92,7 +97,7 @@ class VerlEngine:
         pass
 
     async def abort(self, request_id: str) -> None:
-        """verl's client cannot end what a server samples: nothing happens. Whoever waits for it stops waiting."""
+        """Does nothing: verl's client cannot abort a request on a server. The caller only stops waiting."""
 
     async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str) -> Generation:
         try:
@@ -100,7 +105,7 @@ class VerlEngine:
                 request_id=self._session, prompt_ids=list(prompt_ids), sampling_params=self._asked(sampling)
             )
         except _REFUSALS as error:
-            raise EngineRequestError(f"verl's server refused the request: {summarize(error)}") from error
+            raise EngineRequestError(f"verl's server rejected the request: {summarize(error)}") from error
         except Exception as error:
             raise EngineError(f"verl's server failed: {summarize(error)}") from error
         self.notes.take(answer)
@@ -108,7 +113,7 @@ class VerlEngine:
         return self._generation(answer, sampling)
 
     def _asked(self, sampling: Sampling) -> dict[str, Any]:
-        """New for every request: servers take theirs apart."""
+        """A new dict for every request: servers modify theirs."""
         params: dict[str, Any] = {**self._params, "max_tokens": sampling.max_tokens}
         stops = dict.fromkeys([*(params.get("stop_token_ids") or ()), *sampling.stop_token_ids])
         if stops:
@@ -122,10 +127,10 @@ class VerlEngine:
         logprobs: list[float] | None = None
         if self.with_logprobs:
             if answer.log_probs is None and ids:
-                raise EngineRequestError("verl's server was asked for log-probabilities, and returned none")
+                raise EngineRequestError("verl's server was asked for log-probabilities but returned none")
             logprobs = [float(value) for value in answer.log_probs or ()]
             if len(logprobs) != len(ids):
-                raise EngineError(f"verl's server returned {len(ids)} tokens and {len(logprobs)} log-probabilities")
+                raise EngineError(f"verl's server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
         end, stop_text = self._end(ids, sampling)
         if end is not None:
             finish = Finish.STOP
@@ -147,8 +152,8 @@ class VerlEngine:
         )
 
     def _end(self, ids: Sequence[int], sampling: Sampling) -> tuple[int | None, str | None]:
-        """Where the turn ends, and the stop text that ends it, if one does. What was sampled after it is dropped: the
-        rest is still what was sampled."""
+        """Where the turn ends, and the stop text that ends it, if any. Tokens sampled after it are dropped; the rest is
+        still exact."""
         stops, texts = set(sampling.stop_token_ids), StopTexts(sampling.stop, self._decode)
         for index, token in enumerate(ids[: sampling.max_tokens]):
             text = texts.add(token) if sampling.stop else None

@@ -1,4 +1,4 @@
-"""What the agent loop for verl takes: keys of its entry in `agent_loop_config_path`, over what verl's own say."""
+"""Settings of the agent loop for verl: the keys of its entry in `agent_loop_config_path`, which override verl's own."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ NO_REWARD = "none"
 
 
 class VerlSettings(BaseModel):
-    """Paths are relative to the working directory of verl's workers."""
+    """Settings of the agent loop. Paths are relative to the working directory of verl's workers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tool_config_path: str | None = None
     """A YAML file of tools. None: verl's `rollout.multi_turn.tool_config_path`; if that is not set either, no tools."""
     chat: ChatConfig = Field(default_factory=ChatConfig)
-    """verl's `data.apply_chat_template_kwargs` are its `template_kwargs`, as far as it has none of that name. verl's
-    `multi_turn.format` is a parser of verl's, and not looked at."""
+    """`template_kwargs` are added to verl's `data.apply_chat_template_kwargs` and override them. verl's
+    `multi_turn.format` names one of verl's parsers and is ignored."""
     reward: str = NO_REWARD
     """gsm8k, math, code, default, `module:function`, …: see `toolyard.rewards.registry`. none: verl's reward workers
-    score, by its own settings."""
+    compute the score, by verl's settings."""
     reward_options: JSON | None = None
     reward_weights: Weights = Field(default_factory=Weights)
-    """What tools, steps and a user simulator count beside `reward`."""
+    """Weights of the rewards of tools, steps and a user simulator relative to `reward`."""
     failure_reward: FiniteFloat = 0.0
-    """Of a trajectory that failed, if no other of its group has a score yet; else it gets their mean. It is never
-    trained on; but verl knows no absent reward, and has it in the group's mean."""
+    """Reward of a failed trajectory if no other of its group has a score yet; otherwise it gets their mean. It is never
+    trained on, but verl has no absent rewards and includes it in the group's mean."""
     limits: RolloutLimits = Field(default_factory=RolloutLimits)
-    """What is not said here is taken from verl's `rollout` and `rollout.multi_turn`: see `verls_limits`."""
+    """Limits not set here come from verl's `rollout` and `rollout.multi_turn`: see `limits_from_verl`."""
     interaction: InteractionConfig | None = None
     rollout_data_dir: str | None = None
-    """Where trajectories are dumped, in a folder for each worker process, by verl's step; by the version of the weights
-    where verl does not tell its loops the step, which only its newer trainer does. Validation is among them: of that,
-    verl tells its loops nothing. None: nowhere."""
+    """Folder for dumps, with a subfolder for each worker process, by verl's step. Only verl's newer trainer passes the
+    step to agent loops; otherwise the version of the weights is used. Validation is included, since verl does not tell
+    agent loops about it. None: no dump."""
 
     @property
     def scores(self) -> bool:
@@ -50,17 +50,17 @@ class VerlSettings(BaseModel):
 
 
 def settings_of(given: Mapping[str, Any], rollout: Any, template_kwargs: Mapping[str, Any] | None) -> VerlSettings:
-    """`given`, over verl's `actor_rollout_ref.rollout` and `data.apply_chat_template_kwargs`.
+    """`given`, merged over verl's `actor_rollout_ref.rollout` and `data.apply_chat_template_kwargs`.
 
     Raises:
-        ConfigError: a key is unknown or wrong, or verl's settings ask for what only verl's own loop does.
+        ConfigError: a key is unknown or invalid, or verl's settings use a feature that only verl's own loop has.
     """
     if rollout.multi_turn.get("function_tool_path"):
         raise ConfigError(
-            "rollout.multi_turn.function_tool_path: these functions are known to verl's own loop only; decorate them "
-            "with toolyard.tools.tool, and name them in the tool YAML"
+            "rollout.multi_turn.function_tool_path: only verl's own loop supports it; decorate the functions with "
+            "toolyard.tools.tool and list them in the tool YAML"
         )
-    known = verls_limits(rollout)
+    known = limits_from_verl(rollout)
     wanted: JSON = {key: _plain(value) for key, value in given.items()}
     wanted["limits"] = _over(known, wanted.get("limits"))
     chat: Any = _over({"template_kwargs": {}}, wanted.get("chat"))
@@ -80,11 +80,12 @@ def settings_of(given: Mapping[str, Any], rollout: Any, template_kwargs: Mapping
     return settings
 
 
-def verls_limits(rollout: Any) -> JSON:
-    """verl's settings in our words.
+def limits_from_verl(rollout: Any) -> JSON:
+    """verl's settings as Toolyard's limits.
 
-    `max_tool_response_length` counts characters with verl, and tokens here. verl counts tool results as user turns: so
-    many of them, and one message more. Where verl knows no limit, `response_length` is one: a turn has a token.
+    `max_tool_response_length` counts characters in verl, and tokens here. verl counts tool results as user turns, which
+    allows one more assistant message than that. Without a limit in verl, `response_length` is one: each turn has at
+    least one token.
     """
     turns = rollout.multi_turn
     rounds = turns.get("max_user_turns")
@@ -101,14 +102,14 @@ def verls_limits(rollout: Any) -> JSON:
 
 
 def _over(under: JSON, given: Any) -> Any:
-    """`given`, with what it does not say taken from `under`. What is no mapping stays, to be refused."""
+    """`given`, with missing keys taken from `under`. Anything but a mapping is returned unchanged, for validation."""
     if given is None:
         return under
     return {**under, **cast("JSON", given)} if isinstance(given, dict) else given
 
 
 def _plain(value: Any) -> Any:
-    """OmegaConf's containers as Python's."""
+    """Convert OmegaConf containers to Python's."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in cast("JSON", value).items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

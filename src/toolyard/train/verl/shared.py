@@ -1,6 +1,6 @@
-"""What trajectories in one event loop of a verl worker have in common.
+"""What trajectories in one event loop of a verl worker share.
 
-verl makes its loop object for every sample; tools, rewards and the chat format are opened once, by whoever comes first.
+verl creates an agent loop object per sample; the first one opens tools, rewards and the chat format for all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolyard.train.verl.settings import VerlSettings
 _log = logging.getLogger(__name__)
 
 _GROUPS = 4096
-"""That are remembered, the latest."""
+"""Maximum number of groups to remember."""
 _EXIT_SECONDS = 5.0
 Schemas = tuple[OpenAIFunctionToolSchema, ...]
 
@@ -47,7 +47,7 @@ class _Group:
 
 
 class Groups:
-    """The samples of each prompt, as far as this process plays them: verl may spread a group over its workers."""
+    """The samples of each prompt in this process; verl may spread a group over its workers."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _Group] = OrderedDict()
@@ -59,7 +59,7 @@ class Groups:
         return found
 
     def join(self, name: str) -> int:
-        """The number of a sample that begins."""
+        """The index of a new sample in its group."""
         group = self._of(name)
         group.begun += 1
         return group.begun - 1
@@ -68,20 +68,20 @@ class Groups:
         self._of(name).scores.append(score)
 
     def mean(self, name: str) -> float | None:
-        """Of those that have a score already."""
+        """The mean of the scores so far; None if there are none."""
         scores = self._of(name).scores
         return sum(scores) / len(scores) if scores else None
 
 
 @dataclass(slots=True)
 class Seen:
-    """What servers told of other trajectories, for those that fail before one has answered: verl makes one array of all
-    of a batch, and breaks on what is missing in it. Before the first answer in this process, nothing is known."""
+    """Values that servers reported for other trajectories, for those that fail before an answer: verl makes one array
+    of a whole batch and breaks on missing values. Empty before the first answer in this process."""
 
     newest: int | None = None
     speculated: dict[str, int] = field(default_factory=dict[str, int])
     experts: Any = None
-    """Of one token, nobody's."""
+    """A placeholder for one token."""
 
     def take(self, notes: ServerNotes) -> None:
         self.newest = self.newest if notes.newest is None else notes.newest
@@ -92,32 +92,32 @@ class Seen:
 
 @dataclass(slots=True)
 class Opened:
-    """Made by `open_here`."""
+    """The opened parts, created by `open_here`."""
 
     settings: VerlSettings
-    verls_tokenizer: Any
+    verl_tokenizer: Any
     chat: ChatFormat
     tools: Mapping[str, BaseTool]
     schemas: Schemas
     reward: FinalReward | None
     interaction: BaseInteraction | None
     filler: int
-    """The token of what has none."""
+    """The token for empty prompts and responses."""
     groups: Groups = field(default_factory=Groups)
     seen: Seen = field(default_factory=Seen)
 
     def select(self, names: Sequence[str] | None) -> tuple[Mapping[str, BaseTool], Schemas]:
-        """The tools that a row asks for; all, if it does not.
+        """The tools that a row selects; all of them if it selects none.
 
         Raises:
-            TaskError: there is no such tool.
+            TaskError: a selected tool does not exist.
         """
         if not names:
             return self.tools, self.schemas
         unknown = [name for name in names if name not in self.tools]
         if unknown:
             known = ", ".join(self.tools) or "none"
-            raise TaskError(f"extra_info.tool_selection: there is no tool {unknown[0]!r}; there are: {known}")
+            raise TaskError(f"extra_info.tool_selection: there is no tool {unknown[0]!r}; known tools: {known}")
         tools = {name: self.tools[name] for name in names}
         return tools, tuple(tool.get_openai_tool_schema() for tool in tools.values())
 
@@ -135,17 +135,18 @@ _by_loop: dict[asyncio.AbstractEventLoop, dict[tuple[str, int], Opened]] = {}
 
 
 def open_here(settings: VerlSettings, tokenizer: Any) -> Opened:
-    """For the running event loop; what is open for it is taken. It blocks: until it is done, nobody could go on anyway.
+    """Open the parts for the running event loop, or return those already open. It blocks the loop, since no trajectory
+    can start before it is done.
 
     Raises:
-        ConfigError: something is wrong with the settings, or with a file that they name.
-        ToolError: an MCP server does not answer; it may, the next time.
+        ConfigError: the settings, or a file that they name, are invalid.
+        ToolError: an MCP server does not answer; safe to retry.
     """
     loop = asyncio.get_running_loop()
     for ended in [other for other in _by_loop if other.is_closed()]:
-        del _by_loop[ended]  # nothing can be closed without its loop: processes end when they notice
+        del _by_loop[ended]  # parts cannot be closed without their loop; their processes end on their own
     known = _by_loop.setdefault(loop, {})
-    key = settings.model_dump_json(), id(tokenizer)  # which stays this one's, since it is kept
+    key = settings.model_dump_json(), id(tokenizer)  # the id stays valid, since `Opened` keeps the tokenizer
     if key not in known:
         known[key] = _open(settings, tokenizer)
     return known[key]
@@ -171,12 +172,12 @@ def _open(settings: VerlSettings, tokenizer: Any) -> Opened:
     if path is not None:
         for folder in (os.getcwd(), str(Path(path).absolute().parent)):
             if folder not in sys.path:
-                sys.path.append(folder)  # last, so that a file called json.py there is nobody's json
+                sys.path.append(folder)  # last, so that a json.py there does not shadow the standard library
         tools = initialize_tools_from_config(path)
     fillers = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return Opened(
         settings=settings,
-        verls_tokenizer=tokenizer,
+        verl_tokenizer=tokenizer,
         chat=opened_chat,
         tools={tool.name: tool for tool in tools},
         schemas=tuple(tool.get_openai_tool_schema() for tool in tools),
@@ -187,10 +188,10 @@ def _open(settings: VerlSettings, tokenizer: Any) -> Opened:
 
 
 def own_tokenizer(found: Any) -> Tokenizer:
-    """Of a tokenizer object of `transformers`, as verl has it.
+    """Wrap verl's tokenizer, an object of `transformers`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a tokenizer of `transformers`.
     """
     from toolyard.chat.tokenizers.fast import FastTokenizer, choose_templates, named_tokens, stop_tokens_of
     from toolyard.chat.tokenizers.transformers import PythonTokenizer
@@ -201,7 +202,7 @@ def own_tokenizer(found: Any) -> Tokenizer:
         template, plain = choose_templates(found.chat_template)
         if not getattr(found, "is_fast", False):
             return PythonTokenizer(found, name=name, chat_template=template, variables=variables)
-        # A copy: padding and truncation are switches of the tokenizer itself, and verl turns them.
+        # A copy: padding and truncation are state of the tokenizer, which verl changes.
         backend = copy.deepcopy(found.backend_tokenizer)
     except AttributeError as error:
         raise ConfigError(f"verl's tokenizer is a {type(found).__name__}, not one of transformers: {error}") from None
@@ -221,28 +222,27 @@ def own_tokenizer(found: Any) -> Tokenizer:
 # The dump -------------------------------------------------------------------------------------------------------------
 
 _dumps: dict[str, DumpWriter] = {}
-"""Of this process, by folder: a writer belongs to no event loop."""
+"""This process's writers by folder; they are not tied to an event loop."""
 
 
 async def dump(folder: str, trajectory: Trajectory) -> None:
-    """Append it in the folder that this process has in `folder`. What cannot be written is told to the log, and is no
-    reason to lose the sample."""
+    """Append a trajectory to this process's subfolder of `folder`. Errors are only logged: the sample is not lost."""
     try:
         writer = _dumps.get(folder)
         if writer is None:
             writer = DumpWriter(Path(folder, f"{socket.gethostname()}-{os.getpid()}"))
-            await writer.__aenter__()  # which does not wait: nobody comes in between
+            await writer.__aenter__()  # does not suspend, so no other task can run in between
             _dumps[folder] = writer
         await writer.write(trajectory)
     except (RecordError, OSError) as error:
-        _log.warning("rollout_data_dir %r: request %s is not dumped: %s", folder, trajectory.request_id, error)
+        _log.warning("rollout_data_dir %r: request %s was not dumped: %s", folder, trajectory.request_id, error)
 
 
 # Closing --------------------------------------------------------------------------------------------------------------
 
 
 async def close() -> None:
-    """Close what is open for the running event loop, and the dump of this process. Whoever comes next opens it anew."""
+    """Close the parts opened for the running event loop, and this process's dump. The next sample opens them again."""
     for opened in _by_loop.pop(asyncio.get_running_loop(), {}).values():
         await opened.close()
     while _dumps:
@@ -250,7 +250,7 @@ async def close() -> None:
 
 
 def _close_at_exit() -> None:
-    """Of loops that can still run: verl's own run in a thread."""
+    """Close the parts of loops that can still run: verl's own run in a thread."""
     for loop in list(_by_loop):
         with contextlib.suppress(Exception):
             if loop.is_running():
@@ -260,7 +260,7 @@ def _close_at_exit() -> None:
 
 
 def _forget() -> None:
-    """In the child of a fork, where no loop runs: what is open is the parent's."""
+    """In a forked child no loop runs, and the open parts belong to the parent."""
     _by_loop.clear()
     _dumps.clear()
 

@@ -34,7 +34,7 @@ def check(*command: str) -> None:
 
 
 def test_it_is_built_here_and_used() -> None:
-    """`make` builds it. Without it everything else would be tested on the slow road, and nobody would notice."""
+    """`make` builds it. Without it everything else would silently be tested on the slow path."""
     assert built_library()
     assert native.why_not() == ""
 

@@ -1,7 +1,7 @@
-"""Everything that a request does not decide itself: time, engines, tools, simulators, reward functions.
+"""The boundary to everything non-deterministic: time, engines, tools, simulators, reward functions.
 
-All of it goes through one `Chance` for each request, so a run can be recorded and played again, bit for bit, without
-a model and without a sandbox.
+Each request has one `ExternalCalls` and goes through it for all of these, so a run can be recorded and replayed bit for
+bit, without a model and without a sandbox.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toolyard.records.tape import Replay, Tape, TapeWriter
 T = TypeVar("T")
 
 
-class Chance:
-    """Of a live request: asks the world."""
+class ExternalCalls:
+    """A live request: calls are made and not recorded."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -29,17 +29,20 @@ class Chance:
         """Seconds since the request began."""
         return round(time.monotonic() - self._began, 6)
 
-    def got(
-        self, kind: str, asked: Callable[[], JSON], made_of: TypeAdapter[T], ask: Callable[[], Awaitable[T]]
+    def call(
+        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
     ) -> Awaitable[T]:
-        """What `ask` returns. `asked` tells by what it can be recognised when it is asked again."""
-        return ask()
+        """Return what `work` returns. `question` identifies the call, so that a replay can check it is the same one;
+        `adapter` converts the result to and from JSON."""
+        return work()
 
     def ended(self) -> None:
         """The request is over."""
 
 
-class RecordingChance(Chance):
+class RecordedCalls(ExternalCalls):
+    """Makes the calls and writes their results to a tape."""
+
     def __init__(self, tape: TapeWriter, request_id: str) -> None:
         super().__init__()
         self._tape = tape
@@ -50,12 +53,12 @@ class RecordingChance(Chance):
         self._clock.append(super().now())
         return self._clock[-1]
 
-    async def got(
-        self, kind: str, asked: Callable[[], JSON], made_of: TypeAdapter[T], ask: Callable[[], Awaitable[T]]
+    async def call(
+        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
     ) -> T:
-        question = asked()  # before: what it is made of may grow meanwhile
-        answer = await ask()
-        self._record(kind, question, made_of.dump_python(answer, mode="json", fallback=str))
+        asked = question()  # before the call: the lists it reads may grow meanwhile
+        answer = await work()
+        self._record(kind, asked, adapter.dump_python(answer, mode="json", fallback=str))
         return answer
 
     def ended(self) -> None:
@@ -66,20 +69,26 @@ class RecordingChance(Chance):
         self._clock = []
 
 
-class ReplayedChance(Chance):
+class ReplayedCalls(ExternalCalls):
+    """Makes no calls: results come from a tape.
+
+    Raises:
+        DivergenceError: a call differs from the tape.
+    """
+
     def __init__(self, tape: Tape, request_id: str) -> None:
         super().__init__()
         self._replay = Replay(tape, request_id)
         self._clock = deque(reading for entry in tape.entries(request_id) for reading in entry.got["clock"])
 
     def now(self) -> float:
-        # A request that diverged may look at the clock more often than it did on the tape.
+        # A request that diverged may read the clock more often than the tape did.
         return self._clock.popleft() if self._clock else 0.0
 
-    async def got(
-        self, kind: str, asked: Callable[[], JSON], made_of: TypeAdapter[T], ask: Callable[[], Awaitable[T]]
+    async def call(
+        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
     ) -> T:
-        return made_of.validate_python(self._replay.next(kind, asked())["answer"])
+        return adapter.validate_python(self._replay.next(kind, question())["answer"])
 
     def ended(self) -> None:
         self._replay.next("ended", {})

@@ -1,4 +1,4 @@
-"""The seeds' tests, under their names, and their conversation about John's bonus, from the prompt to the dump."""
+"""verl's tool tests, under their names, and their conversation about John's bonus, from the prompt to the dump."""
 
 from __future__ import annotations
 
