@@ -166,7 +166,7 @@ class TransformersEngine:
 
         Raises:
             ConfigError: a name or shape that the model has not; nothing was changed.
-            And what the function raises; the version stays, and what the function did as well.
+            Exception: whatever the function raised; the version stays, and so does what the function had changed.
         """
         await asyncio.wrap_future(self._open().update(weights, version, abort))
         self._version = version
