@@ -66,7 +66,7 @@ check: $(VENV)/.ready-to-develop ## lint, formatting, types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.ready-to-develop ## build the documentation into site/; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # never --quiet: it would hide warnings from --strict
 
 format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -143,16 +143,12 @@ class ScoreReport:
         self.interrupted = scoring.stopped
         self.damaged, self.damaged_lines = scoring.damaged, scoring.damaged_lines
         missing = scoring.missing_inputs
-        if reads_the_task and missing[MissingInput.DATA_SOURCE]:
-            self.notes.append(
-                f"{missing[MissingInput.DATA_SOURCE]} lines have no data source: the reward got 'unknown' (set --data-source)"
-            )
-        if reads_the_task and missing[MissingInput.EXTRA_INFO]:
-            self.notes.append(f"{missing[MissingInput.EXTRA_INFO]} lines have no extra_info: the reward got an empty one")
-        if missing[MissingInput.MESSAGES]:
-            self.notes.append(
-                f"{missing[MissingInput.MESSAGES]} lines have no turns: their whole output was scored as the model's answer"
-            )
+        if reads_the_task and (count := missing[MissingInput.DATA_SOURCE]):
+            self.notes.append(f"{count} lines have no data source: the reward got 'unknown' (set --data-source)")
+        if reads_the_task and (count := missing[MissingInput.EXTRA_INFO]):
+            self.notes.append(f"{count} lines have no extra_info: the reward got an empty one")
+        if count := missing[MissingInput.MESSAGES]:
+            self.notes.append(f"{count} lines have no turns: their whole output was scored as the model's answer")
         if scoring.unexplained and self.weights_are != GIVEN:
             self.notes.append(
                 f"{scoring.unexplained} scores in the dump do not match the weights {self.weights_are}, and may have "

@@ -168,7 +168,7 @@ class TransformersEngine:
 
         Raises:
             ConfigError: the model has no such name or shape; nothing was changed.
-            Also whatever the function raises; the version stays, and so do the function's changes.
+            Exception: whatever the function raises; the version stays, and so do the function's changes.
         """
         await asyncio.wrap_future(self._open().update(weights, version, abort))
         self._version = version

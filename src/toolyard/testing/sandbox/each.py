@@ -140,7 +140,7 @@ class EachContract:
         assert [without_measurements(execution) for execution in batched] == [
             without_measurements(execution) for execution in one_by_one
         ]
-        assert [execution.stdout for execution in bunches] == [f"{n}\n" for n in range(40)]
+        assert [execution.stdout for execution in batched] == [f"{n}\n" for n in range(40)]
         async with aclosing(sandbox.run_each(program, stdins, batch_results=True)) as executions:
             assert (await anext(executions)).stdout == "0\n"
         assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
