@@ -160,7 +160,7 @@ async def test_all_servers_busy_is_a_busy_sandbox() -> None:
         peer(http(504, "", Retry_After="0")) as other,
         RemoteSandbox([one.url, other.url], retries=Retries(attempts=2)) as remote,
     ):
-        with pytest.raises(SandboxBusyError, match="4 tries") as caught:
+        with pytest.raises(SandboxBusyError, match="4 attempts") as caught:
             await remote.run(Program("x"))
     assert (len(one.requests), len(other.requests), caught.value.retry_after) == (2, 2, 0)
 

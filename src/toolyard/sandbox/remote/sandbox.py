@@ -197,9 +197,7 @@ class RemoteSandbox:
         # The server closes idle sessions, so a session opened twice by a retry does no harm.
         reply = await server.http.call("POST", wire_session.SESSIONS, order, seconds=limits.run_seconds + self._margin)
         if reply.status in (404, 405):
-            raise failure(
-                f"{server.base} does not support sessions: only `toolyard sandbox serve` does", retryable=False
-            )
+            raise failure(f"{server.base} has no sessions: only `toolyard sandbox serve` does", retryable=False)
         if reply.status != 201:
             raise _session_error(reply, where)
         opened = _parse(wire_session.OpenedSession, reply, where)
