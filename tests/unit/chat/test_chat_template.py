@@ -150,7 +150,7 @@ def test_the_role_and_the_wrapper_of_results_can_be_chosen() -> None:
     assert told == "\n<|im_start|>user\nOutput:\n{} 42<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(ConfigError, match="does not support tool messages"):
         opened("gemma", tool_role="tool")
-    with pytest.raises(ConfigError, match=r"tool_wrapper needs {} once"):
+    with pytest.raises(ConfigError, match=r"tool_wrapper needs {} exactly once"):
         opened("qwen", tool_wrapper="Output")
 
 
