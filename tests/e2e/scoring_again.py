@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from toolyard.cli.score.report import Report
-from toolyard.cli.score.run import Asked, run
+from toolyard.cli.score.report import ScoreReport
+from toolyard.cli.score.run import ScoreArguments, run
 from toolyard.messages import Message
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import Trajectory
@@ -29,11 +29,11 @@ def toolyard(place: Path, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-def score(path: Path, reward: str, **asked) -> Report:
-    return asyncio.run(run(Asked(path, reward, **asked), Console(file=io.StringIO())))
+def score(path: Path, reward: str, **asked) -> ScoreReport:
+    return asyncio.run(run(ScoreArguments(path, reward, **asked), Console(file=io.StringIO())))
 
 
-def changes(report: Report) -> dict[str, int]:
+def changes(report: ScoreReport) -> dict[str, int]:
     return {change.value: count for change, count in report.total.changes.items() if count}
 
 
