@@ -172,7 +172,7 @@ LONGEST = (
     "test_train_command",
     "test_train_trl",
     "test_limiter_cluster",
-    "test_faults",
+    "test_rollout_faults",
     "test_ray_limiter",
     "test_mcp_tools",
     "test_code_corpus",
