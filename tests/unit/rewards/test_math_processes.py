@@ -200,7 +200,7 @@ def test_an_answer_that_crashes_every_process_is_wrong_unless_the_ground_truth_d
     with killing(checker, signal.SIGABRT, most=3), pytest.raises(RewardError, match="killed by Aborted"):
         checker.check(HANGS, TRUTH)
     checker.close()
-    with killing(checker, signal.SIGABRT, most=2), pytest.raises(GroundTruthError, match="cannot be parsed as an expression"):
+    with killing(checker, signal.SIGABRT, most=2), pytest.raises(GroundTruthError, match="cannot be parsed as"):
         checker.check(HANGS, r"\frac")
 
 
