@@ -179,7 +179,7 @@ class TestDoctor:
             assert is_alive(limiter.name)
             forced = toolyard(ray_connection, "doctor", "--stop-limiter", limiter.name, "--force")
         assert forced.returncode == 0, forced.stderr
-        assert forced.stdout.startswith(f"Stopped limiter {limiter.name!r} in namespace 'toolyard'; no permits")
+        assert forced.stdout.startswith(f"Stopped limiter {limiter.name!r} in namespace 'toolyard'; it was used by")
         assert not is_alive(limiter.name)
 
     def test_an_attached_process_protects_it_even_while_it_runs_nothing(self, ray_connection: str, make) -> None:

@@ -275,7 +275,7 @@ def test_a_bucket_with_another_limit_is_an_error_where_it_is_made(name: str):
 
 
 def test_a_bucket_without_a_limit_needs_one_that_exists(name: str):
-    with pytest.raises(ConfigError, match="give it a limit"):
+    with pytest.raises(ConfigError, match="pass a limit to create it"):
         TokenBucketWorker.options(name=name, get_if_exists=True).remote()
 
 

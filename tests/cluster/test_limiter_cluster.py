@@ -176,7 +176,7 @@ def test_basic_multi_process_init(start) -> None:
 
 def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> None:
     ray.get(start(7).statistics.remote())
-    with pytest.raises(LimitConflictError, match=r"exists with limit 7, and limit 8 was asked for"):
+    with pytest.raises(LimitConflictError, match=r"exists with limit 7, but limit 8 was requested"):
         start(8)
 
 

@@ -114,5 +114,5 @@ def test_with_a_tokenizer_texts_are_checked_and_differences_are_shown_as_text(tm
         done.stdout
     )
     end = (cut.input + cut.output[: cut.turns[1].sampled.start])[-8:]
-    assert f"ending {end!r}" in done.stdout
+    assert f"ending in {end!r}" in done.stdout
     assert "2 trajectories with problems" in done.stdout

@@ -359,7 +359,7 @@ class TestServe:
             said, complaint = process.communicate(timeout=SECONDS)
             assert (process.returncode, complaint) == (0, b"")
             assert "Served for" in said.decode()
-            assert re.search(r"all\D+2\D", said.decode())
+            assert re.search(r"total\D+2\D", said.decode())
             assert not left_behind_by(process.pid)
 
     def test_the_token_of_the_environment_is_asked_for_and_sent(self, write) -> None:

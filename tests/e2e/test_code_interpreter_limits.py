@@ -66,7 +66,7 @@ async def test_two_tools_with_different_limits_are_an_error_that_names_both() ->
         assert await texts(one, "1") == ["1\n"]
         [result] = await trajectory(other, "1")
         assert (result.outcome, result.response.text) == (ToolOutcome.FAILED, UNAVAILABLE)
-        assert "limiter 'rate-limiter' exists with limit 4, and limit 5 was asked for" in (result.error or "")
+        assert "limiter 'rate-limiter' exists with limit 4, but limit 5 was requested" in (result.error or "")
         await one.close()
         assert await texts(other, "1") == ["1\n"], "with the first closed there is no conflict any more"
 

@@ -445,7 +445,7 @@ async def test_closing_in_one_event_loop_leaves_the_others_their_limiter(sandbox
 async def test_its_rate_limit_is_that_of_the_code_interpreters() -> None:
     tool = LocalLimiter(4, name="rate-limiter")
     try:
-        with pytest.raises(ConfigError, match="limiter 'rate-limiter' exists with limit 4, and limit 5 was asked for"):
+        with pytest.raises(ConfigError, match="limiter 'rate-limiter' exists with limit 4, but limit 5 was requested"):
             await CodeJudge(rate_limit=5).__aenter__()
         async with (
             service(ScriptedSandbox(forever, workers=64)) as running,

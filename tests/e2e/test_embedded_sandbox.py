@@ -130,7 +130,7 @@ async def test_a_lower_level_than_full_is_logged(caplog: pytest.LogCaptureFixtur
 
 async def test_a_program_too_large_to_send_is_refused():
     async with LocalSandbox(workers=1) as sandbox:
-        with pytest.raises(ProgramError, match="at most"):
+        with pytest.raises(ProgramError, match="the maximum is"):
             await sandbox.run(Program("print(1)", stdin=bytes(257 << 20)))
 
 

@@ -50,7 +50,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("driver")
 async def test_without_gpu_programs_for_one_are_refused_with_the_way_to_allow_them() -> None:
     async with LocalSandbox(workers=1) as sandbox:
-        with pytest.raises(ToolchainMissingError, match=r"no GPU.*gpu=True.*--gpu"):
+        with pytest.raises(ToolchainMissingError, match=r"does not give programs a GPU.*gpu=True.*--gpu"):
             await sandbox.run(Program(LOOK, "python_gpu"))
 
 

@@ -27,7 +27,7 @@ from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer, Fault
 FAULTS = {
     "it hangs up in mid-answer": Fault(hang_up_after=20),
     "it hangs up before it": Fault(hang_up_after=0),
-    "no JSON": Fault(body=b"<html>Bad Gateway</html>"),
+    "not JSON": Fault(body=b"<html>Bad Gateway</html>"),
     "half of JSON": Fault(body=b'{"choices": [{"mess'),
     "JSON, but no object": Fault(body=b"[1, 2]"),
     "an object, but no answer": Fault(body=b"{}"),
@@ -140,7 +140,7 @@ async def test_a_port_that_speaks_no_http_is_an_engine_error() -> None:
 
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     async with server, SglangEngine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", retries=1) as engine:
-        with pytest.raises(EngineError, match="broke off") as failed:
+        with pytest.raises(EngineError, match="the connection broke") as failed:
             await ask(engine)
         assert failed.value.retryable
 
@@ -179,7 +179,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
 async def test_json_that_is_nested_without_end_is_an_engine_error() -> None:
     async with EngineServer() as server, SglangEngine(server.url, retries=0) as engine:
         server.faults = [Fault(body=b"[" * 3_000_000)]
-        with pytest.raises(EngineError, match="no JSON"):
+        with pytest.raises(EngineError, match="not JSON"):
             await ask(engine)
 
 

@@ -364,7 +364,7 @@ async def test_a_bad_file_name_is_refused_as_it_is_by_run(sandbox: LocalSandbox)
 
 async def test_more_than_a_worker_takes_is_refused(sandbox: LocalSandbox) -> None:
     large = b"x" * (100 * MIB)
-    with pytest.raises(ProgramError, match="at most"):
+    with pytest.raises(ProgramError, match="the maximum is"):
         await collect(sandbox, "print(1)", [large, large, large])
 
 

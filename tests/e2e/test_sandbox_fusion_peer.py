@@ -99,7 +99,7 @@ async def test_limits_that_the_server_cannot_hold_are_named_once(
             assert caplog.messages == []
             for _ in range(2):
                 await sandbox.run(Program("1"), Limits(processes=3, disk_bytes=MIB))
-    assert [message.partition(" does not ")[2] for message in caplog.messages] == ["hold disk_bytes, processes"]
+    assert [message.partition(" does not ")[2] for message in caplog.messages] == ["enforce disk_bytes, processes"]
 
 
 @pytest.mark.kernel("full")

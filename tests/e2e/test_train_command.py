@@ -180,7 +180,7 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     assert process.returncode == 128 + how, err
     assert "Stopping after this step, with a checkpoint. Ctrl-C again to quit now." in err
     done = steps_of(place / "runs/a")
-    assert re.search(rf"stopped at step {done[-1]} of 1000; --resume goes on", out)
+    assert re.search(rf"stopped at step {done[-1]} of 1000; --resume continues", out)
     found = last_checkpoint(place / "runs/a")
     assert found is not None
     assert found.step == done[-1] == len(done)

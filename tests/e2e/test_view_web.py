@@ -612,9 +612,9 @@ def test_the_command_writes_a_report_and_says_what_was_left_out(folder: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "there is no 'nowhere'"),
+        (["nowhere"], "'nowhere' does not exist"),
         ([".", "-q", "scroe<1", "--web"], "score"),
-        ([".", "--web", "--export", "x.html"], "give one of them"),
+        ([".", "--web", "--export", "x.html"], "cannot be used together"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], said: str, tmp_path: Path) -> None:
