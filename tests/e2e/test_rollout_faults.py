@@ -243,7 +243,7 @@ async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(
         limits = {"generate_seconds": 4, "stuck_after_seconds": 1}
         done = await rolled(make_place(tmp_path, model, engine=engine(broken), limits=limits))
     check_accounts(done, status=1)
-    last = "HTTP 500: boom" if bad is fails else "broke off"
+    last = "HTTP 500: boom" if bad is fails else "the connection broke"
     for line in done.lines:
         failure = line["failure"]
         assert failure["whose"] == "ours"
