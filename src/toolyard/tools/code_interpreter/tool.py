@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -121,8 +122,15 @@ class SandboxFusionTool(BaseTool):
         self._limits = self._limits_for(self.settings.default_timeout)
         self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
         self._workers = LocalLimiter(self.settings.num_workers)
+        weak_self = weakref.ref(self)  # a cycle would keep the limiter of a tool that nobody closed
+
+        async def open_resources(limiter: Limiter | None) -> _LoopResources:
+            tool = weak_self()
+            assert tool is not None
+            return await tool._open_resources(limiter)
+
         self._places = Workplaces(
-            self._open_resources,
+            open_resources,
             self._close_resources,
             rate_limit=self.settings.rate_limit if self.settings.enable_global_rate_limit else None,
             owner=self.name,
@@ -223,7 +231,8 @@ class SandboxFusionTool(BaseTool):
         # As many sessions as there are trajectories: that number is limited elsewhere.
         return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
-    async def _close_resources(self, resources: _LoopResources) -> None:
+    @staticmethod
+    async def _close_resources(resources: _LoopResources) -> None:
         await resources.sandbox.__aexit__(None, None, None)
 
 
