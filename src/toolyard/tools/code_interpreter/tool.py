@@ -122,12 +122,12 @@ class SandboxFusionTool(BaseTool):
         self._limits = self._limits_for(self.settings.default_timeout)
         self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
         self._workers = LocalLimiter(self.settings.num_workers)
-        weak_self = weakref.ref(self)  # a cycle would keep the limiter of a tool that nobody closed
+        opening = weakref.WeakMethod(self._open_resources)  # a cycle would keep the limiter of a tool that nobody closed
 
         async def open_resources(limiter: Limiter | None) -> _LoopResources:
-            tool = weak_self()
-            assert tool is not None
-            return await tool._open_resources(limiter)
+            method = opening()
+            assert method is not None
+            return await method(limiter)
 
         self._places = Workplaces(
             open_resources,
