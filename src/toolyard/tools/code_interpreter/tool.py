@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -122,19 +121,7 @@ class SandboxFusionTool(BaseTool):
         self._limits = self._limits_for(self.settings.default_timeout)
         self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
         self._workers = LocalLimiter(self.settings.num_workers)
-        opening = weakref.WeakMethod(self._open_resources)  # a cycle would keep the limiter of a tool that nobody closed
-
-        async def open_resources(limiter: Limiter | None) -> _LoopResources:
-            method = opening()
-            assert method is not None
-            return await method(limiter)
-
-        self._places = Workplaces(
-            open_resources,
-            self._close_resources,
-            rate_limit=self.settings.rate_limit if self.settings.enable_global_rate_limit else None,
-            owner=self.name,
-        )
+        self._places = _places(self.settings, self.name)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
         return getattr(self, "tool_schema", None) or SCHEMA
@@ -219,21 +206,27 @@ class SandboxFusionTool(BaseTool):
             return limits  # do not send a service a limit that was not configured
         return limits.model_copy(update={"memory_bytes": self.settings.memory_limit_mb * MIB})
 
-    # ------------------------------------------------------------------------------------------------- opening
-    async def _open_resources(self, limiter: Limiter | None) -> _LoopResources:
+
+def _places(settings: CodeInterpreterConfig, owner: str) -> Workplaces[_LoopResources]:
+    """Refers to no tool: a tool that nobody closed then frees its limiter at once, not at the next collection."""
+
+    async def open_resources(limiter: Limiter | None) -> _LoopResources:
         if limiter is None:
-            _log.info("%s: at most %d executions in flight; no global limit", self.name, self.settings.num_workers)
-        return _LoopResources(await self._new_sandbox().__aenter__(), limiter)
+            _log.info("%s: at most %d executions in flight; no global limit", owner, settings.num_workers)
+        return _LoopResources(await _new_sandbox(settings).__aenter__(), limiter)
 
-    def _new_sandbox(self) -> Sandbox:
-        if self.settings.sandbox_fusion_url:
-            return RemoteSandbox(self.settings.sandbox_fusion_url)
-        # As many sessions as there are trajectories: that number is limited elsewhere.
-        return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
-
-    @staticmethod
-    async def _close_resources(resources: _LoopResources) -> None:
+    async def close_resources(resources: _LoopResources) -> None:
         await resources.sandbox.__aexit__(None, None, None)
+
+    rate_limit = settings.rate_limit if settings.enable_global_rate_limit else None
+    return Workplaces(open_resources, close_resources, rate_limit=rate_limit, owner=owner)
+
+
+def _new_sandbox(settings: CodeInterpreterConfig) -> Sandbox:
+    if settings.sandbox_fusion_url:
+        return RemoteSandbox(settings.sandbox_fusion_url)
+    # As many sessions as there are trajectories: that number is limited elsewhere.
+    return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
 
 def _validated(config: dict[str, Any]) -> CodeInterpreterConfig:
