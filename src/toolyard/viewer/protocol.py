@@ -18,15 +18,9 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a dump, as lists show it."""
+class LineFacts:
+    """What lists show of one line of a dump."""
 
-    number: int
-    """Its id in the index; stable as long as the file only grows."""
-    file: str
-    """Relative to the folder."""
-    line: int
-    """In the file, from 1."""
     step: int
     request_id: str
     task: str
@@ -50,8 +44,20 @@ class Row:
     """Total time of the request; 0 if the line does not say."""
     preview: str
     """The start of the user's last message before the first sampled one, on one line."""
-    damaged: str = ""
-    """Why this line cannot be read; all other fields except `file` and `line` are then empty."""
+    damaged: str
+    """Why this line cannot be read; all other facts except `step` are then empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row(LineFacts):
+    """One line of a dump: what it says, and where it is."""
+
+    number: int
+    """Its id in the index; stable as long as the file only grows."""
+    file: str
+    """Relative to the folder."""
+    line: int
+    """In the file, from 1."""
 
 
 @dataclass(frozen=True, slots=True)

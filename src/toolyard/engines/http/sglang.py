@@ -16,6 +16,7 @@ from toolyard.engines.http.exchange import JSON, ServerFailedError, a_list, an_o
 from toolyard.engines.http.wire import (
     aborted,
     checked_prompt,
+    common_params,
     generation,
     integers,
     log_probabilities,
@@ -119,20 +120,10 @@ def _from_disk(folder: str | Path, version: str, abort: bool) -> JSON:
 def _sampling_params(sampling: Sampling, most: int) -> JSON:
     params: JSON = {
         "max_new_tokens": most,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **common_params(sampling),
         "top_k": sampling.top_k if sampling.top_k > 0 else -1,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "ignore_eos": False,
-        # Nothing that was sampled may be missing from the answer, not even special tokens.
-        "no_stop_trim": True,
-        "skip_special_tokens": False,
+        "no_stop_trim": True,  # a stop string was sampled, too
     }
-    if sampling.stop_token_ids:
-        params["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         params["sampling_seed"] = wire_seed(sampling.seed)
     return params

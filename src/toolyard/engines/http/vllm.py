@@ -17,6 +17,7 @@ from toolyard.engines.http.exchange import JSON, RefusedError, ServerFailedError
 from toolyard.engines.http.wire import (
     aborted,
     checked_prompt,
+    common_params,
     generation,
     integers,
     log_probabilities,
@@ -107,20 +108,11 @@ class VllmEngine(HttpEngine):
 def _sampling_params(sampling: Sampling, most: int) -> JSON:
     params: JSON = {
         "max_tokens": most,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **common_params(sampling),
         "top_k": max(0, sampling.top_k),
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
         "logprobs": 0,  # only of the sampled token
-        "ignore_eos": False,
         "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
     }
-    if sampling.stop_token_ids:
-        params["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         params["seed"] = wire_seed(sampling.seed)
     return params

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from toolyard.engines.http.exchange import ServerFailedError, a_list, an_object, permanent
+from toolyard.engines.http.exchange import JSON, ServerFailedError, a_list, an_object, permanent
 from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.errors import EngineRequestError
 
@@ -40,6 +40,23 @@ def room_for(ids: list[int], sampling: Sampling, context: int | None) -> int:
 def wire_seed(seed: int) -> int:
     """Map any integer to a seed that servers accept: 63 bits."""
     return seed & _SEED_BITS
+
+
+def common_params(sampling: Sampling) -> JSON:
+    """The sampling parameters that vLLM and SGLang write alike."""
+    params: JSON = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "ignore_eos": False,
+        "skip_special_tokens": False,  # nothing that was sampled may be missing from the answer
+    }
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    return params
 
 
 def integers(where: str, name: str, found: Any) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolyard.records.dump import is_torn
 from toolyard.viewer.index.files import MAX_LINE, DumpFile, Line, Signature, Source, lines_between
-from toolyard.viewer.index.rows import Facts, IndexEntry, damaged, entry_of
+from toolyard.viewer.index.rows import COLUMNS, IndexEntry, damaged, entry_of
 from toolyard.viewer.index.search import record
 from toolyard.viewer.index.store import IndexedFile, Located, Store, state_of
 
@@ -28,7 +28,7 @@ _REPORT_BYTES = 2 << 20
 """Bytes between two calls of `Progress`."""
 _UNFINISHED = Signature(0, -1, 0)
 """Signature of a file that is not completely indexed: it always counts as changed."""
-_INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(Facts._fields)))})"
+_INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(COLUMNS)))})"
 _INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(IndexedFile._fields))})"
 
 
@@ -139,7 +139,7 @@ class Builder:
             crc = zlib.crc32(b"\n", crc)
         begin, self._text_end = self._text_end, self._text_end + len(text)
         place = Located(self._last_number, file, line_number, line.start, line.size, crc, begin, self._text_end)
-        self._rows.append((*place, *entry.facts))
+        self._rows.append((*place, *entry.columns))
         self._verdicts += [(self._last_number, verdict, calls) for verdict, calls in entry.verdicts.items()]
         self._texts.append(text)
         self._batch += line.size

@@ -9,6 +9,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from toolyard.errors import RecordError
@@ -18,6 +20,7 @@ from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.index.plain import is_plain
 from toolyard.viewer.index.search import folded
+from toolyard.viewer.protocol import LineFacts
 
 LABEL_CHARS = 200
 PREVIEW_CHARS = 160
@@ -39,39 +42,27 @@ _LOOKED_FOR = 200
 """How many parts are looked up in input and output: a line of a million messages must not take hours."""
 
 
-class Facts(NamedTuple):
-    """The columns of the index that come from the line itself, in their order; see `Row`."""
-
-    step: int
-    request_id: str
-    task: str
-    sample: int
-    score: float | None
-    finish: str
-    state: str
-    source: str
-    turns: int
-    tools: int
-    failed_tools: int
-    prompt_tokens: int
-    response_tokens: int
-    sampled_tokens: int
-    chars: int
-    seconds: float
-    preview: str
-    damaged: str
-    family: int
-    """Equal for the samples of one task: a hash of its name or, if lines have none, of the prompt."""
+_FACTS = tuple(fact.name for fact in fields(LineFacts))
+_facts_of = attrgetter(*_FACTS)
+COLUMNS = (*_FACTS, "family")
+"""The columns of the index that come from the line itself."""
 
 
 class IndexEntry(NamedTuple):
     """Everything the index stores about one line."""
 
-    facts: Facts
+    facts: LineFacts
+    family: int
+    """Equal for the samples of one task: a hash of its name or, if lines have none, of the prompt."""
     verdicts: Mapping[str, int]
     """Number of calls by verdict."""
     text: bytes
     """Its readable text, folded: see `search`."""
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The values of `COLUMNS`."""
+        return (*_facts_of(self.facts), self.family)
 
 
 def entry_of(line: bytes, step: int) -> IndexEntry:
@@ -101,8 +92,8 @@ def trajectory_in(line: bytes) -> Trajectory:
 
 
 def damaged(why: str, line: bytes, step: int) -> IndexEntry:
-    facts = Facts(_whole(step), "", "", 0, None, "", "", "", 0, 0, 0, 0, 0, 0, 0, 0.0, "", label(why) or "damaged", 0)
-    return IndexEntry(facts, {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS]))
+    facts = LineFacts(_whole(step), "", "", 0, None, "", "", "", 0, 0, 0, 0, 0, 0, 0, 0.0, "", label(why) or "damaged")
+    return IndexEntry(facts, 0, {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS]))
 
 
 def label(text: str, limit: int = LABEL_CHARS) -> str:
@@ -122,7 +113,7 @@ def _entry(said: JSON) -> IndexEntry:
     verdicts, failed = _verdicts(calls)
     tokens: JSON = of_ours.get("tokens", {})
     request_id = said.get("request_id")
-    facts = Facts(
+    facts = LineFacts(
         step=_whole(said.get("step", 0)),
         request_id="" if request_id is None else label(str(request_id)),
         task=task,
@@ -141,10 +132,10 @@ def _entry(said: JSON) -> IndexEntry:
         seconds=_seconds(of_ours.get("metrics", {}), turns),
         preview=_preview(asked, messages, len(turns)),
         damaged="",
-        family=zlib.crc32((task or asked).encode("utf-8", "surrogatepass")),
     )
+    family = zlib.crc32((task or asked).encode("utf-8", "surrogatepass"))
     parts = _parts(of_ours, messages, calls)
-    return IndexEntry(facts, verdicts, folded(asked, answered, *_not_contained(asked, answered, parts)))
+    return IndexEntry(facts, family, verdicts, folded(asked, answered, *_not_contained(asked, answered, parts)))
 
 
 def _verdicts(calls: list[JSON]) -> tuple[Counter[str], int]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from toolyard.errors import RecordError
 from toolyard.viewer.index.files import Signature
 from toolyard.viewer.index.place import IndexFolder
-from toolyard.viewer.index.rows import Facts
+from toolyard.viewer.index.rows import COLUMNS
 from toolyard.viewer.index.search import TextFile
 
 DATABASE = "index.sqlite"
@@ -83,7 +83,7 @@ _KEY, *_PLACE = (f"{name} INTEGER" for name in Located._fields)
 SCHEMA = (
     f"CREATE TABLE state ({', '.join(State._fields)})",
     f"CREATE TABLE files (id INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in IndexedFile._fields[1:])})",
-    f"CREATE TABLE rows ({_KEY} PRIMARY KEY, {', '.join((*_PLACE, *Facts._fields))})",
+    f"CREATE TABLE rows ({_KEY} PRIMARY KEY, {', '.join((*_PLACE, *COLUMNS))})",
     "CREATE TABLE verdicts (number INTEGER, verdict, calls, PRIMARY KEY (number, verdict)) WITHOUT ROWID",
     "CREATE UNIQUE INDEX files_in_order ON files (place)",
     "CREATE INDEX rows_of_file ON rows (file)",
