@@ -11,6 +11,8 @@ BENCH ?= sandbox
 
 # Variables given on make's command line are exported by default; programs that tests start may read a PYTHON of their own.
 unexport PYTHON VENV VENV_VERL VENV_VLLM ARGS BENCH
+# Some images set it; each of the hundreds of processes that tests start would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 GUEST := src/toolyard/sandbox/guest/native
 BIN := $(VENV)/bin

@@ -232,6 +232,7 @@ async def test_verls_scorer_agrees_on_every_python_program(foreign_url: str) -> 
     assert [line for task in scoring if (line := task.result())] == []
 
 
+@pytest.mark.slow
 async def test_verls_scorer_agrees_on_every_cpp_program(local: LocalSandbox, foreign_url: str) -> None:
     async def check(problem: Problem, solution: Solution) -> str | None:
         code = extract_code(solution.answer, language="cpp").code

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from typing import Self
 
 import pytest
 from interpreting import Counting, interpreter, texts, trajectory
@@ -161,16 +162,19 @@ async def test_a_default_beyond_the_longest_is_the_longest() -> None:
 
 
 @pytest.mark.kernel("confined")
-async def test_many_first_calls_open_one_sandbox_also_if_one_of_them_is_cancelled() -> None:
+async def test_many_first_calls_open_one_sandbox_also_if_one_of_them_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opened = 0
 
-    class Watched(SandboxFusionTool):
-        def _new_sandbox(self) -> LocalSandbox:
+    class Counted(LocalSandbox):
+        async def __aenter__(self) -> Self:
             nonlocal opened
             opened += 1
-            return LocalSandbox()
+            return await super().__aenter__()
 
-    tool = Watched({})
+    monkeypatch.setattr("toolyard.tools.code_interpreter.tool.LocalSandbox", Counted)
+    tool = SandboxFusionTool({})
     first = asyncio.create_task(trajectory(tool, "print(1)", request_id="first"))
     others = [asyncio.create_task(texts(tool, "print(1)", request_id=str(number))) for number in range(8)]
     await until(lambda: opened == 1)

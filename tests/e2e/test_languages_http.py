@@ -64,6 +64,14 @@ def url(stand_ins: Path) -> Iterator[str]:
         yield base
 
 
+SLOW = frozenset({"kotlin_script", "scala", "junit", "cuda", "jest", "racket"})
+"""Their compilers and runtimes keep a processor busy for four to sixteen seconds."""
+
+
+def marked(row: languages.Language) -> Any:
+    return pytest.param(row, marks=pytest.mark.slow) if row.name in SLOW else row
+
+
 def ask(url: str, code: str, language: str, **fields: Any) -> RunCodeResponse:
     request = RunCodeRequest.construct(
         **{"code": code, "language": language, "compile_timeout": 60, "run_timeout": 30, "files": {}, **fields}
@@ -71,7 +79,7 @@ def ask(url: str, code: str, language: str, **fields: Any) -> RunCodeResponse:
     return run_code(request, endpoint=url, max_attempts=1, client_timeout=120)
 
 
-@pytest.mark.parametrize("row", languages.ALL, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [marked(row) for row in languages.ALL], ids=lambda row: row.name)
 def test_a_language_does_all_that_its_users_expect(row: languages.Language, url: str, stand_ins: Path) -> None:
     needs = [name for name in row.ways[0].needs if (shutil.which(name) or "").startswith(str(stand_ins))]
     understood = UNDERSTOOD.get(row.name, row.name) if needs else row.name
@@ -118,7 +126,9 @@ def test_a_language_does_all_that_its_users_expect(row: languages.Language, url:
     assert "survived" not in full.run_result.stdout
 
 
-@pytest.mark.parametrize("name", ["pytest", "jest", "go_test", "D_ut", "junit"])
+@pytest.mark.parametrize(
+    "name", ["pytest", "go_test", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jest", "D_ut", "junit"))]
+)
 async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_gives_alone(
     name: str, url: str
 ) -> None:

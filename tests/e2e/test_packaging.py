@@ -248,6 +248,7 @@ def check_help_without_torch(environment: Environment) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.toolchain("c")
 async def test_the_core_runs_the_tour_and_rollouts_at_a_server(wheels: dict[str, Path], tmp_path: Path) -> None:
     environment = installed_offline(tmp_path, wheels["with a compiler"])
@@ -256,6 +257,7 @@ async def test_the_core_runs_the_tour_and_rollouts_at_a_server(wheels: dict[str,
     await check_rollout_at_a_server(environment)
 
 
+@pytest.mark.slow
 async def test_nothing_but_batches_in_c_is_lost_without_a_compiler(
     wheels: dict[str, Path], without_compiler: str, tmp_path: Path
 ) -> None:

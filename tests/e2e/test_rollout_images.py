@@ -16,12 +16,11 @@ import pytest
 import yaml
 from mcp_server import PNG as DOT
 
-from material import family_folder
+from material import family_folder, family_tokenizer
 from pictures import png
 from playing import CHAT, call, limits, played, request_for, task
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
-from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.engines.http.openai import OpenaiEngine
 from toolyard.engines.http.sglang import SglangEngine
 from toolyard.engines.http.vllm import VllmEngine
@@ -34,6 +33,7 @@ from toolyard.records.dump import read_dump
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import Trajectory
 from toolyard.rewards.registry import load_reward
+from toolyard.rollout import assembly
 from toolyard.rollout.config import load_config
 from toolyard.rollout.play.play import Play
 from toolyard.rollout.play.setting import Setting
@@ -79,7 +79,7 @@ class Saying(ByteModel):
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(family_folder("qwen3.5"))
+    return family_tokenizer("qwen3.5")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_real_vision_template_writes_a_token_for_each_image(tokenizer: Tokeniz
 @pytest.mark.material
 def test_a_template_that_leaves_out_images_of_tools_has_no_place_for_them() -> None:
     """Though it writes those of users."""
-    assert open_format(load_tokenizer(family_folder("gemma-4"))).image_token_id is None
+    assert open_format(family_tokenizer("gemma-4")).image_token_id is None
 
 
 def test_a_format_without_a_place_for_images_refuses_them() -> None:
@@ -263,6 +263,12 @@ def model_folder(folder: Path, family: str) -> str:
     return str(made)
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take tokenizers that are open already: reading these takes longer than anything else here."""
+    monkeypatch.setattr(assembly, "load_tokenizer", lambda folder: family_tokenizer(Path(folder).name))
+
+
 def settings(folder: Path, **chat: Any) -> Any:
     (folder / "tools.yaml").write_text(
         yaml.safe_dump({"tools": [{"class_name": f"{__name__}.Draw", "config": {"type": "native"}}]})
@@ -278,6 +284,7 @@ def settings(folder: Path, **chat: Any) -> Any:
 
 
 @pytest.mark.material
+@pytest.mark.usefixtures("read_once")
 async def test_images_come_out_of_the_dump_and_a_replay_is_the_same(tmp_path: Path) -> None:
     given = settings(tmp_path)
     await run_rollouts(load_config(None, {**given, "record": str(tmp_path / "tape")}))
@@ -293,6 +300,7 @@ async def test_images_come_out_of_the_dump_and_a_replay_is_the_same(tmp_path: Pa
 
 
 @pytest.mark.material
+@pytest.mark.usefixtures("read_once")
 async def test_images_can_be_hidden_and_cannot_be_shown_to_a_text_model(tmp_path: Path) -> None:
     await run_rollouts(load_config(None, settings(tmp_path, images="hide")))
     for line in read_dump(tmp_path / "dump"):

@@ -55,6 +55,7 @@ def steps_of(folder: Path) -> list[int]:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.kernel("confined")
 def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answers(place):
     evaluate = "evaluate={tasks: {path: tasks.jsonl, limit: 2}}"

@@ -7,7 +7,7 @@ once, takes about two minutes and 110 MB, and works offline afterwards.
 
 from __future__ import annotations
 
-from material.families import FAMILIES, Family, family_folder
+from material.families import FAMILIES, Family, family_folder, family_tokenizer
 from material.packages import missing, template_files
 
-__all__ = ["FAMILIES", "Family", "family_folder", "missing", "template_files"]
+__all__ = ["FAMILIES", "Family", "family_folder", "family_tokenizer", "missing", "template_files"]

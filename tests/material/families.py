@@ -6,13 +6,15 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
 from material import vocabularies
 from material.packages import DEEPSEEK, LLAMA, LLAMA_CPP, MISTRAL, O200K, QWEN, root
+from toolyard.chat import protocol
+from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.engines.models import DEFAULT_MODEL, EMBEDDED, ModelFolder, fetch_model
 
 _MADE = 1
@@ -263,3 +265,9 @@ def family_folder(name: str) -> Path:
         return fetch_model(EMBEDDED[DEFAULT_MODEL])
     family = FAMILIES[name]
     return family.folder.ensure(family.make)
+
+
+@cache
+def family_tokenizer(name: str) -> protocol.Tokenizer:
+    """Read once by each process: a large vocabulary takes seconds."""
+    return load_tokenizer(family_folder(name))

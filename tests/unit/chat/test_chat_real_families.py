@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from drift import drift
-from material import FAMILIES, family_folder
+from material import FAMILIES, family_tokenizer
 from toolyard.chat.conformance import CODE_TOOL, Outcome, check_format
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
-from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.errors import ChatError
 from toolyard.messages import Message
 
@@ -37,12 +36,11 @@ def marked(name: str) -> Any:
 
 @pytest.fixture(scope="module", params=[marked(name) for name in [*FAMILIES, "smollm2"]])
 def family(request: pytest.FixtureRequest) -> tuple[str, Tokenizer]:
-    """Opened once: half a second to three."""
-    return request.param, load_tokenizer(family_folder(request.param))
+    return request.param, family_tokenizer(request.param)
 
 
 def opened(name: str) -> tuple[Tokenizer, ChatFormat]:
-    made = load_tokenizer(family_folder(name))
+    made = family_tokenizer(name)
     return made, open_format(made)
 
 

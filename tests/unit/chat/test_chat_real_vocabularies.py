@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from material import family_folder, packages, vocabularies
+from material import family_tokenizer, packages, vocabularies
 from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.errors import ConfigError
 from toolyard.gguf import fix_tokenizer
@@ -71,7 +71,7 @@ def tekken() -> Any:
 def test_a_tiktoken_vocabulary_gives_the_ids_of_tiktoken(
     family: str, file: str, pattern: str, package: packages.Package, nfc: bool
 ) -> None:
-    made, original = load_tokenizer(family_folder(family)), tiktoken_of(file, pattern, package)
+    made, original = family_tokenizer(family), tiktoken_of(file, pattern, package)
     for text in texts():
         # Those that normalise do it before tiktoken, in Python.
         given = unicodedata.normalize("NFC", text) if nfc else text
@@ -79,7 +79,7 @@ def test_a_tiktoken_vocabulary_gives_the_ids_of_tiktoken(
 
 
 def test_tekken_gives_the_ids_of_tiktoken() -> None:
-    made, original = load_tokenizer(family_folder("mistral-nemo")), tekken()
+    made, original = family_tokenizer("mistral-nemo"), tekken()
     for text in texts():
         assert made.encode(text, special=False) == [1000 + rank for rank in original.encode_ordinary(text)], text
 
@@ -88,7 +88,7 @@ def test_a_tokenizer_json_is_not_changed() -> None:
     from tokenizers import Tokenizer
 
     made, original = (
-        load_tokenizer(family_folder("deepseek-v3.1")),
+        family_tokenizer("deepseek-v3.1"),
         Tokenizer.from_file(str(packages.DEEPSEEK.path("tokenizer.json"))),
     )
     for text in texts():
@@ -105,7 +105,7 @@ def test_a_tokenizer_json_is_not_changed() -> None:
 )
 def test_a_gguf_gives_the_ids_of_the_original(file: str, family: str) -> None:
     made = load_tokenizer(packages.LLAMA_CPP.path(f"ggml-vocab-{file}.gguf"))
-    original = load_tokenizer(family_folder(family))
+    original = family_tokenizer(family)
     if file == "gemma-4":  # of the others, these files have only some
         assert made.special_tokens == original.special_tokens
     for text in texts():

