@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import subprocess
@@ -76,23 +77,28 @@ def grants() -> Grants:
 
 @pytest.fixture(scope="session")
 def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables under which importing torch and what needs it fails at once, for tests that are not about it.
+    """Variables under which importing torch and other large packages fails at once, for tests that are not about them.
 
-    `toolyard doctor` tries them several times, and each takes seconds.
+    `toolyard doctor` imports each extra in a process of its own, and together they take seconds.
     """
     folder = tmp_path_factory.mktemp("without-torch")
-    for package in ("accelerate", "torch", "transformers"):
+    for package in ("accelerate", "datasets", "math_verify", "matplotlib", "mcp", "torch", "transformers", "trl"):
         (folder / f"{package}.py").write_text("raise ImportError('left out')\n")
     return {"PYTHONPATH": str(folder)}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_stays_open() -> Iterator[None]:
-    """Close what sync callers of rewards opened for the process: the next file must not find it."""
+    """Close what sync callers of rewards opened for the process, and find limiters that a test left open: the next file
+    must not share them."""
     yield
     for name in ("toolyard.rewards.blocking", "toolyard.rewards.math"):
         if name in sys.modules:
             sys.modules[name].close()
+    limits = sys.modules.get("toolyard.limits.local")
+    if limits is not None and limits._named:
+        gc.collect()
+        assert not limits._named, f"left open: limiters {', '.join(limits._named)}"
 
 
 # Ray ------------------------------------------------------------------------------------------------------------------

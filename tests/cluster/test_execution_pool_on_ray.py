@@ -126,6 +126,7 @@ def test_what_a_function_raises_reaches_the_caller_and_the_actor_lives_on(mode: 
     assert get(pool.execute.remote(os.getpid)) == pid
 
 
+@pytest.mark.slow
 def test_workers_bound_what_runs_in_a_pool_and_the_limit_what_runs_in_all(name: str, tmp_path: Path):
     run = counted(tmp_path)
     pools = [init_execution_pool(2, rate_limit=3, mode=mode, name=name) for mode in PoolMode]
@@ -141,6 +142,7 @@ def test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made(
         init_execution_pool(1, rate_limit=3, name="shared")
 
 
+@pytest.mark.slow
 def test_a_pool_without_a_limit_works(name: str):
     pool = init_execution_pool(1, enable_global_rate_limit=False, name=name)
     assert get(pool.execute.remote(len, "abc")) == 3
@@ -167,6 +169,7 @@ def test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back(na
     assert get(following) == 3
 
 
+@pytest.mark.slow
 def test_a_function_that_exits_the_actor_itself_fails_its_call_and_ray_starts_the_actor_again(name: str):
     pool = init_execution_pool(1, rate_limit=1, name=name)
     before = get(pool.execute.remote(os.getpid))
@@ -182,6 +185,7 @@ def test_a_function_that_exits_the_actor_itself_fails_its_call_and_ray_starts_th
     wait_until(works_again)
 
 
+@pytest.mark.slow
 def test_a_pool_ends_with_the_process_that_made_it(name: str, tmp_path: Path):
     @ray.remote(num_cpus=0)
     class Job:
@@ -212,6 +216,7 @@ def test_worker_and_bucket_share_the_clusters_limit_unless_told_otherwise(name: 
     assert worker.execute(os.getpid) == os.getpid()
 
 
+@pytest.mark.slow
 async def test_a_tool_that_holds_its_pool_can_run_its_own_methods_there(name: str):
     class Tool:
         def __init__(self) -> None:
@@ -251,6 +256,7 @@ assert not ray.is_initialized()
 # The bucket as an actor -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_buckets_and_pools_of_one_name_share_one_limit(name: str):
     pool = init_execution_pool(4, rate_limit=2, name=name)
     assert get(pool.ping.remote()) is True

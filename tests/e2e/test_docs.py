@@ -26,6 +26,7 @@ import pytest
 import yaml
 
 from toolyard.cli.app import command
+from toolyard.limits.pool.local import ExecutionPool
 from toolyard.rollout.config import load_config
 from toolyard.tools.registry import initialize_tools_from_config
 
@@ -116,6 +117,9 @@ def test_the_blocks_of_a_page_run_in_order(page: Path, folder: Path) -> None:
                 run(block.text, where, names, runner)
             else:
                 assert block.language in ("console", "text"), f"{where}: without a title nobody loads it"
+    for value in names.values():
+        if isinstance(value, ExecutionPool):  # otherwise it lives as long as the process
+            value.close()
 
 
 def run(text: str, where: str, names: dict[str, Any], runner: asyncio.Runner) -> None:

@@ -388,6 +388,7 @@ async def stop(pid: int) -> None:
     await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
+@pytest.mark.slow
 async def test_a_call_in_flight_at_a_server_that_hangs_is_made_again_at_its_replacement(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -223,6 +223,7 @@ async def test_requests_leave_a_bad_server_and_complete_elsewhere_with_the_defau
     assert done.summary["completed"] == ALL
 
 
+@pytest.mark.slow
 async def test_requests_leave_a_server_that_fails_its_health_check_however_long_silence_may_last(tmp_path, model):
     async with bad_server(loses_its_health) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         done = await rolled(make_place(tmp_path, model, engine=engine(broken, good.url, silence_seconds=600)))
@@ -343,6 +344,7 @@ async def test_a_sandbox_that_is_away_fails_the_trajectory_as_ours_and_is_named(
         assert line["failure"]["cause"]
 
 
+@pytest.mark.slow
 async def test_an_mcp_server_that_is_stopped_is_replaced_and_nothing_is_scored_for_it(tmp_path, model):
     place = make_place(tmp_path, model)
     write_servers(place)

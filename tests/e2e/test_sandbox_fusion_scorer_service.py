@@ -148,6 +148,7 @@ def test_an_endless_loop_costs_its_time_out_and_no_more(url: str) -> None:
     assert time.monotonic() - begun < patient(4)
 
 
+@pytest.mark.slow
 def test_two_hundred_cases_with_loops_among_them_end_in_their_order(service: str) -> None:
     code = "x = int(input())\nwhile x % 50 == 7: pass\nprint(x)"
     numbers = [str(number) for number in range(200)]

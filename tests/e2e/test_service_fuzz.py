@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from fuzz_service import fuzz
 
 
+@pytest.mark.slow
 async def test_hostile_requests_get_no_500_leave_nothing_behind_and_the_next_is_served() -> None:
     outcome = await fuzz(400, seed=7)
     assert outcome.failures == []

@@ -109,6 +109,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
     assert saved.read_bytes() == kept.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_saved_and_resumed_with_its_reference(place):
     settings = ["output_dir=runs/a", "lora={rank: 4}", "beta=0.1", "learning_rate=0.01"]
     trained(*settings)

@@ -143,6 +143,7 @@ def test_scores_at_the_ends_of_all_numbers_are_drawn(page: Page, tmp_path: Path)
 # Huge content ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
     many = demo_lines()[0]
     ids = (many["tokens"]["response_ids"] * 2000)[:50_000]
@@ -173,6 +174,7 @@ def test_huge_trajectories_stay_usable(page: Page, tmp_path: Path) -> None:
         go(page, at("0.jsonl:2", tab="raw"))
 
 
+@pytest.mark.slow
 def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> None:
     lines = [
         {**VERL_LINE, "step": step, "score": float("nan") if step % 7 == 0 else step / 2500} for step in range(2500)

@@ -384,6 +384,7 @@ async def test_closing_at_any_moment_is_told_as_such_and_leaves_no_process(level
 
 # ----------------------------------------------------------------------------------------------------------------- load
 @pytest.mark.any_user
+@pytest.mark.slow
 async def test_a_thousand_runs_at_once_all_end_right(fresh: LocalSandbox) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(fresh.run(Program(f"print({number} ** 2)"))) for number in range(1000)]

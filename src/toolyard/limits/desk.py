@@ -44,6 +44,8 @@ _running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_run
 class _DeskLock:
     """On release, also takes back permits that could not be given back while it was held."""
 
+    __slots__ = ("_desk", "_lock")
+
     def __init__(self, desk: Desk, lock: threading.Lock) -> None:
         self._desk = desk
         self._lock = lock
@@ -67,7 +69,6 @@ class Desk:
         self.in_use = self.peak = 0
         self.max_hold = max_hold
         self._bare_lock = threading.Lock()
-        self.lock = _DeskLock(self, self._bare_lock)
         self._leaving: deque[DeskPermit] = deque()
         """Permits waiting to be taken back."""
         self.queue: FairQueue[DeskPermit] = FairQueue()
@@ -87,6 +88,11 @@ class Desk:
         self._closed = ""
         self._fold_at = _TENANTS
         self._watching = self._settling = False
+
+    @property
+    def lock(self) -> _DeskLock:
+        """Made when used: kept, it would be a cycle, and desks that nobody closed would live until a collection."""
+        return _DeskLock(self, self._bare_lock)
 
     @property
     def waiting(self) -> int:

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+import weakref
 
 from toolyard.errors import ConfigError, LimitConflictError
 from toolyard.limits.adaptive import AdaptiveLimit
@@ -151,7 +152,8 @@ class LocalDesk(Desk):
             )
 
 
-_named: dict[str | None, LocalDesk] = {}
+_named: weakref.WeakValueDictionary[str | None, LocalDesk] = weakref.WeakValueDictionary()
+"""Weak: a limiter that nobody closed must not occupy its name for the rest of the process."""
 _named_lock = threading.Lock()
 
 

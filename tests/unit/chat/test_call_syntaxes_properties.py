@@ -174,6 +174,7 @@ BEGINNINGS = {
 @pytest.mark.parametrize(
     "name", [name if name in JSON_SYNTAXES else pytest.param(name, marks=pytest.mark.slow) for name in SYNTAXES]
 )
+@pytest.mark.slow
 def test_a_flood_takes_time_linear_in_its_length(name: str) -> None:
     """The bound is far above what it takes."""
     syntax = syntax_of(name)

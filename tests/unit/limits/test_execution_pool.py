@@ -175,8 +175,7 @@ def test_pools_of_one_name_share_one_limit(mode: PoolMode, tmp_path: Path):
 
 
 def test_another_limit_for_a_name_that_exists_is_an_error_when_the_pool_is_made():
-    init_execution_pool(1, rate_limit=3, name="taken")
-    with pytest.raises(LimitConflictError, match="taken"):
+    with init_execution_pool(1, rate_limit=3, name="taken"), pytest.raises(LimitConflictError, match="taken"):
         init_execution_pool(1, rate_limit=4, name="taken")
 
 

@@ -240,6 +240,7 @@ NASTY = ["1,", "#### ", "-", "7", "$", "1 ", "1-", "1.", "1e", "1/", "-$", "\\$"
 
 @pytest.mark.parametrize("method", ["strict", "flexible"])
 @pytest.mark.parametrize("piece", NASTY)
+@pytest.mark.slow
 def test_megabytes_of_nasty_text_are_scored_in_linear_time(piece, method):
     text = piece * (SIZE // len(piece))
     start = time.thread_time()

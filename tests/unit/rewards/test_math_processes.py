@@ -292,6 +292,7 @@ def test_a_fork_has_processes_of_its_own():
 # Everybody ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_hundred_checks_at_once_share_two_processes():
     seen: set[int] = set()
     with MathChecker() as checker:

@@ -190,6 +190,7 @@ async def test_the_time_that_a_program_takes_itself_is_its_own_and_no_deadline_t
     assert (found.value, found.extras["verdicts"]) == (0.25, {"passed": 1, "time_limit": 3})
 
 
+@pytest.mark.slow
 async def test_an_answers_deadline_begins_with_its_turn(loaded):
     reward = loaded("code", run_seconds=0.2, compile_seconds=0.1, num_workers=2)
     async with asyncio.TaskGroup() as group:
