@@ -190,7 +190,7 @@ async def test_a_fork_bomb_does_not_reach_the_next_case(alone: LocalSandbox) -> 
                 pass
     print("fine")
     """
-    bomb, fine = await each(alone, code, ["bomb", "-"], run_seconds=1)
+    bomb, fine = await each(alone, code, ["bomb", "-"], run_seconds=1, memory_bytes=2 << 30)
     assert bomb.verdict is Verdict.TIMED_OUT
     assert fine.stdout == "fine\n"
 

@@ -31,6 +31,7 @@ async def test_a_fork_bomb_ends_with_its_time_and_leaves_a_working_sandbox(any_l
                 pass
         """,
         run_seconds=0.5,
+        memory_bytes=2048 * MIB,  # or the processes may reach that limit first
     )
     assert execution.verdict is Verdict.TIMED_OUT
     assert time.monotonic() - began < patient(10)
