@@ -18,6 +18,7 @@ import pytest
 import ray
 
 from left_behind import alive
+from patience import patient
 from toolyard.errors import ConfigError, ExecutionWorkerDiedError, LimitConflictError, LimiterError
 from toolyard.limits.pool import (
     ExecutionPool,
@@ -53,7 +54,7 @@ def get(reference, timeout: float = 30):
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
