@@ -41,6 +41,7 @@ class TestPythonInFull(PythonSemantics):
             yield await with_numpy_at_hand(sandbox)
 
 
+@pytest.mark.slow
 @pytest.mark.kernel("confined")
 class TestConfined(SandboxContract, SessionContract, EachContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")

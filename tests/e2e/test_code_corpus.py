@@ -161,8 +161,9 @@ def differences(results: dict[Solution, CodeResult], aggregation: Aggregation) -
     return lines
 
 
-@pytest.mark.parametrize("aggregation", [pytest.param(Aggregation.FRACTION, marks=pytest.mark.slow), Aggregation.ALL])
-@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", [Aggregation.FRACTION, Aggregation.ALL])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_whole_corpus_is_scored_as_stated(
     sandboxes: dict[str, Sandbox | None], kind: str, aggregation: Aggregation
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from toolyard.records.dump import DumpWriter, read_dump
 
 KILLS = 20
@@ -49,6 +51,7 @@ print(json.dumps({"confirmed": confirmed, "torn": torn}))
 """
 
 
+@pytest.mark.slow
 def test_twenty_kills_leave_whole_lines_and_lose_none_that_was_confirmed(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     done = subprocess.run(

@@ -530,6 +530,7 @@ def test_an_http_server_that_hangs_after_its_introduction_is_given_up_in_time(tm
     assert time.monotonic() - begun < 30
 
 
+@pytest.mark.slow
 async def test_a_server_that_blocks_its_own_event_loop_hangs(tmp_path: Path) -> None:
     async with (
         loaded(tmp_path, {"one": STDIO}, call={"retries": 0}, **HASTY) as tools,

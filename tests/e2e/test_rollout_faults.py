@@ -282,7 +282,9 @@ def _meta(said, ids, logprob=-0.5):
     return said["meta_info"] | {"output_token_logprobs": [[logprob, one, ""] for one in ids]}
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    "lie", [lie if number < 2 else pytest.param(lie, marks=pytest.mark.slow) for number, lie in enumerate(LIES)]
+)
 async def test_what_an_engine_cannot_have_sampled_is_its_failure_and_never_scored(tmp_path, model, lie):
     async with EngineServer(model=ByteModel("#### 42")) as server:
         told, server.rewrite = LIES[lie]

@@ -185,6 +185,7 @@ async def test_when_a_worker_retires_another_goes_on() -> None:
 
 
 @pytest.mark.parametrize("sandbox", ["best"], indirect=True)
+@pytest.mark.slow
 async def test_many_batches_at_once(sandbox: LocalSandbox) -> None:
     async def one(number: int) -> None:
         found = await collect(sandbox, f"print({number}, input())", [str(n) for n in range(5)])

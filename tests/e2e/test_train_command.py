@@ -174,7 +174,8 @@ def nobody_is_left(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(place, how):
     process = started(place, "save_every=1000")
     process.send_signal(how)

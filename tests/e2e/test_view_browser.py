@@ -156,6 +156,7 @@ def test_it_can_be_used_with_the_keyboard_alone_and_says_what_things_are(page: P
     assert names == []
 
 
+@pytest.mark.slow
 def test_of_thousands_only_what_is_seen_is_fetched_and_every_place_can_be_reached(page: Page, tmp_path: Path) -> None:
     rows = [
         {"input": f"question {number}", "output": "x", "score": 0.0, "step": number // 1000} for number in range(3000)

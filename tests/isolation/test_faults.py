@@ -24,7 +24,7 @@ from toolyard.errors import SandboxClosedError, SandboxError, SessionLostError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program, Verdict
 
-LEVELS = ["best", "confined"]
+LEVELS = ["best", pytest.param("confined", marks=pytest.mark.slow)]
 KINDS = ["python", "command", "session"]
 PROFILE = {"python": "light", "command": "light", "session": "session"}
 
