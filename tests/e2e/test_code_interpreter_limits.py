@@ -39,14 +39,14 @@ async def storm(tool: SandboxFusionTool, trajectories: int = 12) -> None:
     ],
 )
 async def test_no_more_run_at_once_than_the_config_allows(config: dict[str, int], most: int) -> None:
-    counting = Counting()
+    counting = Counting(at_once=most)
     async with service(ScriptedSandbox(counting, workers=64)) as running, interpreter(running.url, **config) as tool:
         await storm(tool)
     assert (counting.most, counting.ended) == (most, 36)
 
 
 async def test_the_tools_of_a_process_share_one_rate_limit() -> None:
-    counting = Counting()
+    counting = Counting(at_once=4)
     async with (
         service(ScriptedSandbox(counting, workers=64)) as running,
         interpreter(running.url, rate_limit=4) as one,
