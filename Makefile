@@ -36,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest --durations 10
 WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 7 ? processors + 1 : 8)))
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
+test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in ten to fifteen minutes
 ifeq ($(strip $(ARGS)),)
 	$(SHARING) -m "not slow and not alone"
 	$(PYTEST) -m "alone and not slow" tests/isolation
