@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from contextlib import aclosing
@@ -216,3 +217,16 @@ async def test_a_cell_whose_session_is_closed_meanwhile_is_told_so():
         await asyncio.sleep(0.5)
         assert not running.done()
         await session.close()
+
+
+@pytest.mark.kernel("confined")
+async def test_a_session_whose_worker_is_killed_between_two_cells_says_so() -> None:
+    async with LocalSandbox(workers=1) as sandbox, sandbox.session() as session:
+        assert (await session.run("1")).ok
+        worker = session._worker
+        assert worker is not None
+        os.kill(worker._launcher, signal.SIGKILL)
+        await until(lambda: not worker.alive)
+        with pytest.raises(SessionLostError, match="worker died between two cells"):
+            await session.run("1")
+        assert sandbox.statistics().sessions == 0
