@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("ray_connection")
 
 STORM = """
 import asyncio, os, sys
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 from interpreting import interpreter, trajectory
 
 calls = 0
@@ -78,11 +78,13 @@ async def test_processes_share_the_limit(tmp_path: Path) -> None:
         return scope["calls"]
 
     async with service(ScriptedSandbox(counting, workers=64)) as running:
-        program = STORM.format(folder=str(Path(__file__).parent), url=running.url, enough=str(enough))
+        here = Path(__file__).parent
+        program = STORM.format(folders=[str(here), str(here.parent)], url=running.url, enough=str(enough))
         elsewhere: Any = storm.remote(program)
         async with asyncio.timeout(180):
-            while not counting.ended:  # noqa: ASYNC110 - Ray starts a process for it
-                await asyncio.sleep(0.01)
+            while not counting.ended:
+                await asyncio.to_thread(ray.wait, [elsewhere], timeout=0.1)
+                assert counting.ended or not ray.wait([elsewhere], timeout=0)[0], ray.get(elsewhere)
         async with interpreter(running.url, rate_limit=3) as tool, asyncio.TaskGroup() as group:
             for number in range(20):
                 group.create_task(trajectory(tool, "here", "here", request_id=f"here-{number}"))
