@@ -49,8 +49,8 @@ def shared(ray_connection: str) -> dict[PoolMode, Any]:
     return {mode: init_execution_pool(1, rate_limit=2, mode=mode, name="shared") for mode in PoolMode}
 
 
-def get(reference, timeout: float = 30):
-    return ray.get(reference, timeout=timeout)
+def get(reference, seconds: float = 30):
+    return ray.get(reference, timeout=patient(seconds))
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:

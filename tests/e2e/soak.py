@@ -286,7 +286,10 @@ async def begin(place: Path, errors: int, ray: RayHead, disturbance: Disturbance
     disturbance.marker = ""
     before = lines_in(place)
     process, name = await start(place, errors=errors, ray=ray.address)
-    await until(lambda: lines_in(place) > before, process)
+    try:
+        await until(lambda: lines_in(place) > before, process)
+    except AssertionError as error:
+        raise AssertionError(f"{error}{(place / 'stderr.txt').read_text()[-2000:]}") from None
     disturbance.marker = name
     return process, name
 

@@ -24,7 +24,9 @@ from rich.console import Console
 from toolyard import Limits, Program, Verdict, __version__
 from toolyard.cli.sandbox.tour import take_tour
 from toolyard.cli.sandbox.tour_programs import TourStop
-from toolyard.sandbox.local import SandboxConfig
+from toolyard.errors import SandboxError
+from toolyard.sandbox.local import LocalSandbox, SandboxConfig
+from toolyard.sandbox.protocol import Execution
 
 TOOLYARD = str(Path(sys.executable).parent / "toolyard")
 SECONDS = 90
@@ -321,6 +323,21 @@ class TestTour:
         assert status == 1
         assert "sandbox failure" in told
         assert "still here" in told
+
+    @pytest.mark.parametrize(("failures", "status"), [(2, 0), (3, 1)])
+    async def test_a_failure_that_may_pass_is_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, failures: int, status: int
+    ) -> None:
+        run, left = LocalSandbox.run, [SandboxError("the machine is too busy")] * failures
+
+        async def busy(self: LocalSandbox, program: Program, limits: Limits) -> Execution:
+            if left:
+                raise left.pop()
+            return await run(self, program, limits)
+
+        monkeypatch.setattr(LocalSandbox, "run", busy)
+        stop = TourStop("Honest", "", Program("print(1)"), Limits(), Verdict.OK)
+        assert (await self.visit(stop))[0] == status
 
     async def test_a_missing_toolchain_is_shown_and_is_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")

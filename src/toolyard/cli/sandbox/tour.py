@@ -27,6 +27,9 @@ _COLORS = {Verdict.OK: "green", Verdict.FAILED: "yellow", Verdict.SIGNALED: "yel
 _STOPPED = "magenta"
 
 
+_ATTEMPTS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
     """A stop and its outcome."""
@@ -69,14 +72,18 @@ async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[Tou
 async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
     if stop.harmful and sandbox.level not in (Level.FULL, Level.NAMESPACES):
         return Visit(stop, skipped=f"skipped: isolation {sandbox.level} could not contain it")
-    try:
-        execution = await sandbox.run(stop.program, stop.limits)
-        return Visit(stop, accepted_verdicts(stop, sandbox.grants.memory_limit), execution)
-    except ToolchainMissingError:
-        language = languages.find_language(stop.program.language)
-        return Visit(stop, skipped=f"no toolchain here: {toolchain_remedy(language)}")
-    except ToolyardError as error:
-        return Visit(stop, failure=str(error))
+    attempt = 1
+    while True:
+        try:
+            execution = await sandbox.run(stop.program, stop.limits)
+            return Visit(stop, accepted_verdicts(stop, sandbox.grants.memory_limit), execution)
+        except ToolchainMissingError:
+            language = languages.find_language(stop.program.language)
+            return Visit(stop, skipped=f"no toolchain here: {toolchain_remedy(language)}")
+        except ToolyardError as error:  # such as a machine that was too busy for a verdict
+            if not error.retryable or attempt == _ATTEMPTS:
+                return Visit(stop, failure=str(error))
+        attempt += 1
 
 
 def accepted_verdicts(stop: TourStop, memory_limit: str) -> frozenset[Verdict]:
