@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _COLORS = {Verdict.OK: "green", Verdict.FAILED: "yellow", Verdict.SIGNALED: "yellow", Verdict.COMPILE_FAILED: "yellow"}
 _STOPPED = "magenta"
-
-
 _ATTEMPTS = 3
 
 
