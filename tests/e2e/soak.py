@@ -30,6 +30,7 @@ from aiohttp import web
 from faulting import CALL, Done, ended, lines_in, make_place, start, until
 from ray_head import RayHead, ray_head
 
+from patience import patient
 from ray_node import free_port, processes_of
 
 GROUP = 4
@@ -229,7 +230,8 @@ class Disturbance:
     async def go_on(self) -> None:
         while True:
             for disturb in (self._kill_a_service, self._kill_the_limiters, self._stop_the_mcp_server):
-                await asyncio.sleep(self._chance.uniform(1, 4))
+                # On a busy machine, what was killed takes longer to come back.
+                await asyncio.sleep(patient(self._chance.uniform(1, 4)))
                 await disturb()
 
     async def _kill_a_service(self) -> None:
