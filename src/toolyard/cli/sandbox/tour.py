@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _COLORS = {Verdict.OK: "green", Verdict.FAILED: "yellow", Verdict.SIGNALED: "yellow", Verdict.COMPILE_FAILED: "yellow"}
 _STOPPED = "magenta"
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +66,19 @@ async def take_tour(config: SandboxConfig, console: Console, stops: Sequence[Tou
     return 0 if all(visit.as_expected for visit in visits) else 1
 
 
-async def _visit(sandbox: LocalSandbox, stop: TourStop) -> Visit:
+async def _visit(sandbox: LocalSandbox, stop: TourStop, attempts: int = 3) -> Visit:
     if stop.harmful and sandbox.level not in (Level.FULL, Level.NAMESPACES):
         return Visit(stop, skipped=f"skipped: isolation {sandbox.level} could not contain it")
-    attempt = 1
-    while True:
-        try:
-            execution = await sandbox.run(stop.program, stop.limits)
-            return Visit(stop, accepted_verdicts(stop, sandbox.grants.memory_limit), execution)
-        except ToolchainMissingError:
-            language = languages.find_language(stop.program.language)
-            return Visit(stop, skipped=f"no toolchain here: {toolchain_remedy(language)}")
-        except ToolyardError as error:  # such as a machine that was too busy for a verdict
-            if not error.retryable or attempt == _ATTEMPTS:
-                return Visit(stop, failure=str(error))
-        attempt += 1
+    try:
+        execution = await sandbox.run(stop.program, stop.limits)
+        return Visit(stop, accepted_verdicts(stop, sandbox.grants.memory_limit), execution)
+    except ToolchainMissingError:
+        language = languages.find_language(stop.program.language)
+        return Visit(stop, skipped=f"no toolchain here: {toolchain_remedy(language)}")
+    except ToolyardError as error:
+        if error.retryable and attempts > 1:  # the machine was too busy for a verdict, for example
+            return await _visit(sandbox, stop, attempts - 1)
+        return Visit(stop, failure=str(error))
 
 
 def accepted_verdicts(stop: TourStop, memory_limit: str) -> frozenset[Verdict]:

@@ -30,7 +30,7 @@ _store: Any = getattr(ray.experimental, "internal_kv", None)
 NAMESPACE = "toolyard"
 _PUBLISH_SECONDS = 2.0
 _FIRST_USE_SECONDS = 60.0
-"""Whoever created a lender may take this long to reach it, on a machine with far too much to do."""
+"""Before a new lender counts as idle: on a busy machine, whoever created it may take this long to reach it."""
 _log = logging.getLogger(__name__)
 
 
@@ -96,10 +96,9 @@ class LenderActor:
         self._server = LenderServer(lender, secrets.token_hex(16), roster)
         self._address = background().run(_serve(self._server, roster, records)).result()
         itself = ray.get_runtime_context().current_actor
-        at_first = 0.0 if restarted else _FIRST_USE_SECONDS
-        self._leaving = background().run(
-            _leave_when_idle(self._server, options.idle_seconds, at_first, records, itself)
-        )
+        if not restarted:
+            self._server.idle_since += _FIRST_USE_SECONDS
+        self._leaving = background().run(_leave_when_idle(self._server, options.idle_seconds, records, itself))
 
     def address(self) -> tuple[str, int, str]:
         return self._address
@@ -135,12 +134,8 @@ async def _serve(server: LenderServer, roster: Roster | None, records: Records) 
     return address
 
 
-async def _leave_when_idle(
-    server: LenderServer, seconds: float, at_first: float, records: Records, itself: Any
-) -> None:
-    """`at_first`: how long to wait at least for the first process."""
-    began = server.idle_since
-    while server.idle_seconds < (max(seconds, at_first) if server.idle_since == began else seconds):  # noqa: ASYNC110
+async def _leave_when_idle(server: LenderServer, seconds: float, records: Records, itself: Any) -> None:
+    while server.idle_seconds < seconds:  # noqa: ASYNC110 - nothing would set an event
         await asyncio.sleep(min(5.0, seconds / 4))
     await server.stop()
     if Records.kept:

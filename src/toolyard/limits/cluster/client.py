@@ -59,6 +59,7 @@ class Client:
         self._running: Future[None] | None = None
         self._closing = False
         self._users = 1
+        self._last_error = ""
         self.gone = False
 
     def connect(self, within: float) -> None:
@@ -73,7 +74,8 @@ class Client:
             self._ready.result(within)
         except TimeoutError:
             self._running.cancel()
-            raise LimiterError(f"limiter {self.desk.name!r} was unreachable for {within:g} s") from None
+            why = f": {self._last_error}" if self._last_error else ""
+            raise LimiterError(f"limiter {self.desk.name!r} was unreachable for {within:g} s{why}") from None
 
     def attach(self, limit: int | None) -> None:
         """Add another user of the same limiter in this process.
@@ -124,6 +126,7 @@ class Client:
                 if isinstance(error, LimiterError) and not error.retryable:
                     self._give_up(error)
                     return
+                self._last_error = str(error)
                 await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
                 failures += 1
                 continue

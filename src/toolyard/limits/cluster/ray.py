@@ -39,7 +39,7 @@ from toolyard.limits.cluster.actor import NAMESPACE, LenderOptions, Records, len
 PREFIX = "limiter:"
 _statistics = TypeAdapter(LimiterStatistics)
 _ATTACH_SECONDS = 180.0
-"""On a machine with far too much to do, Ray may take minutes to start an actor."""
+"""On a busy machine, Ray was seen to take a minute to start an actor."""
 _LOOK_SECONDS = (0.02, 0.05, 0.1, 0.2)
 """Seconds between checks for a lender's new address. Many processes may be checking."""
 
