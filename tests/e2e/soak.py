@@ -229,7 +229,7 @@ class Disturbance:
 
     async def go_on(self) -> None:
         while True:
-            for disturb in (self._kill_a_service, self._kill_the_limiters, self._stop_the_mcp_server):
+            for disturb in (self._kill_a_service, self.kill_the_limiters, self._stop_the_mcp_server):
                 # On a busy machine, what was killed takes longer to come back.
                 await asyncio.sleep(patient(self._chance.uniform(1, 4)))
                 await disturb()
@@ -241,7 +241,7 @@ class Disturbance:
         await asyncio.sleep(self._chance.uniform(0, 2))
         await service.start()
 
-    async def _kill_the_limiters(self) -> None:
+    async def kill_the_limiters(self) -> None:
         self.done["limiters killed"] += self._ray.kill_limiters()
 
     async def _stop_the_mcp_server(self) -> None:
@@ -270,6 +270,7 @@ async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: i
         stack.callback(disturbing.cancel)
         for _ in range(kills):
             process, name = await begin(place, errors.fileno(), ray, disturbance)
+            await disturbance.kill_the_limiters()  # at least once, however short the run
             enough = lines_in(place) + trajectories // (kills + 1)
             await until(lambda enough=enough: lines_in(place) >= enough, process)
             process.kill()

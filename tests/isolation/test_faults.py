@@ -21,7 +21,6 @@ import pytest_asyncio
 from hostile import run, until
 
 from toolyard.errors import SandboxClosedError, SandboxError, SessionLostError
-from toolyard.sandbox.host.worker import Worker
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program, Verdict
 
@@ -189,24 +188,6 @@ async def test_the_cells_after_a_killed_one_say_that_the_session_is_lost(fresh: 
             os.kill(worker_of(marker, fresh.process_ids["session"])[1], signal.SIGKILL)
         with pytest.raises(SessionLostError):
             await session.run("1")
-
-
-@pytest.mark.any_user
-async def test_a_session_whose_worker_dies_while_it_opens_gets_another(
-    fresh: LocalSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spawn, killed = fresh._pool.spawn, list[int]()
-
-    async def doomed(profile: str) -> Worker:
-        worker = await spawn(profile)
-        if not killed:
-            killed.append(worker.pid)
-            os.kill(worker.pid, signal.SIGKILL)
-        return worker
-
-    monkeypatch.setattr(fresh._pool, "spawn", doomed)
-    await works(fresh, "session")
-    assert killed
 
 
 @pytest.mark.any_user

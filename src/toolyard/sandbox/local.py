@@ -34,7 +34,7 @@ from toolyard.sandbox.host.pool import Pool, Slots
 from toolyard.sandbox.host.requests import Input, ask, input_bytes, refuse_oversize, stage_result, unpack_files
 from toolyard.sandbox.host.routing import LIGHT, choose_profile
 from toolyard.sandbox.host.session import LocalSession
-from toolyard.sandbox.host.worker import WorkerDiedError, WorkerReply
+from toolyard.sandbox.host.worker import WorkerReply
 from toolyard.sandbox.host.zygote import Zygote
 from toolyard.sandbox.isolation import Level, choose_level, probe
 from toolyard.sandbox.languages.builds import Build, Builds, build_key, make_build
@@ -382,12 +382,6 @@ class LocalSandbox:
             raise SandboxClosedError("the sandbox is not open: use `async with LocalSandbox() as sandbox`")
         if len(self._sessions) >= self.config.max_sessions:
             raise SandboxBusyError(f"{len(self._sessions)} sessions are open, which is the maximum (max_sessions)")
-        try:
-            return await self._open_session(limits)
-        except WorkerDiedError:  # before it ran anything: another one will do
-            return await self._open_session(limits)
-
-    async def _open_session(self, limits: Limits | None) -> LocalSession:
         session = LocalSession(
             self._slots, limits or Limits(), self.config.session_idle_seconds, on_close=self._sessions.discard
         )

@@ -151,8 +151,8 @@ class Zygote:
             config["environment"] = {**config["environment"], **places}
 
     def _await_worker(self, pid: int, report: int, go: int, group: cgroups.Group | None) -> tuple[int, str, str]:
-        """Handle the launcher's reports until its worker is ready. Returns worker pid, cgroup, error."""
-        worker = 0
+        """Handle the reports of the launcher and its worker until both have come. Returns worker pid, cgroup, error."""
+        worker, is_ready = 0, False
         deadline = time.monotonic() + START_SECONDS
         while True:
             ready, _, _ = select.select([report], [], [], max(deadline - time.monotonic(), 0))
@@ -173,11 +173,13 @@ class Zygote:
                     os.write(go, b"k")
                 elif kind == b"p":
                     worker, data = int.from_bytes(data[:4], "little"), data[4:]
-                elif kind == b"r":
-                    return worker, group.path if group else "", ""
+                elif kind == b"r":  # possibly before its launcher, if that got no processor
+                    is_ready = True
                 else:
                     os.kill(pid, signal.SIGKILL)
                     return 0, "", data.decode("utf-8", "replace")
+            if worker and is_ready:
+                return worker, group.path if group else "", ""
 
     def _reap(self) -> None:
         while True:
