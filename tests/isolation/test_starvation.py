@@ -120,5 +120,7 @@ async def test_nobody_gains_time_by_getting_in_its_own_way(sandbox: LocalSandbox
 
 
 async def test_one_that_starves_for_very_long_is_our_failure(sandbox: LocalSandbox) -> None:
+    program = Program(f"{THERE}{COMPUTE}compute(60)", "python")
+    limits = QUICK.model_copy(update={"run_seconds": 0.2})
     with strangers(40), pytest.raises(SandboxError, match="the machine is too busy"):
-        await run(sandbox, f"{THERE}{COMPUTE}compute(60)", run_seconds=0.2)
+        await LocalSandbox.run(sandbox, program, limits)  # not again, as the others
