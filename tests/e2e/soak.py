@@ -268,26 +268,30 @@ async def soak(folder: Path, model: Path, trajectories: int, kills: int, seed: i
         disturbing = asyncio.create_task(disturbance.go_on())
         stack.push_async_callback(asyncio.wait, [disturbing])
         stack.callback(disturbing.cancel)
-        for _ in range(kills):
-            process, name = await begin(place, errors.fileno(), ray, disturbance)
+        for kill in range(kills):
+            process, name = await begin(place, errors.fileno(), ray, disturbance, trajectories)
             await disturbance.kill_the_limiters()  # at least once, however short the run
-            enough = lines_in(place) + trajectories // (kills + 1)
+            enough = trajectories * (kill + 1) // (kills + 1)
             await until(lambda enough=enough: lines_in(place) >= enough, process)
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             disturbance.done["runs killed"] += 1
             await ended(place, process, name)
             end_orphans(name)
-        done = await ended(place, *await begin(place, errors.fileno(), ray, disturbance), seconds=3600)
+        done = await ended(place, *await begin(place, errors.fileno(), ray, disturbance, trajectories), seconds=3600)
         disturbing.cancel()
         await asyncio.wait([disturbing])
         await ray.check_permits(*LIMITERS)
         return done, disturbance.done
 
 
-async def begin(place: Path, errors: int, ray: RayHead, disturbance: Disturbance) -> tuple[Any, str]:
-    """A run that has dumped something. One whose MCP server is stopped while it starts does not begin, and rightly."""
+async def begin(place: Path, errors: int, ray: RayHead, disturbance: Disturbance, trajectories: int) -> tuple[Any, str]:
+    """A run that has dumped something, or has nothing left to play: it may be over before it is killed.
+
+    One whose MCP server is stopped while it starts does not begin, and rightly.
+    """
     disturbance.marker = ""
-    before = lines_in(place)
+    before = min(lines_in(place), trajectories - 1)
     process, name = await start(place, errors=errors, ray=ray.address)
     try:
         await until(lambda: lines_in(place) > before, process)
