@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,9 @@ with contextlib.suppress(ModuleNotFoundError):  # not in every environment
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("patient")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or every process that tests start would ignore it as well
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -178,12 +182,17 @@ LONGEST = (
     "test_train_command",
     "test_train_trl",
     "test_limiter_cluster",
+    "test_cli",
     "test_rollout_faults",
     "test_ray_limiter",
+    "test_doctor_and_limiters",
     "test_mcp_tools",
     "test_code_corpus",
     "test_view_browser",
-    "test_cli",
+    "test_math_processes",
+    "test_remote_failover",
+    "test_run_each",
+    "test_tools_cli",
     "test_chat_real_families",
     "test_execution_pool_on_ray",
 )

@@ -400,6 +400,7 @@ def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Refer
     flood_until(10, referee, holder)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_loses_its_permits_where_holding_is_bounded(start, referee: Referee) -> None:
     options = {"lease_seconds": 1.0, "max_hold_seconds": 1.5}
     holder, survivor = start(4, **options), start(4, **options)
@@ -458,6 +459,7 @@ def test_eight_processes_share_three_permits_evenly(start, referee: Referee) -> 
     assert max(result["longest"] for result in results) < 0.6 * seconds
 
 
+@pytest.mark.slow
 def test_a_tenant_gets_its_share_whatever_the_number_of_its_processes(start, referee: Referee) -> None:
     runners = start.all(8, "second", *["first"] * 4)
     tenants = ["one", *["many"] * 4]
@@ -473,6 +475,7 @@ def test_a_tenant_gets_its_share_whatever_the_number_of_its_processes(start, ref
     assert 0.6 < of_one / of_many < 1.6
 
 
+@pytest.mark.slow
 def test_a_small_tenant_is_not_starved_by_a_flood_from_other_processes(start, referee: Referee) -> None:
     small, *flooders = start.all(10, "second", "first", "first")
     flooding = [runner.flood.remote(FLOOD, callers=100, hold=0.1, tenant="flood") for runner in flooders]
@@ -500,6 +503,7 @@ def test_jumps_of_the_wall_clock_change_nothing(start, referee: Referee) -> None
     wait_for(lambda: states() == ["connected"] * 2, within=SOON)
 
 
+@pytest.mark.slow
 def test_resizing_under_load_down_and_up(start, referee: Referee) -> None:
     runners = start.all(12, "first", "first")
     flooding = [runner.flood.remote(FLOOD, callers=32) for runner in runners]

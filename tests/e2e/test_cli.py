@@ -132,7 +132,13 @@ sys.exit(main())
 class TestCtrlC:
     @pytest.mark.parametrize(
         "module",
-        ["toolyard.cli.app", "typer", "toolyard.errors", "toolyard.cli.rollout", "toolyard.cli.tools.call"],
+        [
+            "typer",
+            *(
+                pytest.param(name, marks=pytest.mark.slow)
+                for name in ("toolyard.cli.app", "toolyard.errors", "toolyard.cli.rollout", "toolyard.cli.tools.call")
+            ),
+        ],
     )
     def test_while_modules_are_imported_is_quiet(self, module: str) -> None:
         ran = [sys.executable, "-c", INTERRUPTED_WHILE_IMPORTING + AS_ITS_SCRIPT, module, "tools", "list"]
@@ -289,6 +295,7 @@ class TestTour:
         for words in ("Fork bomb", "timed_out", "memory_exceeded", "SIGSEGV", "ZeroDivisionError", "isolation full"):
             assert words in told
 
+    @pytest.mark.slow
     def test_ctrl_c_ends_it_with_130(self) -> None:
         with started("sandbox", "tour") as process:
             assert interrupt(process) == 130
@@ -363,7 +370,7 @@ class TestServe:
         assert found, line or process.communicate(timeout=SECONDS)
         return found[0]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
     def test_it_answers_until_told_to_stop_and_then_sums_up(self, write, number: signal.Signals) -> None:
         with started("sandbox", "serve", "--port", "0", "--workers", "1") as process:
             url = self.url_of(process)

@@ -279,6 +279,7 @@ async def test_a_lone_answer_uses_all_free_workers(sandbox: LocalSandbox) -> Non
     assert busy.count(2) > busy.count(1), "only the first runs alone"
 
 
+@pytest.mark.slow
 async def test_endless_loops_are_spread_over_the_workers(sandbox: LocalSandbox) -> None:
     judging = judged(sandbox, "while True: pass", copies(9), run_seconds=0.3, aggregation="fraction")
     result, busy = await watched(sandbox, judging)

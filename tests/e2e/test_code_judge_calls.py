@@ -186,7 +186,7 @@ async def test_a_checker_decides_about_programs_that_ran_well(
         ("import sys; sys.exit(2)", r"the checker failed \(exit code 2\): no message"),
         ("import nosuch", r"the checker failed \(exit code 1\): ModuleNotFoundError: No module named 'nosuch'"),
         ("x = = 1", r"the checker failed \(exit code 1\): SyntaxError: invalid syntax"),
-        ("while True: pass", r"the checker failed \(timed_out\): no message"),
+        pytest.param("while True: pass", r"the checker failed \(timed_out\): no message", marks=pytest.mark.slow),
         ("import os; os.abort()", r"the checker failed \(exit code -6\)"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_language_does_all_that_its_users_expect(row: languages.Language, url:
 
 
 @pytest.mark.parametrize(
-    "name", ["pytest", "go_test", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jest", "D_ut", "junit"))]
+    "name", ["pytest", *(pytest.param(name, marks=pytest.mark.slow) for name in ("go_test", "jest", "D_ut", "junit"))]
 )
 async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_gives_alone(
     name: str, url: str

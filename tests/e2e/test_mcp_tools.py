@@ -481,6 +481,7 @@ async def test_http_servers_that_hang_are_our_failure_until_they_go_on(tmp_path:
             assert {result.response.text for result in (await added()).values()} == {"3"}
 
 
+@pytest.mark.slow
 def test_an_http_server_that_hangs_after_its_introduction_is_given_up_in_time(tmp_path: Path) -> None:
     """Without waiting for it to hear that the session is over."""
     goodbye, ended = threading.Event(), threading.Event()
@@ -689,6 +690,7 @@ def test_an_http_server_that_refuses_us_is_named_with_its_status(tmp_path: Path)
 # Ends -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_closing_the_last_tool_ends_even_a_stubborn_server(tmp_path: Path, urls: dict[str, str]) -> None:
     before = children()
     servers = {"stubborn": {**STDIO, "env": {"STUBBORN": "1"}}, "other": {"url": urls["http"]}}

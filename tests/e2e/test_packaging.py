@@ -267,6 +267,7 @@ async def test_nothing_but_batches_in_c_is_lost_without_a_compiler(
 
 
 @pytest.mark.toolchain("c")
+@pytest.mark.slow
 def test_the_c_library_can_be_built_after_the_installation(wheels: dict[str, Path], tmp_path: Path) -> None:
     environment = installed_offline(tmp_path, wheels["without a compiler"])
     why_not = (environment.bin / "python", "-c", "from toolyard.sandbox.guest import native; print(native.why_not())")

@@ -113,6 +113,7 @@ async def test_all_programs_complete_while_one_of_two_servers(fault: str) -> Non
     assert len(bad.requests) <= asked + 10, "the second wave keeps away from it"
 
 
+@pytest.mark.slow
 async def test_programs_that_wait_for_a_connection_do_not_follow_others_to_a_stalled_server() -> None:
     """Four waves, one behind the other, would take four times as long."""
     begun = time.monotonic()
@@ -125,6 +126,7 @@ async def test_programs_that_wait_for_a_connection_do_not_follow_others_to_a_sta
     assert time.monotonic() - begun < 20
 
 
+@pytest.mark.slow
 async def test_a_server_that_runs_a_long_program_answers_pings_and_keeps_it() -> None:
     async def slowly(program: Program, limits: Limits) -> Execution:
         await asyncio.sleep(7)
@@ -257,6 +259,7 @@ async def test_all_programs_complete_though_one_of_two_services_is_killed_meanwh
     assert [run.result().stdout for run in runs] == echoes(40)
 
 
+@pytest.mark.slow
 async def test_a_stopped_service_is_left_and_is_used_again_once_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolyard.sandbox.remote")
     good = ScriptedSandbox(echo, workers=64)

@@ -231,6 +231,7 @@ async def test_requests_leave_a_server_that_fails_its_health_check_however_long_
     assert done.summary["completed"] == ALL
 
 
+@pytest.mark.slow
 async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(tmp_path, model):
     async with bad_server(swallows) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         done = await rolled(make_place(tmp_path, model, engine=engine(broken, good.url, silence_seconds=2)))
@@ -456,6 +457,7 @@ async def test_other_settings_are_refused_by_name_or_accepted_and_recorded(tmp_p
     assert marked == [None] * 4 * SAMPLES + [["sampling.temperature: 1.0 → 0.25"]] * (GOOD - 4) * SAMPLES
 
 
+@pytest.mark.slow
 async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     place = make_place(tmp_path, model)
     check_accounts(await rolled(place))
@@ -527,6 +529,7 @@ async def test_near_misses_are_counted_and_answered_on_request(tmp_path, model, 
         assert {line["turns"][0]["tool_calls"][0]["outcome"] for line in done.lines} == {"malformed"}
 
 
+@pytest.mark.slow
 async def test_several_servers_of_which_all_fail_are_all_tried(tmp_path, model):
     asked: set[int] = set()
 

@@ -301,6 +301,7 @@ async def test_images_come_out_of_the_dump_and_a_replay_is_the_same(tmp_path: Pa
 
 @pytest.mark.material
 @pytest.mark.usefixtures("read_once")
+@pytest.mark.slow
 async def test_images_can_be_hidden_and_cannot_be_shown_to_a_text_model(tmp_path: Path) -> None:
     await run_rollouts(load_config(None, settings(tmp_path, images="hide")))
     for line in read_dump(tmp_path / "dump"):

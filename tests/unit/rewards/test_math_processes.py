@@ -37,6 +37,7 @@ def only_child(checker: MathChecker) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_large_parent_does_not_wear_its_children_out():
     """What a process held before it became another program still counts in `ru_maxrss`."""
     program = """
@@ -109,6 +110,7 @@ def test_a_process_that_gets_no_processor_is_our_failure_and_the_check_is_made_i
     assert not alive(pid)
 
 
+@pytest.mark.slow
 def test_a_starved_process_is_given_more_time_and_then_given_up(checker):
     pid = only_child(checker)
     with ThreadPoolExecutor(1) as threads:
@@ -126,6 +128,7 @@ def test_a_starved_process_is_given_more_time_and_then_given_up(checker):
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_memory_bomb_is_a_wrong_answer_and_takes_no_more_than_it_may():
     done = run_script(r"""
         import resource
@@ -266,6 +269,7 @@ def test_the_interpreters_end_waits_for_nothing_and_leaves_nothing_and_the_main_
     assert not any(alive(int(pid)) for pid in pids.split())
 
 
+@pytest.mark.slow
 def test_a_fork_has_processes_of_its_own():
     done = run_script(rf"""
         import os, warnings

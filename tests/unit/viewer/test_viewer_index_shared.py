@@ -151,6 +151,7 @@ def test_an_index_whose_builder_was_killed_is_continued_and_right(tmp_path: Path
     assert told[-1] == (size, size)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_index_is_right(tmp_path: Path) -> None:
     names = dump_of(tmp_path, 600)
     chance = random.Random(7)

@@ -350,6 +350,7 @@ def test_twenty_thousand_rows_are_indexed_once_and_then_answered_at_once(large: 
     assert max(built / 60, first_screen / 5, answered / 20) < patient(1), (built, first_screen, answered)
 
 
+@pytest.mark.slow
 def test_rows_are_reached_through_their_files_without_looking_at_all_of_them(large: Path) -> None:
     with Library.open(large) as library, library._index.store.reading() as connection:
         query = f"SELECT rows.number FROM {TABLES} ORDER BY {order_by(Query())}"
