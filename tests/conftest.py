@@ -16,6 +16,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +43,7 @@ with contextlib.suppress(ModuleNotFoundError):  # not in every environment
     hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # or every process that tests start would ignore it as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or all that tests start would ignore it as well
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -177,6 +179,24 @@ def _why_not_granted(feature: str) -> str | None:
 
 
 # The order of files ---------------------------------------------------------------------------------------------------
+
+ON_RAY = frozenset(
+    {"test_ray_limiter", "test_code_interpreter_on_ray", "test_doctor_and_limiters", "test_execution_pool_on_ray"}
+)
+"""Files that share one Ray, and therefore a process."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "on ray" if Path(file).stem in ON_RAY else file
+
+    return Sharing(config, log)
+
 
 LONGEST = (
     "test_train_command",

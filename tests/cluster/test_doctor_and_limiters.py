@@ -182,11 +182,13 @@ class TestDoctor:
         assert forced.stdout.startswith(f"Stopped limiter {limiter.name!r} in namespace 'toolyard'; it was used by")
         assert not is_alive(limiter.name)
 
+    @pytest.mark.slow
     def test_an_attached_process_protects_it_even_while_it_runs_nothing(self, ray_connection: str, make) -> None:
         limiter = make()
         assert toolyard(ray_connection, "doctor", "--stop-limiter", limiter.name).returncode == 1
         assert is_alive(limiter.name)
 
+    @pytest.mark.slow
     def test_an_idle_one_is_stopped(self, ray_connection: str, make) -> None:
         limiter = make(4)
         (before,) = found(limiter.name)
@@ -198,6 +200,7 @@ class TestDoctor:
         assert not is_alive(limiter.name)
         wait_until(lambda: not exists(before.pid), 10)
 
+    @pytest.mark.slow
     def test_an_unknown_name_is_answered_with_those_there_are(self, ray_connection: str, make) -> None:
         limiter = make()
         done = toolyard(ray_connection, "doctor", "--stop-limiter", "nobody")
@@ -205,6 +208,7 @@ class TestDoctor:
         assert "there is no limiter 'nobody'" in done.stderr
         assert limiter.name in done.stderr
 
+    @pytest.mark.slow
     def test_one_name_in_two_namespaces_asks_for_the_namespace(self, make) -> None:
         here = make()
         make(name=here.name, namespace="elsewhere")
@@ -245,6 +249,7 @@ class TestNeverLeaked:
         with pytest.raises(ConfigError, match="no limiter"):
             RayLimiter(limiter.name)
 
+    @pytest.mark.slow
     def test_one_that_was_killed_while_idle_comes_back_and_then_ends_itself(self, make) -> None:
         limiter = make(idle_seconds=1.0)
         (before,) = found(limiter.name)
@@ -291,6 +296,7 @@ class TestPrometheus:
             held = {**process, "tenant": "job"}
             assert (registry.get_sample_value("toolyard_limiter_longest_held_seconds", held) or 0) > 0
 
+    @pytest.mark.slow
     def test_one_that_was_stopped_is_down_and_delays_the_scrape_little(self, make) -> None:
         limiter = make(4)
         registry = CollectorRegistry()

@@ -149,6 +149,7 @@ def test_a_pool_without_a_limit_works(name: str):
     assert get(pool.execute.remote(len, "abc")) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_process_fails_one_call_and_gives_its_permit_back(name: str, tmp_path: Path):
     pool = init_execution_pool(1, rate_limit=1, mode=PoolMode.ProcessMode, name=name)
     victim = pool.execute.remote(hang(tmp_path / "pid"))
@@ -286,6 +287,7 @@ def test_a_bucket_without_a_limit_needs_one_that_exists(name: str):
         TokenBucketWorker.options(name=name, get_if_exists=True).remote()
 
 
+@pytest.mark.slow
 async def test_after_a_function_that_raised_nothing_is_held(name: str):
     def odd(number: int) -> int:
         if number == 5:

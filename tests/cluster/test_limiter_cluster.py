@@ -370,6 +370,7 @@ def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, ref
     ray.get(holder.let_go.remote())
 
 
+@pytest.mark.slow
 def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Referee) -> None:
     holder, survivor = start(6, lease_seconds=1.0), start(6, lease_seconds=1.0)
     ray.get(holder.keep.remote(3, "the hung one"))

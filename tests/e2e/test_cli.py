@@ -193,6 +193,7 @@ class TestRun:
         assert b"isolation" in done.stderr
         assert toolyard("sandbox", "run", "--quiet", write("raw.py", code)).stderr == b"\xfe"
 
+    @pytest.mark.slow
     def test_arguments_and_standard_input_reach_the_program(self, write) -> None:
         code = write("echo.py", "import sys; print(sys.argv[1:], sys.stdin.read())")
         assert toolyard("sandbox", "run", code, "a", "b").stdout == b"['a', 'b'] \n"
@@ -270,6 +271,7 @@ class TestDoctor:
         assert ("extras", "server") in checks
         assert all(check["detail"] for check in checks.values())
 
+    @pytest.mark.slow
     def test_the_human_form_opens_with_its_verdict_and_ends_with_advice(self, without_torch: dict[str, str]) -> None:
         done = toolyard("doctor", PATH="/nowhere", **without_torch)
         lines = done.stdout.decode().splitlines()
@@ -277,6 +279,7 @@ class TestDoctor:
         assert re.match(r"[✔!] The sandbox runs programs", lines[0])
         assert "golang-go" in done.stdout.decode()
 
+    @pytest.mark.slow
     def test_it_exits_with_1_where_programs_cannot_run(self, without_torch: dict[str, str]) -> None:
         done = toolyard("doctor", "--json", "--python", "/bin/false", **without_torch)
         found = json.loads(done.stdout)
@@ -386,6 +389,7 @@ class TestServe:
             assert re.search(r"total\D+2\D", said.decode())
             assert not left_behind_by(process.pid)
 
+    @pytest.mark.slow
     def test_the_token_of_the_environment_is_asked_for_and_sent(self, write) -> None:
         file = write("x.py", "print(1)")
         with started("sandbox", "serve", "--port", "0", TOOLYARD_SANDBOX_TOKEN="secret") as process:

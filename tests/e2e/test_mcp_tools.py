@@ -724,6 +724,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_no_server_outlives_its_owner(tmp_path: Path, urls: dict[str, str]) -> None:
     asyncio.run(close(load(tmp_path, {"one": {"url": urls["http"]}})))  # for its tools.yaml
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": STDIO}}))

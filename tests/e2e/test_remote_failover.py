@@ -384,6 +384,7 @@ async def test_a_session_is_opened_where_it_can_be_and_stays_there() -> None:
 
 
 @pytest.mark.kernel("confined")
+@pytest.mark.slow
 async def test_a_session_is_lost_with_its_server_and_the_next_is_opened_elsewhere() -> None:
     async with (
         server_process() as (first, one),

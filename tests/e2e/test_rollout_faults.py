@@ -336,6 +336,7 @@ async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_pa
     assert {line["turns"][0]["tool_calls"][0]["response"] for line in done.lines} == {"42\n"}
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_is_away_fails_the_trajectory_as_ours_and_is_named(tmp_path, model):
     place = make_place(tmp_path, model)
     use_tool(place, interpreter(f"http://127.0.0.1:{free_port()}"), RUN_CODE)
@@ -468,6 +469,7 @@ async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     assert "the contents of 1 have changed: good-5" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 async def test_a_damaged_line_is_refused_by_its_number(tmp_path, model):
     place = make_place(tmp_path, model)
     check_accounts(await rolled(place))
@@ -480,6 +482,7 @@ async def test_a_damaged_line_is_refused_by_its_number(tmp_path, model):
     assert "0.jsonl:4: this line is damaged" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 async def test_a_second_writer_is_refused_also_if_the_lock_file_was_deleted(tmp_path, model):
     place = make_place(tmp_path, model, {"execute": "hangs"})
     process, marker = await start(place)
@@ -494,6 +497,7 @@ async def test_a_second_writer_is_refused_also_if_the_lock_file_was_deleted(tmp_
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 async def test_a_dump_that_somebody_else_cut_is_an_error_of_the_run(tmp_path, model):
     place = make_place(tmp_path, model, {"execute": "hangs"}, call={"timeout_seconds": 5})
     process, marker = await start(place)
@@ -517,6 +521,7 @@ async def test_a_tool_that_the_format_cannot_offer_is_refused(tmp_path, model):
 
 
 @pytest.mark.parametrize("what", ["ignore", "tell"])
+@pytest.mark.slow
 async def test_near_misses_are_counted_and_answered_on_request(tmp_path, model, what):
     place = make_place(tmp_path, model)
     near = '```json\n{"name": "ask", "arguments": {"question": "?"}}\n```'

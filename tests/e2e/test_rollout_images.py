@@ -121,6 +121,7 @@ def test_a_real_vision_template_writes_a_token_for_each_image(tokenizer: Tokeniz
 
 
 @pytest.mark.material
+@pytest.mark.slow
 def test_a_template_that_leaves_out_images_of_tools_has_no_place_for_them() -> None:
     """Though it writes those of users."""
     assert open_format(family_tokenizer("gemma-4")).image_token_id is None

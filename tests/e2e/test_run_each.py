@@ -294,6 +294,7 @@ async def test_python_is_forked_from_one_process_that_has_compiled_it(sandbox: L
 
 @pytest.mark.kernel("full")
 @pytest.mark.parametrize("sandbox", ["best"], indirect=True)
+@pytest.mark.slow
 async def test_what_takes_the_compiler_too_long_is_compiled_by_each_on_its_own_time(sandbox: LocalSandbox) -> None:
     found = await collect(sandbox, "x = 1\n" * 1_000_000, ["", ""], Limits(run_seconds=0.5))
     assert [execution.verdict for execution in found] == [Verdict.TIMED_OUT] * 2

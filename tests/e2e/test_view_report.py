@@ -172,6 +172,7 @@ def test_a_report_of_a_part_says_so(page: Page, folder: Path, tmp_path: Path) ->
     assert page.locator("select.compare").count() == 0  # the other sample was left out
 
 
+@pytest.mark.slow
 def test_the_server_and_the_report_draw_the_same_page(page: Page, folder: Path, report: Path) -> None:
     places = [
         at("0.jsonl:1"),

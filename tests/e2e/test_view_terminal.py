@@ -433,6 +433,7 @@ async def test_the_mouse_chooses_and_scrolls(demo):
         await terminal.until(lambda: terminal.page.scroll_y > 0)
 
 
+@pytest.mark.slow
 async def test_every_size_and_both_themes_fit(demo):
     async with viewing(demo) as terminal:
         for size, key in (((80, 24), "T"), ((200, 60), "t"), ((30, 8), "T"), ((120, 30), "d"), ((60, 10), "escape")):

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only as root can one c
 
 
 @pytest.mark.parametrize("who", ["open-root", pytest.param("user", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_core_attacks_are_contained(who: str) -> None:
     wrapper = [sys.executable, "tests/in_container.py", who, sys.executable, "-m", "pytest"]
     attacks = ["tests/isolation", "-m", "not kernel and not slow", "-k", f"({' '.join(CORE.split())}) and best"]

@@ -26,7 +26,7 @@ REWRITTEN = {
 ANSWER = Message("tool", "42", tool_call_id="call_0", name="code_interpreter")
 
 
-QUICK = ("smollm2", "qwen3", "gpt-oss")
+QUICK = ("smollm2", "qwen3")
 """`make test-all` looks at the others, too."""
 
 

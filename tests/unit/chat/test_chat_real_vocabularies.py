@@ -79,6 +79,7 @@ def test_a_tiktoken_vocabulary_gives_the_ids_of_tiktoken(
         assert made.encode(text, special=False) == original.encode_ordinary(given), text
 
 
+@pytest.mark.slow
 def test_tekken_gives_the_ids_of_tiktoken() -> None:
     made, original = family_tokenizer("mistral-nemo"), tekken()
     for text in texts():
