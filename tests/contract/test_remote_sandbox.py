@@ -42,6 +42,7 @@ class TestEachRemote(EachContract):
 
 
 @pytest.mark.kernel("confined")
+@pytest.mark.slow
 class TestEachOneByOne(EachContract):
     """With a server that takes no batches, as a foreign one: a request each."""
 

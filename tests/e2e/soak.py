@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    from conftest import make_model
+    from byte_model import make_model
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")

@@ -208,6 +208,7 @@ def as_we_compare(result: object, metadata: dict[str, Any]) -> object:
 STDIO = [(problem, solution) for problem in CORPUS if problem.stdio for solution in problem.solutions]
 
 
+@pytest.mark.slow
 async def test_verls_scorer_agrees_on_every_python_program(foreign_url: str) -> None:
     def score_one(problem: Problem, solution: Solution) -> str | None:
         score, metadata = sandbox_fusion.compute_score(

@@ -64,7 +64,7 @@ def url(stand_ins: Path) -> Iterator[str]:
         yield base
 
 
-QUICK = frozenset({"python", "c", "cpp", "go", "rust", "java", "nodejs", "bash", "pytest"})
+QUICK = frozenset({"python", "cpp", "java", "bash", "pytest"})
 """What `make test` tries; the others, some of which need many seconds for each program, are left to `make test-all`."""
 
 

@@ -256,6 +256,7 @@ class OneOfTwo:
         return None
 
 
+@pytest.mark.slow
 class TestContract(SandboxContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
@@ -264,6 +265,7 @@ class TestContract(SandboxContract):
             yield OneOfTwo(sandbox)
 
 
+@pytest.mark.slow
 class TestPython(PythonSemantics):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod

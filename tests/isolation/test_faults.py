@@ -148,7 +148,7 @@ async def fresh(request: pytest.FixtureRequest) -> AsyncIterator[LocalSandbox]:
 
 
 # -------------------------------------------------------------------------------------------------------------- kill -9
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 @pytest.mark.parametrize("victim", ["zygote", "launcher", "worker"])
 async def test_a_run_whose_process_tree_is_killed_is_our_failure_and_leaves_nothing(
     fresh: LocalSandbox, kind: str, victim: str, marker: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -122,7 +123,12 @@ def imports_of(file: Path) -> Iterator[Import]:
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+@functools.cache
+def all_imports() -> list[Import]:
+    """Read when the first test asks: every process of a run imports this file, and one of them runs it."""
+    return [found for file in FILES for found in imports_of(file)]
 
 
 def listed(broken: list[Import]) -> str:
@@ -130,7 +136,7 @@ def listed(broken: list[Import]) -> str:
 
 
 def test_there_is_something_to_test() -> None:
-    assert len(IMPORTS) > 100
+    assert len(all_imports()) > 100
 
 
 def test_every_part_has_its_layer() -> None:
@@ -140,7 +146,7 @@ def test_every_part_has_its_layer() -> None:
 def test_imports_only_point_downwards() -> None:
     broken = [
         found
-        for found in IMPORTS
+        for found in all_imports()
         if found.part
         and part_of(found.file)  # the package itself names everything, lazily: see test_import_weight
         and found.part != part_of(found.file)
@@ -160,7 +166,7 @@ def test_our_own_code_imports_from_modules_not_from_the_package_itself() -> None
 def test_no_modules_import_each_other() -> None:
     """Also not lazily, for types only, or through others."""
     graph: dict[str, set[str]] = {module_of(file): set() for file in FILES}
-    for found in IMPORTS:
+    for found in all_imports():
         target = found.module if found.module in graph else f"toolyard.sandbox.{found.module}"  # `guest`, by itself
         if target in graph and target != module_of(found.file):
             graph[module_of(found.file)].add(target)
@@ -187,7 +193,7 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
 def test_the_sandbox_stands_alone() -> None:
     broken = [
         found
-        for found in IMPORTS
+        for found in all_imports()
         if part_of(found.file) == "sandbox"
         and found.part not in (None, "", "sandbox", "_lazy", "_version", "errors", "failover", "hosts", "settings")
     ]
@@ -198,7 +204,7 @@ def test_the_guest_needs_nothing_but_the_standard_library_and_itself() -> None:
     """It runs under whichever interpreter programs get, which need not have Toolyard or anything else."""
     guest = [
         found
-        for found in IMPORTS
+        for found in all_imports()
         if "guest" in found.file.relative_to(SOURCE).parts or found.file.name == "guest_main.py"
     ]
     own = ("toolyard.sandbox.guest", "guest")
@@ -225,7 +231,13 @@ def modules_of(requirements: list[str]) -> set[str]:
 
 REQUIRED = modules_of(PROJECT["dependencies"]) | {"pydantic_core"}  # half of pydantic, which demands its exact version
 OPTIONAL = {module for extra in PROJECT["optional-dependencies"].values() for module in modules_of(extra)} - REQUIRED
-OUTSIDE = [found for found in IMPORTS if found.part is None and found.top not in {*sys.stdlib_module_names, "guest"}]
+
+
+@functools.cache
+def outside() -> list[Import]:
+    return [
+        found for found in all_imports() if found.part is None and found.top not in {*sys.stdlib_module_names, "guest"}
+    ]
 
 
 def excused(file: Path) -> set[str]:
@@ -240,31 +252,31 @@ def named_for(file: Path) -> set[str]:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    broken = [found for found in OUTSIDE if found.top not in REQUIRED | OPTIONAL]
+    broken = [found for found in outside() if found.top not in REQUIRED | OPTIONAL]
     assert not broken, listed(broken)
 
 
 def test_a_file_that_imports_an_optional_package_is_named_for_it() -> None:
     broken = [
         found
-        for found in OUTSIDE
+        for found in outside()
         if found.top in OPTIONAL and found.top not in named_for(found.file) and found.top not in excused(found.file)
     ]
     assert not broken, listed(broken)
 
 
 def test_no_package_imports_such_a_file_eagerly() -> None:
-    optional_files = {found.file for found in OUTSIDE if found.top in OPTIONAL}
+    optional_files = {found.file for found in outside() if found.top in OPTIONAL}
     modules = {".".join(["toolyard", *file.relative_to(SOURCE).with_suffix("").parts]) for file in optional_files}
     broken = [
-        found for found in IMPORTS if found.eager and found.file.name == "__init__.py" and found.module in modules
+        found for found in all_imports() if found.eager and found.file.name == "__init__.py" and found.module in modules
     ]
     assert not broken, listed(broken)
 
 
 @pytest.mark.parametrize("place", MAY_IMPORT_OPTIONAL)
 def test_every_excuse_is_needed(place: str) -> None:
-    imported = {found.top for found in OUTSIDE if str(found.file.relative_to(SOURCE)).startswith(place)}
+    imported = {found.top for found in outside() if str(found.file.relative_to(SOURCE)).startswith(place)}
     assert MAY_IMPORT_OPTIONAL[place] <= imported
 
 

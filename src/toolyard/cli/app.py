@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("rollout")(rollout.rollout)
+app.command("rollout", cls=rollout.RolloutCommand)(rollout.rollout)
 app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score")(score.score)

@@ -88,9 +88,16 @@ class DumpWriter:
         Raises:
             RecordError: it could not be written; the file is unchanged, and later lines may still succeed.
         """
+        await self._submitted(lambda: self._append(trajectory.step, to_line(trajectory)))
+
+    async def write_line(self, step: int, line: bytes) -> None:
+        """Append a trajectory that is already encoded, with its newline. Like `write`."""
+        await self._submitted(lambda: self._append(step, line))
+
+    async def _submitted(self, append: Callable[[], None]) -> None:
         if self._thread is None:
             raise RecordError(f"the dump {self.folder} is not open")
-        job = self._thread.submit(self._append, trajectory)
+        job = self._thread.submit(append)
         try:
             await asyncio.shield(asyncio.wrap_future(job))
         except asyncio.CancelledError:
@@ -162,9 +169,9 @@ class DumpWriter:
             rewritten.unlink(missing_ok=True)
             raise RecordError(f"cannot replace {path}: {error.strerror}") from None
 
-    def _append(self, trajectory: Trajectory) -> None:
-        self._file(trajectory.step).append(to_line(trajectory))
-        self._expected[trajectory.step] += 1  # only after the write has succeeded
+    def _append(self, step: int, line: bytes) -> None:
+        self._file(step).append(line)
+        self._expected[step] += 1  # only after the write has succeeded
 
     def _file(self, step: int) -> LineFile:
         if step < 0:

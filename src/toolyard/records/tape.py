@@ -67,7 +67,11 @@ class TapeWriter:
             RecordError: it could not be written. The tape ends there: later entries are rejected.
         """
         entry = {"request_id": request_id, "kind": kind, "asked": asked, "got": got}
-        self._write(encode(entry, nan=True))
+        self.record_line(encode(entry, nan=True))
+
+    def record_line(self, entry: bytes) -> None:
+        """Like `record`, for an entry that is already encoded, without its newline."""
+        self._write(entry)
 
     def close(self) -> None:
         """

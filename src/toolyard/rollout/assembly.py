@@ -108,6 +108,16 @@ def requests_of(
                 yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
 
 
+async def schemas_of(config: RolloutConfig) -> list[OpenAIFunctionToolSchema]:
+    """The schemas of the tools, which are opened and closed again."""
+    _find_users_modules(config)
+    tools = _open_tools(config)
+    schemas = [tool.get_openai_tool_schema() for tool in tools]
+    for tool in tools:
+        await tool.close()
+    return schemas
+
+
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -314,13 +324,27 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
     }
     stop = list(chat.stop_token_ids[:1])
 
-    def say(request_id: str, turn: int, _: Sequence[int]) -> Line:
+    def say(request_id: str, _: int, prompt: Sequence[int]) -> Line:
         turns = every or by_task.get(ids.get(request_id, ""), [])
-        if turn >= len(turns):
-            return ConfigError(f"engine.script {place!r} has no turn {turn + 1} for task {ids.get(request_id, '?')!r}")
-        return [*tokenizer.encode(turns[turn]), *stop]
+        said, at = 0, 0
+        for text in turns:
+            # What was said is in the prompt. Counting calls would not do: another machine may continue a request.
+            line = [*tokenizer.encode(text), *stop]
+            at = _find(prompt, line, at)
+            if at < 0:
+                return line
+            said, at = said + 1, at + len(line)
+        return ConfigError(f"engine.script {place!r} has no turn {said + 1} for task {ids.get(request_id, '?')!r}")
 
     return ScriptedEngine(say, decode=tokenizer.decode)
+
+
+def _find(ids: Sequence[int], part: Sequence[int], start: int) -> int:
+    """Where `part` begins in `ids`, at `start` or later; -1 if it is not there."""
+    wanted = list(part)
+    return next(
+        (at for at in range(start, len(ids) - len(wanted) + 1) if list(ids[at : at + len(wanted)]) == wanted), -1
+    )
 
 
 def _is_script(found: Any) -> bool:

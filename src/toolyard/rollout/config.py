@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -121,6 +122,27 @@ class InteractionConfig(_Part):
     config: JSON = Field(default_factory=dict[str, Any])
 
 
+class ClusterConfig(_Part):
+    """A Ray cluster whose nodes play the requests."""
+
+    address: str = "auto"
+    """Of the cluster: `auto` for the one this machine belongs to, `host:port`, or `local` for a new one of this machine
+    alone."""
+    workers: PositiveInt | None = None
+    """None: one for each node."""
+    cpus: NonNegativeFloat = 1.0
+    """CPUs that Ray reserves for each worker."""
+    resource: str | None = None
+    """Only nodes that have this resource of Ray play, for example `sandbox`."""
+    term_seconds: PositiveFloat = 4.0
+    """A worker that was silent for this long loses its requests to others."""
+    shared_folder: bool = True
+    """Workers that see the dump's folder write results and journals there. False: they send everything to the driver,
+    as workers do that do not see it."""
+    runtime_env: JSON = Field(default_factory=dict[str, Any])
+    """Ray's runtime environment of the workers, for example `{working_dir: .}` if they do not share this one."""
+
+
 class RolloutConfig(_Part):
     """Everything about a run. Paths are relative to the working directory."""
 
@@ -137,7 +159,8 @@ class RolloutConfig(_Part):
     n: PositiveInt = 1
     """Samples per task; together they are a group."""
     concurrency: PositiveInt | None = None
-    """Maximum number of requests in flight. None: 256; with the embedded engine, twice its `max_batch_size`."""
+    """Maximum number of requests in flight; on a cluster, in each worker. None: 256; with the embedded engine, twice
+    its `max_batch_size`."""
     seed: int | None = 0
     """Seed for all sampling. None: engines choose."""
     step: NonNegativeInt = 0
@@ -148,6 +171,8 @@ class RolloutConfig(_Part):
     """Play failed requests of the dump again and replace their lines."""
     accept_changes: bool = False
     """Resume a dump that was started with other settings or tasks. Every new line names the changes."""
+    cluster: ClusterConfig | None = None
+    """Play on a Ray cluster. None: in this process."""
     record: str | None = None
     """Write a tape to this file."""
     replay: str | None = None

@@ -7,16 +7,25 @@ bit, without a model and without a sandbox.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from toolyard.errors import DivergenceError
 from toolyard.messages import JSON
 from toolyard.records.tape import Replay, Tape, TapeWriter
 
 T = TypeVar("T")
+Redo = Callable[[T], Awaitable[T]]
+"""Given the known result of a call that another machine made: brings this one into the same state. Returns the result
+to use."""
+
+
+class StartOverError(DivergenceError):
+    """The journal of a request cannot be continued: it must be played from its beginning."""
 
 
 class ExternalCalls:
@@ -30,31 +39,59 @@ class ExternalCalls:
         return round(time.monotonic() - self._began, 6)
 
     def call(
-        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
+        self,
+        kind: str,
+        question: Callable[[], JSON],
+        adapter: TypeAdapter[T],
+        work: Callable[[], Awaitable[T]],
+        *,
+        redo: Redo[T] | None = None,
+        once: str = "",
     ) -> Awaitable[T]:
-        """Return what `work` returns. `question` identifies the call, so that a replay can check it is the same one;
-        `adapter` converts the result to and from JSON."""
+        """Return what `work` returns.
+
+        Args:
+            kind: What is called.
+            question: Identifies the call, so that a replay can check it is the same one.
+            adapter: Converts the result to and from JSON.
+            work: Makes the call.
+            redo: For a request that is continued from a journal.
+            once: Why the call must not be repeated if it is unknown whether it was made; empty if it may be.
+        """
         return work()
 
     def ended(self) -> None:
         """The request is over."""
 
+    def start_over(self) -> None:
+        """The request is about to be played from its beginning, with other `ExternalCalls`."""
 
-class RecordedCalls(ExternalCalls):
-    """Makes the calls and writes their results to a tape."""
 
-    def __init__(self, tape: TapeWriter, request_id: str) -> None:
+class LoggedCalls(ExternalCalls, ABC):
+    """Makes the calls and records their results, with the readings of the clock."""
+
+    def __init__(self, request_id: str) -> None:
         super().__init__()
-        self._tape = tape
         self._request_id = request_id
         self._clock: list[float] = []
+
+    @abstractmethod
+    def record(self, kind: str, asked: Any, got: Any) -> None:
+        """Keep an entry of a tape."""
 
     def now(self) -> float:
         self._clock.append(super().now())
         return self._clock[-1]
 
     async def call(
-        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
+        self,
+        kind: str,
+        question: Callable[[], JSON],
+        adapter: TypeAdapter[T],
+        work: Callable[[], Awaitable[T]],
+        *,
+        redo: Redo[T] | None = None,
+        once: str = "",
     ) -> T:
         asked = question()  # before the call: the lists it reads may grow meanwhile
         answer = await work()
@@ -65,8 +102,19 @@ class RecordedCalls(ExternalCalls):
         self._record("ended", {}, None)
 
     def _record(self, kind: str, asked: JSON, answer: Any) -> None:
-        self._tape.record(self._request_id, kind, asked, {"answer": answer, "clock": self._clock})
+        self.record(kind, asked, {"answer": answer, "clock": self._clock})
         self._clock = []
+
+
+class RecordedCalls(LoggedCalls):
+    """Writes the results to a tape."""
+
+    def __init__(self, tape: TapeWriter, request_id: str) -> None:
+        super().__init__(request_id)
+        self._tape = tape
+
+    def record(self, kind: str, asked: Any, got: Any) -> None:
+        self._tape.record(self._request_id, kind, asked, got)
 
 
 class ReplayedCalls(ExternalCalls):
@@ -86,7 +134,14 @@ class ReplayedCalls(ExternalCalls):
         return self._clock.popleft() if self._clock else 0.0
 
     async def call(
-        self, kind: str, question: Callable[[], JSON], adapter: TypeAdapter[T], work: Callable[[], Awaitable[T]]
+        self,
+        kind: str,
+        question: Callable[[], JSON],
+        adapter: TypeAdapter[T],
+        work: Callable[[], Awaitable[T]],
+        *,
+        redo: Redo[T] | None = None,
+        once: str = "",
     ) -> T:
         return adapter.validate_python(self._replay.next(kind, question())["answer"])
 

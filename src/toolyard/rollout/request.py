@@ -76,6 +76,20 @@ class AsyncRolloutRequest:
     def response_tokens(self) -> int:
         return len(self.input_ids) - self.prompt_tokens
 
+    def anew(self) -> AsyncRolloutRequest:
+        """The same request, not begun."""
+        return AsyncRolloutRequest(
+            self.request_id,
+            self.batch_data_id,
+            self.rollout_offset,
+            self.task,
+            list(self.task.messages),
+            self.tool_schemas,
+            self.tools_kwargs,
+            self.seed,
+            self.step,
+        )
+
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self.input_ids = list(prompt_ids)
         self.prompt_tokens = len(self.input_ids)

@@ -6,17 +6,20 @@ result = await run_rollouts(load_config("rollout.yaml"))
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from toolyard.errors import ConfigError, DivergenceError
-from toolyard.messages import JSON
+from toolyard.messages import JSON, OpenAIFunctionToolSchema
 from toolyard.records.dump import DumpWriter
+from toolyard.records.lines import trajectory_of
 from toolyard.records.tape import Tape, TapeWriter
 from toolyard.records.trajectory import Trajectory
-from toolyard.rollout.assembly import OpenedRollout, open_rollout, planned, prompt_additions, requests_of
+from toolyard.rollout.assembly import OpenedRollout, open_rollout, planned, prompt_additions, requests_of, schemas_of
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls, RecordedCalls, ReplayedCalls
 from toolyard.rollout.fingerprint import check_resumed
@@ -25,6 +28,29 @@ from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Accounting, Summary
 from toolyard.supervision import Stall
+
+
+class Running(Protocol):
+    """A run in progress: a `RolloutRun`, or a `ClusterRun`."""
+
+    @property
+    def states(self) -> Counter[RolloutState]:
+        """Number of running requests by state."""
+        ...
+
+    @property
+    def live(self) -> tuple[int, int, int]:
+        """Turns, sampled tokens and tool calls of the running requests."""
+        ...
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the event loop is blocked. Can be read from any thread."""
+        ...
+
+    def stop(self) -> None:
+        """Start no more requests and abort the running ones; the run ends soon."""
+        ...
 
 
 class Observer:
@@ -37,8 +63,11 @@ class Observer:
     def opened(self, total: int, done: int) -> None:
         """The run is about to start: `total` requests, `done` of which were found in the dump."""
 
-    def began(self, run: RolloutRun) -> None:
+    def began(self, run: Running) -> None:
         """The run has started. It can now be inspected and stopped."""
+
+    def told(self, kind: str, text: str) -> None:
+        """A worker of a cluster reports that a request is stuck, or that its event loop is blocked."""
 
     def ended(self, trajectory: Trajectory, summary: Summary) -> None:
         """A request has ended."""
@@ -108,31 +137,13 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
             result.dump = dump.folder / f"{config.step}.jsonl"
             accounting.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
             marks = {"accepted_changes": accepted} if accepted else {}
-        opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
         if additions := prompt_additions(config):
             observer.note(f"every prompt gets {additions}")
-        observer.opened(accounting.planned, accounting.before)
-        run = RolloutRun(
-            opened.setting,
-            requests_of(config, opened.tool_schemas, wanted),
-            concurrency=config.in_flight,
-            external_calls_for=_external_calls_for(config, opened, tape, stack),
-            on_stuck=observer.stuck,
-            on_stall=observer.stalled,
-        )
-        async with run:
-            observer.began(run)
-            async for trajectory in _in_order(run, tape, wanted):
-                if run.stopping and trajectory.finish_reason == FinishReason.ABORTED:
-                    accounting.missing[trajectory.request_id] = "stopped while it ran"
-                    continue
-                if dump is not None:
-                    kept = {**trajectory.metrics, "task_digest": tasks[trajectory.request_id], **marks}
-                    await dump.write(replace(trajectory, metrics=kept))
-                accounting.dumped.add(trajectory.request_id)
-                result.summary.add(trajectory)
-                observer.ended(trajectory, result.summary)
-        _close(result, run, wanted)
+        book = _Book(config, observer, result, dump, tasks, marks)
+        if config.cluster is None or tape is not None:
+            await _play_here(book, wanted, tape, stack)
+        else:
+            await _play_on_cluster(book, wanted, stack)
         if dump is not None:
             await asyncio.to_thread(_recount, dump, config.step, accounting)
         for repair in () if dump is None else dump.repairs:
@@ -140,14 +151,103 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
     return result
 
 
-def _close(result: RolloutResult, run: RolloutRun, wanted: set[str]) -> None:
-    accounting, result.stalls = result.accounting, run.stalls
+@dataclass(slots=True)
+class _Book:
+    """Where the trajectories of a run are entered as they end."""
+
+    config: RolloutConfig
+    observer: Observer
+    result: RolloutResult
+    dump: DumpWriter | None
+    tasks: Mapping[str, str]
+    """Digests of the tasks, by request id."""
+    marks: JSON
+    """Metrics for every line."""
+
+    async def enter(self, trajectory: Trajectory, line: bytes | None = None) -> None:
+        """`line`: the trajectory as it is to be written, if that is known."""
+        if self.dump is not None:
+            if line is None:
+                kept = {**trajectory.metrics, "task_digest": self.tasks[trajectory.request_id], **self.marks}
+                await self.dump.write(replace(trajectory, metrics=kept))
+            else:
+                await self.dump.write_line(trajectory.step, line)
+        self.result.accounting.dumped.add(trajectory.request_id)
+        self.result.summary.add(trajectory)
+        self.observer.ended(trajectory, self.result.summary)
+
+
+async def _play_here(book: _Book, wanted: set[str], tape: Tape | None, stack: AsyncExitStack) -> None:
+    config, observer, accounting = book.config, book.observer, book.result.accounting
+    opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
+    observer.opened(accounting.planned, accounting.before)
+    run = RolloutRun(
+        opened.setting,
+        requests_of(config, opened.tool_schemas, wanted),
+        concurrency=config.in_flight,
+        external_calls_for=_external_calls_for(config, opened, tape, stack),
+        on_stuck=observer.stuck,
+        on_stall=observer.stalled,
+    )
+    async with run:
+        observer.began(run)
+        async for trajectory in _in_order(run, tape, wanted):
+            if run.stopping and trajectory.finish_reason == FinishReason.ABORTED:
+                accounting.missing[trajectory.request_id] = "stopped while it ran"
+            else:
+                await book.enter(trajectory)
+    book.result.stalls = run.stalls
     if run.stopping:
         for request_id in wanted - run.begun:
             accounting.missing[request_id] = "stopped before it began"
     if run.deaths:
         accounting.problems.append(f"workers ended without a trajectory: {', '.join(run.deaths)}")
     accounting.close(wanted)
+
+
+async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack) -> None:
+    from toolyard.rollout.cluster.run import ClusterRun, leftovers, offers_of, remove_work
+
+    config, observer, accounting = book.config, book.observer, book.result.accounting
+    folder = None if book.dump is None else book.dump.folder / ".cluster" / str(config.step)
+    writer = None
+    if config.record is not None:
+        writer = stack.enter_context(TapeWriter(config.record, _tape_meta(config, await schemas_of(config))))
+    observer.opened(accounting.planned, accounting.before)
+    if folder is not None:
+        found = leftovers(folder)
+        while (lines := await asyncio.to_thread(next, found, None)) is not None:
+            line, *entries = lines
+            trajectory = trajectory_of(line)
+            if trajectory.request_id in wanted and trajectory.request_id not in accounting.dumped:
+                await _enter(book, writer, trajectory, line, entries)
+    left = wanted - accounting.dumped
+    async with ClusterRun(
+        config,
+        offers_of(config, book.tasks, left),
+        folder=folder,
+        marks=book.marks,
+        note=observer.note,
+        tell=observer.told,
+    ) as run:
+        observer.began(run)
+        async for result in run:
+            await _enter(book, writer, trajectory_of(result.line), result.line, result.entries)
+    if run.stopping:
+        for request_id in left - accounting.dumped:
+            accounting.missing[request_id] = "stopped before it ended"
+    elif folder is not None:
+        await asyncio.to_thread(remove_work, folder)
+    accounting.close(wanted)
+
+
+async def _enter(
+    book: _Book, writer: TapeWriter | None, trajectory: Trajectory, line: bytes, entries: Sequence[bytes]
+) -> None:
+    if writer is not None:
+        for entry in entries:
+            writer.record_line(entry.rstrip(b"\n"))
+    await book.enter(trajectory, line)
 
 
 def _recount(dump: DumpWriter, step: int, accounting: Accounting) -> None:
@@ -208,12 +308,15 @@ def _external_calls_for(
         return lambda request: ReplayedCalls(tape, request.request_id)
     if config.record is None:
         return None
-    meta = {
-        "tool_schemas": [schema.model_dump(mode="json") for schema in opened.tool_schemas],
-        "config": config.model_dump(mode="json", exclude={"record", "engine"}),
-    }
-    writer = stack.enter_context(TapeWriter(config.record, meta))
+    writer = stack.enter_context(TapeWriter(config.record, _tape_meta(config, opened.tool_schemas)))
     return lambda request: RecordedCalls(writer, request.request_id)
+
+
+def _tape_meta(config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
+    return {
+        "tool_schemas": [schema.model_dump(mode="json") for schema in tool_schemas],
+        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster"}),
+    }
 
 
 async def _in_order(run: RolloutRun, tape: Tape | None, wanted: set[str]) -> AsyncIterator[Trajectory]:

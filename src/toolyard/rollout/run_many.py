@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +25,7 @@ from typing import Self, cast
 
 from toolyard.errors import ConfigError
 from toolyard.records.trajectory import Trajectory
-from toolyard.rollout.external import ExternalCalls
+from toolyard.rollout.external import ExternalCalls, StartOverError
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.play.conclusion import lost_trajectory
 from toolyard.rollout.play.play import Play
@@ -57,12 +57,13 @@ class Stuck:
 
 
 class RolloutRun:
-    """A run over `requests`, which are consumed lazily."""
+    """A run over `requests`, which are consumed lazily. From an async iterator, many may be awaited at once, and one
+    that has ended may come again."""
 
     def __init__(
         self,
         setting: Setting,
-        requests: Iterable[AsyncRolloutRequest],
+        requests: Iterable[AsyncRolloutRequest] | AsyncIterator[AsyncRolloutRequest],
         *,
         concurrency: int = 256,
         external_calls_for: Callable[[AsyncRolloutRequest], ExternalCalls] | None = None,
@@ -73,7 +74,7 @@ class RolloutRun:
         if concurrency < 1:
             raise ConfigError(f"concurrency: expected at least 1, not {concurrency}")
         self._setting = setting
-        self._requests: Iterator[AsyncRolloutRequest] = iter(requests)
+        self._requests = requests if isinstance(requests, AsyncIterator) else iter(requests)
         self._concurrency = concurrency
         self._chance_of = external_calls_for
         self._on_stuck = on_stuck
@@ -113,6 +114,13 @@ class RolloutRun:
     @property
     def running(self) -> list[AsyncRolloutRequest]:
         return [play.request for play in self._plays.values()]
+
+    @property
+    def live(self) -> tuple[int, int, int]:
+        """Turns, sampled tokens and tool calls of the running requests."""
+        turns = [turn for request in self.running for turn in request.turns]
+        tokens = sum(turn.sampled.end - turn.sampled.start for turn in turns)
+        return len(turns), tokens, sum(len(turn.tool_calls) for turn in turns)
 
     @property
     def is_blocked(self) -> bool:
@@ -192,27 +200,33 @@ class RolloutRun:
         while True:
             await self._room.acquire()
             try:
-                request = self._next()
+                request = await self._next()
             except Exception:
                 self._closing = True
                 raise
             if request is None:
                 self._room.release()  # for the other workers, which must end too
                 return
-            play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
-            self._plays[request.request_id] = play
-            try:
-                trajectory = await play.run()
-            except asyncio.CancelledError as error:
-                if self._closing:
-                    raise
-                trajectory = self._died(play, error)
-            except BaseException:  # from a tape, or Ctrl-C: it ends the run and all workers
-                self._closing = True
+            self._ended.put_nowait(await self._played(request))
+
+    async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
+        play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
+        self._plays[request.request_id] = play
+        try:
+            return await play.run()
+        except asyncio.CancelledError as error:
+            if self._closing:
                 raise
-            finally:
-                del self._plays[request.request_id]
-            self._ended.put_nowait(trajectory)
+            return self._died(play, error)
+        except StartOverError as why:
+            _log.warning("%s; it is played from its beginning", why)
+        except BaseException:  # from a tape, or Ctrl-C: it ends the run and all workers
+            self._closing = True
+            raise
+        finally:
+            del self._plays[request.request_id]
+        play.external.start_over()
+        return await self._played(request.anew())
 
     def _died(self, play: Play, error: asyncio.CancelledError) -> Trajectory:
         """The worker was cancelled by code outside the run. Unhandled, its requests would be lost silently."""
@@ -224,8 +238,11 @@ class RolloutRun:
         _log.error("request %s: its worker was cancelled from outside the run", play.request.request_id)
         return lost_trajectory(play, error)
 
-    def _next(self) -> AsyncRolloutRequest | None:
+    async def _next(self) -> AsyncRolloutRequest | None:
         """The next request, or None."""
+        if isinstance(self._requests, AsyncIterator):
+            request = await anext(self._requests, None)
+            return None if self._stopping else request
         request = None if self._stopping else next(self._requests, None)
         if request is not None:
             if request.request_id in self._begun:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 from pydantic import BaseModel, field_validator
@@ -62,7 +62,7 @@ class BaseTool:
     overridden.
     """
 
-    call_defaults: ClassVar[Mapping[str, Any]] = {}
+    call_defaults: Mapping[str, Any] = {}
     """Defaults for the key `call` of its config (see `CallPolicy`), where this tool needs different ones."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:

@@ -39,6 +39,7 @@ from toolyard.tools.answers import normalize
 from toolyard.tools.arguments import ArgumentError
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.calls import run_method
+from toolyard.tools.policy import Recovery
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +75,8 @@ def tool(
 
 class FunctionTool(BaseTool, Generic[P, R]):
     """Made by `@tool`. In YAML, `class_name` is the function's dotted name."""
+
+    call_defaults: Mapping[str, Any] = {"recovery": Recovery.REPLAY}
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from toolyard.errors import ConfigError
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.rewards import gsm8k
 from toolyard.tools.base import BaseTool, ToolResponse
+from toolyard.tools.policy import Recovery
 from toolyard.tools.trajectories import Trajectories
 
 _MARK = "#### "
@@ -64,6 +66,8 @@ class _State:
 
 class Gsm8kTool(BaseTool):
     """`toolyard.tools.gsm8k.Gsm8kTool` in YAML. Every trajectory needs its `ground_truth` in `create_kwargs`."""
+
+    call_defaults: Mapping[str, Any] = {"recovery": Recovery.RERUN, "repeatable": True}
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)

@@ -25,6 +25,17 @@ class Keep(StrEnum):
     BOTH = "both"
 
 
+class Recovery(StrEnum):
+    """How a trajectory whose machine was lost gets its tool back, on another machine."""
+
+    REPLAY = "replay"
+    """Calls leave nothing behind in the instance: the results of finished calls are taken from the journal."""
+    RERUN = "rerun"
+    """Calls build up state: finished calls run again in a new instance. If one answers differently, start over."""
+    RESTART = "restart"
+    """The state cannot be built up again: the trajectory starts over with a new instance."""
+
+
 def _from_verl_name(value: Any) -> Any:
     return _VERL_NAMES.get(value, value) if isinstance(value, str) else value
 
@@ -56,6 +67,11 @@ class CallPolicy(BaseModel):
     """Maximum images per answer. The text says how many were omitted."""
     max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     """Maximum size of each image. The text names larger, broken and invalid ones."""
+    recovery: Recovery = Recovery.RESTART
+    """On a cluster: what to do about finished calls if the machine is lost."""
+    repeatable: bool = False
+    """On a cluster: whether a call may run again if its machine was lost while it ran, so that nobody knows whether it
+    took effect. If not, the trajectory ends as failed."""
     finish_seconds: PositiveFloat = 60.0
     """Time limit for each of `create`, `calc_reward` and `release`."""
     grace_seconds: PositiveFloat = 5.0

@@ -111,7 +111,9 @@ def test_a_family_whose_tokens_are_missing_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("family", "syntax"),
-    [("qwen", name) for name in SYNTAXES] + [(name, other) for name in TEMPLATES for other in ("hermes", "code_block")],
+    [("qwen", name) for name in SYNTAXES]
+    + [(name, "hermes") for name in TEMPLATES]
+    + [pytest.param(name, "code_block", marks=pytest.mark.slow) for name in TEMPLATES],
 )
 def test_every_syntax_and_every_template_is_exact(family: str, syntax: str) -> None:
     made = tokenizer(family)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from toolyard.cli.console import INTERRUPTED, complete, err, out
 from toolyard.cli.options import JsonOption, PrintConfigOption
@@ -14,6 +15,18 @@ from toolyard.cli.options import JsonOption, PrintConfigOption
 _task_option = partial(typer.Option, rich_help_panel="Tasks and tools")
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _run_option = partial(typer.Option, rich_help_panel="Run")
+
+
+class RolloutCommand(TyperCommand):
+    """The value of `--ray` may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, arg in enumerate(args):
+            following = args[place + 1] if place + 1 < len(args) else ""
+            if arg == "--ray" and not (":" in following or following in ("auto", "local")):
+                args = [*args[:place], "--ray=auto", *args[place + 1 :]]
+                break
+        return super().parse_args(ctx, args)
 
 
 def rollout(
@@ -95,6 +108,14 @@ def rollout(
             min=1,
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        _run_option(
+            metavar="[ADDRESS]",
+            help="Play on a Ray cluster: the one this machine belongs to, host:port, or `local` for a new one of this "
+            "machine alone.",
+        ),
+    ] = None,
     record: Annotated[
         str | None, _run_option(metavar="TAPE", help="Record all model outputs and tool results to this file.")
     ] = None,
@@ -133,6 +154,9 @@ def rollout(
     # a settings file, with one setting changed
     toolyard rollout rollout.yaml --set sampling.top_p=0.95
 
+    # the same on all nodes of a Ray cluster
+    toolyard rollout rollout.yaml --ray --out /shared/runs/a
+
     # record a run, then replay it without the model and the sandbox
     toolyard rollout --record a.tape --out runs/a
     toolyard rollout --replay a.tape --out runs/b
@@ -160,6 +184,7 @@ def rollout(
         "step": step,
         "seed": seed,
         "concurrency": concurrency,
+        "cluster.address": ray,
         "record": record,
         "replay": replay,
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
+import sys
 import time
 from collections import deque
 from datetime import datetime
@@ -22,8 +24,8 @@ from toolyard.cli.outcomes import duration
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
-from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.run import Observer, RolloutResult, Running, run_rollouts
+from toolyard.rollout.run_many import Stuck
 from toolyard.rollout.summary import Summary
 from toolyard.supervision import Stall
 
@@ -71,8 +73,11 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
     before = signal.signal(signal.SIGINT, interrupted)
     began = time.monotonic()
     drawing = asyncio.create_task(board.draw())
+    # Ray prints news of its processes to stdout, which is for the result.
+    apart = contextlib.nullcontext() if config.cluster is None else contextlib.redirect_stdout(sys.stderr)
     try:
-        result = await run_rollouts(config, board)
+        with apart:
+            result = await run_rollouts(config, board)
     except asyncio.CancelledError:
         if board.interrupted:
             raise KeyboardInterrupt from None
@@ -90,7 +95,7 @@ class _ProgressDisplay(Observer):
     def __init__(self, console: Console) -> None:
         self.interrupted = False
         self._console = console
-        self._run: RolloutRun | None = None
+        self._run: Running | None = None
         self._summary = Summary()
         self._total = self._done = 0
         self._doing = "loading"
@@ -126,13 +131,16 @@ class _ProgressDisplay(Observer):
             self._console.print(f"{done} of {total} trajectories are already in the dump", style="dim")
         self._task = self._bar.add_task("rollouts", total=total, completed=done)
 
-    def began(self, run: RolloutRun) -> None:
+    def began(self, run: Running) -> None:
         self._run = run
 
     def ended(self, trajectory: Trajectory, summary: Summary) -> None:
         self._summary = summary
         if self._task is not None:
             self._bar.advance(self._task)
+
+    def told(self, kind: str, text: str) -> None:
+        self._console.print(f"{kind}: {text}", style="bold yellow", markup=False)
 
     def stuck(self, stuck: Stuck) -> None:
         self._console.print(f"stuck: {stuck}", style="bold yellow", markup=False)
@@ -165,15 +173,15 @@ class _ProgressDisplay(Observer):
         done = f"{self._done + self._summary.trajectories}/{self._total} done" + (
             f", {failed} failed" if failed else ""
         )
-        turns = self._summary.turns + sum(len(request.turns) for request in self._run.running)
+        turns = self._summary.turns + self._run.live[0]
         return f"{done}  {shown}  turns {turns}  {tokens:.0f} tokens/s  {calls:.1f} tool calls/s  {score}"
 
     def _rates(self) -> tuple[float, float]:
         """Sampled tokens and tool calls per second, including those of running requests."""
         assert self._run is not None
-        turns = [turn for request in self._run.running for turn in request.turns]
-        tokens = self._summary.sampled_tokens + sum(turn.sampled.end - turn.sampled.start for turn in turns)
-        calls = sum(self._summary.outcomes.values()) + sum(len(turn.tool_calls) for turn in turns)
+        _, tokens, calls = self._run.live
+        tokens += self._summary.sampled_tokens
+        calls += sum(self._summary.outcomes.values())
         now = time.monotonic()
         self._counts.append((now, tokens, calls))
         while now - self._counts[0][0] > _RATE_SECONDS and len(self._counts) > 2:

@@ -23,7 +23,7 @@ from toolyard.errors import DivergenceError, InteractionError, RecordError, summ
 from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rollout.blame import OURS, TASK, StageFailure, our_failure, stage_failure
-from toolyard.rollout.external import ExternalCalls
+from toolyard.rollout.external import ExternalCalls, Redo, StartOverError
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.call_records import (
@@ -59,7 +59,8 @@ from toolyard.rollout.play.speaker import EngineAnswer, SampledTurn
 from toolyard.rollout.request import AsyncRolloutRequest, turn_seed
 from toolyard.supervision import Call, LoopClock, Scope, loop_clock, uninterrupted
 from toolyard.tools.answers import as_reward
-from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, open_instances
+from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, handle_of, open_instances
+from toolyard.tools.policy import CallPolicy, Recovery
 
 T = TypeVar("T")
 
@@ -254,7 +255,14 @@ class Play:
         def asked() -> JSON:
             return {"task": request.batch_data_id, "sample": request.rollout_offset, "seed": request.seed}
 
-        begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.create_seconds)
+        async def begin_again(before: Begun | StageFailure) -> Begun | StageFailure:
+            """The instances of another machine are gone: create new ones, which must say the same."""
+            begun = await self._bounded(begin, setting.limits.create_seconds)
+            if isinstance(begun, Begun) and begun != before:
+                raise StartOverError(f"request {request.request_id}: a tool's `create` answered differently")
+            return begun
+
+        begun = await self._asked("begin", asked, _BEGUN, begin, setting.limits.create_seconds, redo=begin_again)
         if isinstance(begun, StageFailure):
             return begun
         for text in begun.said.values():
@@ -292,7 +300,13 @@ class Play:
         made = parsed.calls[: limits.max_parallel_calls]
         request.waits_for = ", ".join(call.name for call in made)
         results = await self._asked(
-            "tools", partial(_question_of, made), _RESULTS, partial(self._executed, made), limits.tool_seconds
+            "tools",
+            partial(_question_of, made),
+            _RESULTS,
+            partial(self._executed, made),
+            limits.tool_seconds,
+            redo=partial(self._executed_again, made),
+            once=self._why_only_once(made),
         )
         if isinstance(results, StageFailure):
             return results
@@ -332,6 +346,38 @@ class Play:
             running = list(map(group.create_task, map(self._call, calls)))
         return [plain(task.result()) for task in running]
 
+    async def _executed_again(
+        self, calls: Sequence[ParsedCall], before: list[ToolResult] | StageFailure
+    ) -> list[ToolResult] | StageFailure:
+        """Bring the tools into the state that they had after `before`, as their `recovery` says."""
+        if isinstance(before, StageFailure):
+            return before
+        recovery = [policy.recovery if (policy := self._policy(call)) else Recovery.REPLAY for call in calls]
+        if Recovery.RESTART in recovery:
+            told = f"tool {calls[recovery.index(Recovery.RESTART)].name!r} cannot continue on another machine"
+            raise StartOverError(f"request {self.request.request_id}: {told}")
+        again = [call for call, how in zip(calls, recovery, strict=True) if how is Recovery.RERUN]
+        if again:
+            now = await self._bounded(partial(self._executed, again), self.setting.limits.tool_seconds)
+            then = [result for result, how in zip(before, recovery, strict=True) if how is Recovery.RERUN]
+            if isinstance(now, StageFailure):
+                return now
+            if list(map(_answer_of, now)) != list(map(_answer_of, then)):
+                raise StartOverError(f"request {self.request.request_id}: a repeated call answered differently")
+        return before
+
+    def _policy(self, call: ParsedCall) -> CallPolicy | None:
+        tool = self.setting.tools.get(call.name)
+        return None if tool is None else handle_of(tool).policy
+
+    def _why_only_once(self, calls: Sequence[ParsedCall]) -> str:
+        """Names a tool that does not say that its calls are repeatable; empty if all do."""
+        for call in calls:
+            policy = self._policy(call)
+            if policy is not None and not policy.repeatable:
+                return f"tool {call.name!r} does not say that its calls are repeatable (call.repeatable)"
+        return ""
+
     def _call(self, call: ParsedCall) -> Coroutine[Any, Any, ToolResult]:
         assert self._instances is not None
         return self._instances.call(call.name, call.arguments)
@@ -352,8 +398,17 @@ class Play:
         def asked() -> JSON:
             return {"messages": len(request.messages), "last": request.messages[-1].content}
 
+        async def respond_again(before: UserAnswer | StageFailure) -> UserAnswer | StageFailure:
+            """A simulator may count what it was asked: ask it again."""
+            now = before
+            if isinstance(before, UserAnswer):
+                now = await self._bounded(respond, limits.interaction_seconds)
+            if isinstance(now, UserAnswer) and now != before:
+                raise StartOverError(f"request {request.request_id}: the simulator answered differently")
+            return now
+
         limits = self.setting.limits
-        answer = await self._asked("user", asked, _USER, respond, limits.interaction_seconds)
+        answer = await self._asked("user", asked, _USER, respond, limits.interaction_seconds, redo=respond_again)
         if isinstance(answer, StageFailure):
             return answer
         if answer.reward is not None:
@@ -386,9 +441,11 @@ class Play:
         made_of: TypeAdapter[T | StageFailure],
         ask: Callable[[], Awaitable[T]],
         seconds: float,
+        redo: Redo[T | StageFailure] | None = None,
+        once: str = "",
     ) -> Awaitable[T | StageFailure]:
         """Make an external call, bounded by `seconds` and by the request's remaining time."""
-        return self.external.call(kind, asked, made_of, partial(self._bounded, ask, seconds))
+        return self.external.call(kind, asked, made_of, partial(self._bounded, ask, seconds), redo=redo, once=once)
 
     async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | StageFailure:
         request, stage = self.request, self.request.state
@@ -446,6 +503,11 @@ class Play:
             raise TimeoutError(f"finalize took more than {limits.interaction_seconds:g} s")
         if call.error is not None:
             raise call.error
+
+
+def _answer_of(result: ToolResult) -> JSON:
+    """What must be equal if a call is run again: what the model saw and was rewarded for, not how long it took."""
+    return {"outcome": result.outcome, "response": result.response.model_dump(), "reward": result.reward}
 
 
 def _question_of(calls: Sequence[ParsedCall]) -> JSON:

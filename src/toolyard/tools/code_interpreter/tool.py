@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
@@ -27,6 +27,7 @@ from toolyard.tools.arguments import ArgumentError
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.code_interpreter.session import TrajectorySession
 from toolyard.tools.code_interpreter.text import LOST, cell_text, execution_text, with_timeout_cut
+from toolyard.tools.policy import Recovery
 from toolyard.tools.trajectories import Trajectories
 
 _log = logging.getLogger(__name__)
@@ -113,11 +114,13 @@ class SandboxFusionTool(BaseTool):
 
     # The sandbox itself limits every program, and waiting for a slot is not the model's failure. Output is cut here,
     # per stream.
-    call_defaults: ClassVar[Mapping[str, Any]] = {"timeout_seconds": None, "max_response_chars": None}
+    call_defaults: Mapping[str, Any] = {"timeout_seconds": None, "max_response_chars": None, "repeatable": True}
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
         self.settings = _validated(config)
+        recovery = Recovery.RERUN if self.settings.stateful else Recovery.REPLAY
+        self.call_defaults = {**self.call_defaults, "recovery": recovery}
         self._limits = self._limits_for(self.settings.default_timeout)
         self._trajectories: Trajectories[TrajectorySession] = Trajectories(TrajectorySession, most=_SESSIONS)
         self._workers = LocalLimiter(self.settings.num_workers)

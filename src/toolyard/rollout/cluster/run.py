@@ -1,0 +1,503 @@
+"""The driver's side of a run on a cluster: it offers requests, keeps the workers alive, and collects results.
+
+    async with ClusterRun(config, requests, folder=…) as run:
+        async for result in run:
+            ...
+
+A result counts as dumped when the next one is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolyard.errors import ConfigError, RecordError, ToolyardError
+from toolyard.messages import JSON
+from toolyard.rollout.assembly import tasks_of
+from toolyard.rollout.cluster.actors import LedgerActor, Orders, State, WorkerActor, ray
+from toolyard.rollout.cluster.ledger import Result
+from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
+from toolyard.rollout.cluster.worker import SHARDS, TOKEN, Payload, Setup, Status
+from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.finish import RolloutState
+from toolyard.rollout.request import request_id_of
+
+_log = logging.getLogger(__name__)
+NAMESPACE = "toolyard"
+_TEND_SECONDS = 0.5
+_ORDER_SECONDS = 0.1
+_ASK_SECONDS = 10.0
+_STOP_SECONDS = 10.0
+_CONNECT_SECONDS = 3.0
+_CHUNK_BYTES = 8 << 20
+"""Results fetched from a worker at a time."""
+_QUICK_DEATH_SECONDS = 20.0
+_QUICK_DEATHS = 5
+"""Workers of one node that die this soon and this often in a row end the run: something is wrong with it."""
+
+
+class ClusterError(ToolyardError):
+    """The cluster cannot play: no node fits, or workers die again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    index: int
+    group: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterResult:
+    index: int
+    line: bytes
+    """Of the dump."""
+    entries: Sequence[bytes]
+    """Of the tape."""
+
+
+@dataclass(slots=True, eq=False)
+class _Hand:
+    """A worker, as the driver sees it."""
+
+    name: str
+    node: str
+    actor: Any
+    running: Any
+    """The reference to its `run`."""
+    hello: Any
+    began: float
+    shares: bool | None = None
+    draining: bool = False
+
+
+class ClusterRun:
+    """Plays requests on the nodes of a Ray cluster."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        offers: Iterator[Offer],
+        *,
+        folder: Path | None,
+        marks: JSON | None = None,
+        note: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str, str], None] = lambda _, __: None,
+    ) -> None:
+        """
+        Args:
+            config: The settings; `cluster` is set.
+            offers: The requests to play, consumed lazily.
+            folder: For journals and results on machines that share it.
+            marks: Metrics for every line of the dump.
+            note: Called with messages for the user.
+            tell: Called with the kind (stuck, blocked) and text of what workers report.
+        """
+        assert config.cluster is not None
+        self._config, self._cluster = config, config.cluster
+        self._offers = offers
+        self._exhausted = False
+        self._folder = folder if self._cluster.shared_folder else None
+        self._note, self._tell = note, tell
+        self._marks = marks or {}
+        self._setup: Setup
+        self._ledger: Any = None
+        self._ledger_id = ""
+        self._after = 0
+        self._open: dict[int, tuple[int, bytes]] = {}
+        """Offered and not in the dump: group and payload by index."""
+        self._new: list[tuple[int, int, bytes]] = []
+        self._in_dump: list[int] = []
+        self._unreadable: list[int] = []
+        self._dead: list[str] = []
+        self._collecting: set[int] = set()
+        self._collected: asyncio.Queue[ClusterResult | None] = asyncio.Queue()
+        self._hands: dict[str, _Hand] = {}
+        self._deaths: Counter[str] = Counter()
+        """Quick deaths in a row by node."""
+        self._not_before: dict[str, float] = {}
+        """When a node may get its next worker."""
+        self._statuses: dict[str, Status] = {}
+        self._heard: dict[str, int] = {}
+        """The last message that was passed on, by worker."""
+        self._owner: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._poked = asyncio.Event()
+        self._started_ray = False
+        self.stopping = False
+        self.begun: set[str] = set()
+        self.lost_workers = 0
+
+    # -------------------------------------------------------------------------------------------------------- outside
+    @property
+    def states(self) -> Counter[RolloutState]:
+        """Number of running requests by state."""
+        states: Counter[RolloutState] = Counter()
+        for status in self._statuses.values():
+            states.update({RolloutState(state): count for state, count in status.states.items()})
+        return states
+
+    @property
+    def live(self) -> tuple[int, int, int]:
+        """Turns, sampled tokens and tool calls of the running requests."""
+        turns = [(status.turns, status.tokens, status.calls) for status in self._statuses.values()]
+        return sum(row[0] for row in turns), sum(row[1] for row in turns), sum(row[2] for row in turns)
+
+    @property
+    def is_blocked(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        """Play no more; the iteration ends soon."""
+        self.stopping = True
+        self._poked.set()
+
+    async def __aenter__(self) -> Self:
+        """
+        Raises:
+            ClusterError, ConfigError: there is no such cluster.
+        """
+        await asyncio.to_thread(self._connect)
+        token = uuid.uuid4().hex
+        if self._folder is not None:
+            (self._folder / SHARDS).mkdir(parents=True, exist_ok=True)
+            (self._folder / TOKEN).write_text(token)
+        folder = None if self._folder is None else str(self._folder.absolute())
+        alone = self._config.model_copy(update={"cluster": None})
+        self._setup = Setup(alone, self._cluster.term_seconds, os.getcwd(), folder, token, self._marks)
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
+        self._ledger = (
+            ray.remote(LedgerActor)
+            .options(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)
+            .remote(self._cluster.term_seconds)
+        )
+        self._owner = asyncio.create_task(self._manage())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._owner is not None
+        for task in (self._owner, *self._tasks):
+            task.cancel()
+        await asyncio.wait([self._owner, *self._tasks])
+        await asyncio.shield(self._end_workers())
+        if self._started_ray:
+            await asyncio.to_thread(ray.shutdown)
+
+    async def __aiter__(self) -> AsyncGenerator[ClusterResult]:
+        assert self._owner is not None, "use `async with`"
+        while (result := await self._collected.get()) is not None:
+            yield result
+            self._in_dump.append(result.index)
+            self._collecting.discard(result.index)
+            del self._open[result.index]
+            self._poked.set()
+        await asyncio.wait([self._owner])
+        self._owner.result()  # raises what ended the run
+
+    # --------------------------------------------------------------------------------------------------- the management
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        wanted = self._cluster.address
+        try:
+            host, _, port = wanted.rpartition(":")
+            if port.isdecimal():  # Ray itself would try for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+            local: dict[str, Any] = {"include_dashboard": False} if wanted == "local" else {"address": wanted}
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"cluster.address {wanted!r}: {error}. Start a cluster with `ray start --head`, or use --ray local for "
+                "this machine alone"
+            ) from None
+        self._started_ray = True
+
+    async def _manage(self) -> None:
+        try:
+            tended = -_TEND_SECONDS
+            while not self.stopping:
+                if time.monotonic() - tended >= _TEND_SECONDS:
+                    await self._tend()
+                    tended = time.monotonic()
+                self._refill()
+                if self._exhausted and not self._open:
+                    break
+                await self._order()
+                self._poked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ORDER_SECONDS):
+                        await self._poked.wait()
+        finally:
+            self._collected.put_nowait(None)
+
+    def _refill(self) -> None:
+        window = 2 * (self._config.in_flight + 8) * max(1, len(self._hands))
+        while not self._exhausted and len(self._open) < window:
+            offer = next(self._offers, None)
+            if offer is None:
+                self._exhausted = True
+                return
+            packed = offer.payload.packed()
+            self._open[offer.index] = offer.group, packed
+            self._new.append((offer.index, offer.group, packed))
+
+    async def _order(self) -> None:
+        """Talk to the ledger; if it is a new one, tell it everything."""
+        new, in_dump, unreadable, dead = self._new, self._in_dump, self._unreadable, self._dead
+        orders = Orders(self._ledger_id, new, in_dump, unreadable, dead, self._after)
+        self._new, self._in_dump, self._unreadable, self._dead = [], [], [], []
+        try:
+            state: State = await _get(self._ledger.order.remote(orders))
+            if not state.known:
+                begun = [hand.name for hand in self._hands.values() if hand.shares is not None]
+                self._ledger_id = await _get(self._ledger.open.remote(begun))
+                self._after = 0
+                self._new = [(index, group, payload) for index, (group, payload) in self._open.items()]
+                return
+        except (ray.exceptions.RayError, TimeoutError):
+            # Orders that arrived are harmless if repeated.
+            self._new, self._in_dump = new + self._new, in_dump + self._in_dump
+            self._unreadable, self._dead = unreadable + self._unreadable, dead + self._dead
+            return
+        self._statuses = {name: status for name, status in state.statuses if status is not None}
+        for name in state.silent:
+            self._note(f"worker {name} was silent for {self._cluster.term_seconds:g} s; others play its requests")
+        self._pass_on_messages()
+        results = [result for _, result in state.results if result.index in self._open]
+        self._after = max([self._after, *(number for number, _ in state.results)])
+        self._collect([result for result in results if result.index not in self._collecting])
+
+    def _pass_on_messages(self) -> None:
+        for name, status in self._statuses.items():
+            for number, kind, text in status.messages:
+                if number > self._heard.get(name, 0):
+                    self._heard[name] = number
+                    self._tell(kind, f"{text} (worker {name})")
+
+    # ---------------------------------------------------------------------------------------------------------- results
+    def _collect(self, results: Sequence[Result]) -> None:
+        by_worker: dict[str, list[Result]] = {}
+        for result in results:
+            self._collecting.add(result.index)
+            by_worker.setdefault("" if result.place.shard else result.worker, []).append(result)
+        for worker, theirs in by_worker.items():
+            task = asyncio.create_task(self._fetch(worker, theirs) if worker else self._read(theirs))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, results: Sequence[Result]) -> None:
+        assert self._folder is not None
+        for result in results:
+            try:
+                data = await asyncio.to_thread(read_result, self._folder / SHARDS, result.place)
+            except RecordError as error:
+                self._withdraw(result.index, error)
+            else:
+                self._deliver(result.index, data)
+
+    async def _fetch(self, worker: str, results: Sequence[Result]) -> None:
+        hand = self._hands.get(worker.partition("/")[0])
+        for chunk in _chunks(results):
+            try:
+                if hand is None:
+                    raise RecordError(f"worker {worker} is gone, with {len(chunk)} results")
+                found: list[bytes | None] = await _get(hand.actor.fetch.remote([result.index for result in chunk]))
+            except (RecordError, ray.exceptions.RayError, TimeoutError) as error:
+                for result in chunk:
+                    self._withdraw(result.index, error)
+                continue
+            for result, data in zip(chunk, found, strict=True):
+                try:
+                    check_result(data or b"", result.place)
+                except RecordError as error:
+                    self._withdraw(result.index, error)
+                else:
+                    self._deliver(result.index, data or b"")
+
+    def _deliver(self, index: int, data: bytes) -> None:
+        line, *entries = data.splitlines(keepends=True)
+        self._collected.put_nowait(ClusterResult(index, line, entries))
+
+    def _withdraw(self, index: int, error: BaseException) -> None:
+        _log.warning("request %d is played again: its result cannot be read: %s", index, error)
+        self._collecting.discard(index)
+        self._unreadable.append(index)
+
+    # ---------------------------------------------------------------------------------------------------------- workers
+    async def _tend(self) -> None:
+        """Start, replace and drain workers."""
+        nodes: list[JSON] = await asyncio.to_thread(ray.nodes)
+        draining: set[str] = await asyncio.to_thread(_draining)
+        fit = [
+            node["NodeID"]
+            for node in nodes
+            if node["Alive"] and node["NodeID"] not in draining and self._fits(node["Resources"])
+        ]
+        if not fit and not self._hands:
+            what = f" with the resource {self._cluster.resource!r}" if self._cluster.resource else ""
+            raise ClusterError(f"the cluster has no node{what} and {self._cluster.cpus:g} CPUs for a worker")
+        await self._bury(set(fit))
+        for hand in self._hands.values():
+            if hand.node in draining and not hand.draining:
+                hand.draining = True
+                hand.actor.drain.remote()
+                self._note(f"node {hand.node[:8]} is about to go: worker {hand.name} takes on nothing more")
+        count = Counter(hand.node for hand in self._hands.values())
+        while len(self._hands) < (self._cluster.workers or len(fit)):
+            now = time.monotonic()
+            free = [node for node in fit if self._not_before.get(node, 0.0) <= now]
+            node = min(free, key=lambda node: count[node], default=None)
+            if node is None or (self._cluster.workers is None and count[node]):
+                break
+            self._start(node)
+            count[node] += 1
+
+    def _fits(self, resources: dict[str, float]) -> bool:
+        wanted = self._cluster.resource
+        return resources.get("CPU", 0.0) >= self._cluster.cpus and (wanted is None or resources.get(wanted, 0.0) > 0)
+
+    def _start(self, node: str) -> None:
+        name = f"{node[:8]}-{uuid.uuid4().hex[:8]}"
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        wanted = self._cluster.resource
+        actor = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=self._cluster.cpus,
+                resources={wanted: 0.001} if wanted else None,
+                max_concurrency=4,
+                max_restarts=0,
+                scheduling_strategy=strategy,
+                runtime_env=dict(self._cluster.runtime_env) or None,
+            )
+            .remote(name, self._setup, self._ledger)
+        )
+        self._hands[name] = _Hand(name, node, actor, actor.run.remote(), actor.hello.remote(), time.monotonic())
+
+    async def _bury(self, alive: set[str]) -> None:
+        """Notice workers that have ended, and what they said at first."""
+        for hand in list(self._hands.values()):
+            if hand.shares is None and ray.wait([hand.hello], timeout=0)[0]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    hand.shares, pid = await _get(hand.hello)
+                    how = "writes to the shared folder" if hand.shares else "sends its results and journals"
+                    self._note(f"worker {hand.name} (process {pid}) {how}")
+            if not ray.wait([hand.running], timeout=0)[0]:
+                continue
+            del self._hands[hand.name]
+            self._statuses.pop(hand.name, None)
+            self._dead.append(hand.name)
+            try:
+                await _get(hand.running)
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                if not isinstance(cause, ToolyardError):
+                    cause = ClusterError(f"worker {hand.name}: {error}")
+                raise cause from None
+            except ray.exceptions.RayError as error:
+                self._died(hand, str(error).strip().partition("\n")[0], on_live_node=hand.node in alive)
+
+    def _died(self, hand: _Hand, why: str, *, on_live_node: bool) -> None:
+        self.lost_workers += 1
+        self._note(f"worker {hand.name} died; others play its requests")
+        quick = on_live_node and time.monotonic() - hand.began < _QUICK_DEATH_SECONDS and hand.shares is None
+        self._deaths[hand.node] = self._deaths[hand.node] + 1 if quick else 0
+        if self._deaths[hand.node] >= _QUICK_DEATHS:
+            raise ClusterError(f"{_QUICK_DEATHS} workers in a row died at their start on node {hand.node[:8]}: {why}")
+        self._not_before[hand.node] = time.monotonic() + 0.2 * 2 ** self._deaths[hand.node] - 0.2
+
+    async def _end_workers(self) -> None:
+        hands = list(self._hands.values())
+        for hand in hands:
+            hand.actor.stop.remote()
+        if hands:
+            await asyncio.to_thread(
+                ray.wait, [hand.running for hand in hands], num_returns=len(hands), timeout=_STOP_SECONDS
+            )
+        for hand in hands:
+            ray.kill(hand.actor)
+        if self._ledger is not None:
+            ray.kill(self._ledger)
+
+
+def offers_of(config: RolloutConfig, digests: Mapping[str, str], wanted: Collection[str]) -> Iterator[Offer]:
+    """The requests whose ids are in `wanted`, with the digests of their tasks."""
+    for group, task in enumerate(tasks_of(config)):
+        for offset in range(config.n):
+            request_id = request_id_of(task.id, offset, config.step)
+            if request_id in wanted:
+                yield Offer(group * config.n + offset, group, Payload(task, offset, digests[request_id]))
+
+
+def leftovers(folder: Path, *, wait_seconds: float = 30.0) -> Iterator[list[bytes]]:
+    """The results of a run that was killed, each as its lines. Waits until its workers are dead, then removes them.
+
+    Raises:
+        RecordError: its workers live on.
+    """
+    shards = sorted((folder / SHARDS).glob("*.jsonl")) if folder.exists() else []
+    until = time.monotonic() + wait_seconds
+    for shard in shards:
+        with shard.open("rb") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise RecordError(f"a worker of an earlier run is still writing to {shard}") from None
+                    time.sleep(0.1)
+            yield from results_in(shard)
+    for shard in shards:
+        shard.unlink()
+
+
+def remove_work(folder: Path) -> None:
+    """The run is complete: its journals and shards are no longer needed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+async def _get(reference: Any) -> Any:
+    async with asyncio.timeout(_ASK_SECONDS):
+        return await reference
+
+
+def _chunks(results: Sequence[Result]) -> Iterator[list[Result]]:
+    chunk, size = list[Result](), 0
+    for result in results:
+        place: Place = result.place
+        if chunk and size + place.size > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(result)
+        size += place.size
+    if chunk:
+        yield chunk
+
+
+def _draining() -> set[str]:
+    """Nodes that are about to go."""
+    state = ray._private.state.state  # noqa: SLF001 - there is no public way to ask
+    with contextlib.suppress(Exception):
+        return set(state.get_draining_nodes())
+    return set()

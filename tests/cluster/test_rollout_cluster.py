@@ -1,0 +1,228 @@
+"""The same command on four nodes, and what happens when something dies. A checker outside counts ids and calls."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from cluster_rollouts import Job, Nodes, kill, ray_nodes, until
+
+from patience import patient
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own processes and files
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with ray_nodes() as nodes:
+        yield nodes
+
+
+def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=12, n=2)
+    job.run(out="alone")
+    (job.folder / "calls.jsonl").unlink()
+    told = job.run("--ray", nodes.address)
+    assert told["trajectories"] == 24
+    ended = job.check()
+    assert set(ended.values()) == {1}
+    assert len(ended) == 24 * 3
+    job.same_as("alone")
+    assert not nodes.workers
+    assert not nodes.ledgers
+
+
+def begun(job: Job, number: int) -> None:
+    """Wait until so many calls have ended."""
+    until(lambda: sum(line[0] == "end" for line in job.log()) >= number, f"{number} calls")
+
+
+def ran_once(job: Job, ended: Counter[tuple[str, int]], kills: Sequence[float] = ()) -> None:
+    """Finished calls ran once. A kill in the moment between the end of a call and its entry in the journal is excused:
+    nobody can know of such a call."""
+    assert len(ended) == job.tasks * job.n * job.calls
+    times: dict[tuple[str, int], list[float]] = {}
+    for what, instance, number, _, at in job.log():
+        if what == "end":
+            times.setdefault((instance, number), []).append(at)
+    for one, ends in times.items():
+        again = [at for at in sorted(ends)[:-1] if not any(0 <= kill - at < 0.5 for kill in kills)]
+        assert not again, f"{one} ended {len(ends)} times: {ends}; kills at {kills}"
+
+
+def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    job.tools(repeatable=True)
+    run, kills = job.start("--ray", nodes.address), []
+    for number in (10, 60):
+        begun(job, number)
+        kills.append(time.time())
+        kill([random.choice(nodes.workers)])
+    told = job.end(run)
+    assert told["completed"] == 32
+    ran_once(job, job.check(), kills)
+    assert (job.folder / "stderr").read_text().count("died; others play its requests") == 2
+
+
+def test_a_killed_ledger_costs_nothing(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    run = job.start("--ray", nodes.address)
+    for number in (10, 80):
+        begun(job, number)
+        kill(until(lambda: nodes.ledgers, "a ledger"))
+    assert job.end(run)["completed"] == 32
+    ran_once(job, job.check())
+
+
+def test_a_killed_driver_is_resumed_and_finished_turns_are_not_repeated(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    job.tools(repeatable=True)
+    run = job.start("--ray", nodes.address)
+    begun(job, 60)
+    kills = [time.time()]
+    run.kill()
+    run.communicate()
+    gone = until(lambda: not nodes.workers and [time.time()], "the end of its workers")
+    told = job.run("--ray", nodes.address)
+    assert told["accounting"]["dumped"] == 32
+    # Workers go on until Ray ends them.
+    ran_once(job, job.check(), [*kills, *gone, *(kills[0] + 0.4 * step for step in range(20))])
+
+
+def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_when_it_returns(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    job.tools(repeatable=True)
+    run = job.start("--ray", nodes.address)
+    begun(job, 10)
+    stopped = random.choice(nodes.workers)
+    began = time.time()
+    kill([stopped], signal.SIGSTOP)
+    try:
+        until(lambda: all(line[3] != stopped for line in job.log()[-1:]), "work elsewhere")
+        told = None
+        deadline = time.monotonic() + patient(60)
+        while told is None and time.monotonic() < deadline:
+            if run.poll() is not None or time.time() - began > 6:
+                kill([stopped], signal.SIGCONT)
+                told = job.end(run)
+            time.sleep(0.1)
+    finally:
+        kill([stopped], signal.SIGCONT)
+    assert told is not None
+    assert told["completed"] == 32
+    # What was under way when it was stopped runs twice: the tool says that this is harmless.
+    ended = job.check()
+    under_way = {
+        (instance, number) for what, instance, number, pid, at in job.log() if pid == stopped and what == "begin"
+    } - {(instance, number) for what, instance, number, pid, at in job.log() if at < began and what == "end"}
+    assert {one for one, times in ended.items() if times > 1} <= under_way
+
+
+def test_a_lost_node_is_replaced_by_the_others_and_one_that_joins_gets_work(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
+    job.tools(repeatable=True)
+    node = nodes.add("127.0.0.9")
+    run = job.start("--ray", nodes.address, COUNT_SECONDS="1")
+    until(lambda: len(nodes.workers) == 5, "five workers")
+    begun(job, 10)
+    killed = time.time()
+    nodes.remove(node)
+    begun(job, 40)
+    another = nodes.add("127.0.0.10")
+    try:
+        until(lambda: len({line[3] for line in job.log()}) == 6, "work of the node that joined")
+        assert job.end(run)["completed"] == 48
+    finally:
+        nodes.remove(another)
+    ran_once(job, job.check(), [killed + 0.4 * step for step in range(5)])
+
+
+def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    job.tools(repeatable=True)
+    run = job.start("--ray", nodes.address, "--set", "cluster.shared_folder=false")
+    begun(job, 40)
+    killed = time.time()
+    kill([random.choice(nodes.workers)])
+    assert job.end(run)["completed"] == 32
+    # What was not yet reported is repeated.
+    ran_once(job, job.check(), [killed])
+    assert "sends its results and journals" in (job.folder / "stderr").read_text()
+
+
+def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=8, calls=2)
+    run = job.start("--ray", nodes.address, COUNT_SECONDS="2")
+    begun(job, 2)
+    until(lambda: sum(line[0] == "begin" for line in job.log()) > 10, "second calls")
+    kill(nodes.workers[:1])
+    told = job.end(run)
+    ended = job.check()
+    assert set(ended.values()) == {1}
+    failed = [line for line in job.lines() if line["state"] == "FAILED"]
+    assert failed
+    assert told["failed"] == len(failed)
+    assert {line["finish_reason"] for line in failed} == {"tool_failure"}
+    assert "nobody knows whether the call was made" in failed[0]["failure"]["error"]
+    begins = Counter((instance, number) for what, instance, number, _, _ in job.log() if what == "begin")
+    assert set(begins.values()) == {1}
+
+
+def test_a_recorded_run_is_replayed_without_a_cluster_to_the_bit(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=8, n=2, calls=4)
+    job.tools(repeatable=True)
+    run = job.start("--ray", nodes.address, "--record", "run.tape")
+    begun(job, 20)
+    kill(nodes.workers[:1])
+    job.end(run)
+    job.check()
+    job.run("--replay", "run.tape", out="replayed")
+    assert sorted((job.folder / "out" / "0.jsonl").read_bytes().splitlines()) == sorted(
+        (job.folder / "replayed" / "0.jsonl").read_bytes().splitlines()
+    )
+
+
+def test_ctrl_c_keeps_what_ended_and_the_same_command_goes_on(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
+    job.tools(repeatable=True)
+    run = job.start("--ray", nodes.address)
+    begun(job, 60)
+    stopped = time.time()
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=patient(60))
+    assert run.returncode == 130
+    assert json.loads(out)["missing"] > 0
+    assert not nodes.workers
+    assert job.run("--ray", nodes.address)["accounting"]["dumped"] == 32
+    ran_once(job, job.check(), [stopped + 0.4 * step for step in range(5)])
+
+
+def test_what_is_wrong_with_the_settings_is_said_once(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=2)
+    (job.folder / "script.json").write_text("{")
+    run = job.start("--ray", nodes.address)
+    _, err = run.communicate(timeout=patient(60))
+    assert run.returncode == 1
+    assert "engine.script" in err
+    assert "Traceback" not in err
+
+
+def test_there_is_no_cluster(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=2)
+    run = job.start("--ray", "127.0.0.77:1")
+    _, err = run.communicate(timeout=patient(60))
+    assert run.returncode == 1
+    assert "cluster.address '127.0.0.77:1'" in err
+    assert "Traceback" not in err
