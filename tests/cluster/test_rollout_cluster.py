@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -84,6 +88,7 @@ def test_a_killed_ledger_costs_nothing(nodes: Nodes, tmp_path: Path) -> None:
     ran_once(job, job.check())
 
 
+@pytest.mark.slow
 def test_a_killed_driver_is_resumed_and_finished_turns_are_not_repeated(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     job.tools(repeatable=True)
@@ -99,6 +104,7 @@ def test_a_killed_driver_is_resumed_and_finished_turns_are_not_repeated(nodes: N
     ran_once(job, job.check(), [*kills, *gone, *(kills[0] + 0.4 * step for step in range(20))])
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_when_it_returns(
     nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -130,25 +136,50 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
     assert {one for one, times in ended.items() if times > 1} <= under_way
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_by_the_others_and_one_that_joins_gets_work(nodes: Nodes, tmp_path: Path) -> None:
-    job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
+    job = Job(tmp_path / "job", tasks=32, n=2, calls=6)
     job.tools(repeatable=True)
     node = nodes.add("127.0.0.9")
     run = job.start("--ray", nodes.address, COUNT_SECONDS="1")
-    until(lambda: len(nodes.workers) == 5, "five workers")
-    begun(job, 10)
+    before = until(lambda: len(pids := {line[3] for line in job.log()}) == 5 and pids, "work of five nodes")
     killed = time.time()
     nodes.remove(node)
-    begun(job, 40)
     another = nodes.add("127.0.0.10")
     try:
-        until(lambda: len({line[3] for line in job.log()}) == 6, "work of the node that joined")
-        assert job.end(run)["completed"] == 48
+        until(lambda: any(line[3] not in before for line in job.log()), "work of the node that joined", seconds=30)
+        assert job.end(run)["completed"] == 64
     finally:
         nodes.remove(another)
     ran_once(job, job.check(), [killed + 0.4 * step for step in range(5)])
 
 
+@pytest.mark.slow
+def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
+    node = nodes.add("127.0.0.11")
+    run = job.start("--ray", nodes.address, COUNT_SECONDS="1")
+    until(lambda: len({line[3] for line in job.log()}) == 5, "work of five nodes")
+    drained = time.time()
+    subprocess.run(
+        [Path(sys.executable).with_name("ray"), "drain-node", f"--address={nodes.address}", f"--node-id={node.node_id}",
+         "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot", "--deadline-remaining-seconds=60"],
+        check=True, capture_output=True, env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+    )  # fmt: skip
+    try:
+        assert job.end(run)["completed"] == 48
+    finally:
+        nodes.remove(node)
+    assert set(job.check().values()) == {1}
+    told = (job.folder / "stderr").read_text()
+    assert f"node {node.node_id[:8]} is about to go" in told
+    (pid,) = re.findall(rf"worker {node.node_id[:8]}-\w+ \(process (\d+)\)", told)
+    assert not [
+        line for line in job.log() if line[:1] == ("begin",) and line[2:4] == (0, int(pid)) and line[4] > drained + 3
+    ]
+
+
+@pytest.mark.slow
 def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     job.tools(repeatable=True)
@@ -180,6 +211,7 @@ def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp
     assert set(begins.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_recorded_run_is_replayed_without_a_cluster_to_the_bit(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, n=2, calls=4)
     job.tools(repeatable=True)
@@ -194,6 +226,7 @@ def test_a_recorded_run_is_replayed_without_a_cluster_to_the_bit(nodes: Nodes, t
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_ended_and_the_same_command_goes_on(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     job.tools(repeatable=True)
