@@ -20,10 +20,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-verl test-vllm soak drift check docs format bench clean
+.PHONY: help demo test test-slow test-all test-verl test-vllm soak soak-cluster drift check docs format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
 	$(BIN)/toolyard rollout $(ARGS)
@@ -59,6 +59,9 @@ test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the
 soak: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 trajectories with faults, kills and restarts (ARGS="--trajectories 1000 --kills 3")
 	PYTHONPATH=tests $(BIN)/python tests/e2e/soak.py $(ARGS)
 
+soak-cluster: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## 10,000 requests on four Ray nodes with 1,000 kills of workers, ledgers and drivers (ARGS="--requests 300 --kills 16")
+	PYTHONPATH=tests:tests/cluster $(BIN)/python tests/cluster/soak_cluster.py $(ARGS)
+
 drift: $(VENV)/.ready-to-develop ## 100,000 turns with hostile text over real tokenizers and templates: no token forged, lost or different (ARGS="--turns 1000", or --table)
 	$(BIN)/python tests/drift.py $(ARGS)
 
@@ -74,7 +77,7 @@ format: $(VENV)/.ready-to-develop ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain subprocesses; BENCH=security, rewards, rollout, train, viewer, engine, limiter, tools
+bench: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## the sandbox against plain subprocesses; BENCH=security, rewards, rollout, scale, train, viewer, engine, limiter, tools
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove the environments, caches and builds

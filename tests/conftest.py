@@ -202,6 +202,8 @@ LONGEST = (
     "test_train_command",
     "test_train_trl",
     "test_limiter_cluster",
+    "test_rollout_cluster",
+    "test_soak_cluster",
     "test_cli",
     "test_rollout_faults",
     "test_ray_limiter",

@@ -196,6 +196,10 @@ class TaskError(ToolyardError):
     whose = TASK
 
 
+class ClusterError(ToolyardError):
+    """A cluster cannot play: no node fits, or workers die again and again."""
+
+
 class RecordError(ToolyardError):
     """A dump or a tape cannot be read or written."""
 

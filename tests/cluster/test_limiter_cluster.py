@@ -381,6 +381,7 @@ def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Refer
         return next(lease for lease in leases if lease["process"].endswith(f":{pid}"))
 
     wait_for(lambda: lease_of_holder()["permits"] == 3, within=SOON)  # what it was lent to spare, it gives back
+    wait_for(lambda: ray.get(survivor.statistics.remote())["holders"], within=SOON)  # and it says what it runs
     os.kill(pid, signal.SIGSTOP)
     try:
         flooding = survivor.flood.remote(FLOOD)

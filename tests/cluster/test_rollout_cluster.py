@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster_rollouts import Job, Nodes, kill, ray_nodes, until
+import yaml
+from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
 
 from patience import patient
 
@@ -209,6 +210,33 @@ def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp
     assert "nobody knows whether the call was made" in failed[0]["failure"]["error"]
     begins = Counter((instance, number) for what, instance, number, _, _ in job.log() if what == "begin")
     assert set(begins.values()) == {1}
+
+
+@pytest.mark.slow
+def test_programs_run_in_the_sandboxes_of_the_nodes_and_sessions_are_built_up_again(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    job = Job(tmp_path / "job", tasks=8)
+    entry = {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool"}
+    config = {"type": "native", "stateful": True, "rate_limit": 4}
+    (job.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [{**entry, "config": config}]}))
+    steps = ["x = 1", "import time; time.sleep(1); x += 1", "time.sleep(1); x += 1; print(x)", "print(x + 39)"]
+    (job.folder / "script.json").write_text(
+        json.dumps([*(call("code_interpreter", code=step) for step in steps), "42"])
+    )
+    run = job.start("--ray", nodes.address)
+    until(lambda: len(list((job.folder / "out" / ".cluster").rglob("journals/*"))) == 8, "all requests")
+    time.sleep(2)
+    kill(nodes.workers[:1])
+    assert job.end(run)["completed"] == 8
+    assert {line["turns"][3]["tool_calls"][0]["response"] for line in job.lines()} == {"42\n"}
+
+
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_alone_is_started_and_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=4)
+    assert job.run("--ray", "local")["completed"] == 4
+    job.check()
 
 
 @pytest.mark.slow

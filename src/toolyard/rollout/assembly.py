@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
+_TURN_START = 3
+"""Tokens before an assistant's turn that tell it from a user's with the same text."""
 _TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
 """Token engines that accept images with the prompt. The scripted and replay engines ignore them."""
 
@@ -326,11 +328,12 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
 
     def say(request_id: str, _: int, prompt: Sequence[int]) -> Line:
         turns = every or by_task.get(ids.get(request_id, ""), [])
+        start = list(prompt[-_TURN_START:])
         said, at = 0, 0
         for text in turns:
             # What was said is in the prompt. Counting calls would not do: another machine may continue a request.
             line = [*tokenizer.encode(text), *stop]
-            at = _find(prompt, line, at)
+            at = _find(prompt, [*start, *line], at)
             if at < 0:
                 return line
             said, at = said + 1, at + len(line)
@@ -339,12 +342,10 @@ def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> 
     return ScriptedEngine(say, decode=tokenizer.decode)
 
 
-def _find(ids: Sequence[int], part: Sequence[int], start: int) -> int:
-    """Where `part` begins in `ids`, at `start` or later; -1 if it is not there."""
-    wanted = list(part)
-    return next(
-        (at for at in range(start, len(ids) - len(wanted) + 1) if list(ids[at : at + len(wanted)]) == wanted), -1
-    )
+def _find(ids: Sequence[int], part: Sequence[int], first: int) -> int:
+    """Where `part` begins in `ids`, at `first` or later; -1 if it is not there."""
+    ids, part = list(ids), list(part)
+    return next((at for at in range(first, len(ids) - len(part) + 1) if ids[at : at + len(part)] == part), -1)
 
 
 def _is_script(found: Any) -> bool:

@@ -206,7 +206,7 @@ async def _play_here(book: _Book, wanted: set[str], tape: Tape | None, stack: As
 
 
 async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack) -> None:
-    from toolyard.rollout.cluster.run import ClusterRun, leftovers, offers_of, remove_work
+    from toolyard.rollout.cluster.run import ClusterRun, forget_journals, leftovers, offers_of, remove_work
 
     config, observer, accounting = book.config, book.observer, book.result.accounting
     folder = None if book.dump is None else book.dump.folder / ".cluster" / str(config.step)
@@ -215,6 +215,8 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
         writer = stack.enter_context(TapeWriter(config.record, _tape_meta(config, await schemas_of(config))))
     observer.opened(accounting.planned, accounting.before)
     if folder is not None:
+        if book.marks:
+            await asyncio.to_thread(forget_journals, folder)
         found = leftovers(folder)
         while (lines := await asyncio.to_thread(next, found, None)) is not None:
             line, *entries = lines

@@ -113,7 +113,7 @@ class RolloutRun:
 
     @property
     def running(self) -> list[AsyncRolloutRequest]:
-        return [play.request for play in self._plays.values()]
+        return [play.request for play in list(self._plays.values())]  # a copy: other threads may ask
 
     @property
     def live(self) -> tuple[int, int, int]:

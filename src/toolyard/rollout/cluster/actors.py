@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 import uuid
@@ -20,8 +19,6 @@ try:
     ray: Any = import_module("ray")  # poorly annotated
 except ImportError as error:
     raise MissingDependencyError("ray", "ray", "a rollout on a cluster") from error
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolyard.errors import ConfigError, RecordError, ToolyardError
+from toolyard.errors import ClusterError, ConfigError, RecordError, ToolyardError
 from toolyard.messages import JSON
 from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.cluster.actors import LedgerActor, Orders, State, WorkerActor, ray
 from toolyard.rollout.cluster.ledger import Result
 from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
-from toolyard.rollout.cluster.worker import SHARDS, TOKEN, Payload, Setup, Status
+from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Status
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.request import request_id_of
@@ -43,15 +43,12 @@ _ORDER_SECONDS = 0.1
 _ASK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
+_LATE_SECONDS = 30.0
 _CHUNK_BYTES = 8 << 20
 """Results fetched from a worker at a time."""
 _QUICK_DEATH_SECONDS = 20.0
 _QUICK_DEATHS = 5
 """Workers of one node that die this soon and this often in a row end the run: something is wrong with it."""
-
-
-class ClusterError(ToolyardError):
-    """The cluster cannot play: no node fits, or workers die again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +79,8 @@ class _Hand:
     hello: Any
     began: float
     shares: bool | None = None
+    """None: it has not started yet."""
+    is_late: bool = False
     draining: bool = False
 
 
@@ -139,8 +138,6 @@ class ClusterRun:
         self._poked = asyncio.Event()
         self._started_ray = False
         self.stopping = False
-        self.begun: set[str] = set()
-        self.lost_workers = 0
 
     # -------------------------------------------------------------------------------------------------------- outside
     @property
@@ -400,6 +397,10 @@ class ClusterRun:
                     hand.shares, pid = await _get(hand.hello)
                     how = "writes to the shared folder" if hand.shares else "sends its results and journals"
                     self._note(f"worker {hand.name} (process {pid}) {how}")
+            elif hand.shares is None and not hand.is_late and time.monotonic() - hand.began > _LATE_SECONDS:
+                hand.is_late = True
+                free = f"are {self._cluster.cpus:g} CPUs free on node {hand.node[:8]}? (cluster.cpus)"
+                self._note(f"worker {hand.name} has not started for {_LATE_SECONDS:g} s: {free}")
             if not ray.wait([hand.running], timeout=0)[0]:
                 continue
             del self._hands[hand.name]
@@ -416,7 +417,6 @@ class ClusterRun:
                 self._died(hand, str(error).strip().partition("\n")[0], on_live_node=hand.node in alive)
 
     def _died(self, hand: _Hand, why: str, *, on_live_node: bool) -> None:
-        self.lost_workers += 1
         self._note(f"worker {hand.name} died; others play its requests")
         quick = on_live_node and time.monotonic() - hand.began < _QUICK_DEATH_SECONDS and hand.shares is None
         self._deaths[hand.node] = self._deaths[hand.node] + 1 if quick else 0
@@ -468,6 +468,11 @@ def leftovers(folder: Path, *, wait_seconds: float = 30.0) -> Iterator[list[byte
             yield from results_in(shard)
     for shard in shards:
         shard.unlink()
+
+
+def forget_journals(folder: Path) -> None:
+    """The settings have changed: what was begun with others starts over."""
+    shutil.rmtree(folder / JOURNALS, ignore_errors=True)
 
 
 def remove_work(folder: Path) -> None:

@@ -1,0 +1,179 @@
+"""Many random kills over many scripted requests on a Ray of four nodes: `make soak-cluster`.
+
+Workers, the ledger and the driver are killed, workers are stopped and go on. A killed driver is started again with the
+same command. Then everything is counted from outside: each id is in the dump once, what is in it is what one process
+would have written, finished calls ran once, and each driver's tape is replayed to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cluster_rollouts import Job, Nodes, kill, ray_nodes
+
+STOP_SECONDS = 6.0
+"""Longer than a term: others take over."""
+UNHEARD_SECONDS = 0.5
+"""Between the end of a call and its entry in the journal. Nobody can know of a call that ended then."""
+
+
+@dataclass
+class Soak:
+    job: Job
+    nodes: Nodes
+    kills: int
+    seed: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    deaths: dict[int, float] = field(default_factory=dict)
+    """When processes were killed, or found to be gone."""
+    stops: dict[int, list[float]] = field(default_factory=dict)
+    tapes: int = 0
+    _stopped: dict[int, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        choose = random.Random(self.seed)
+        process = self.start()
+        total = self.job.tasks * self.job.n * self.job.calls
+        began = time.monotonic()
+        while True:
+            self.wake()
+            if process.poll() is not None:
+                if process.returncode == 0:
+                    break
+                process.communicate()
+                process = self.start()
+            calls = self.calls()
+            due = (sum(self.done.values()) + 1) * total / (self.kills + 1)
+            if sum(self.done.values()) < self.kills and calls >= due:
+                process = self.disturb(choose, process)
+                self.show(calls, total, began)
+            time.sleep(0.05)
+        out, err = process.communicate()
+        (self.job.folder / "stderr").write_text(err)
+        json.loads(out)
+        self.wake(all_of_them=True)
+
+    def start(self) -> subprocess.Popen[str]:
+        self.tapes += 1
+        return self.job.start("--ray", self.nodes.address, "--record", f"{self.tapes}.tape", COUNT_SECONDS="0.05")
+
+    def disturb(self, choose: random.Random, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+        workers = [pid for pid in self.nodes.workers if pid not in self._stopped]
+        dice = choose.random()
+        if dice < 0.06 and self.nodes.ledgers:
+            kill(self.nodes.ledgers)
+            self.done["ledgers killed"] += 1
+        elif dice < 0.10:
+            process.kill()
+            process.communicate()
+            self.done["drivers killed"] += 1
+            until_gone = set(self.nodes.workers)
+            while until_gone:
+                alive = set(self.nodes.workers)
+                self.deaths |= dict.fromkeys(until_gone - alive, time.time())
+                until_gone &= alive
+                self.wake()
+                time.sleep(0.02)
+            return self.start()
+        elif dice < 0.16 and workers:
+            victim = choose.choice(workers)
+            self._stopped[victim] = time.time()
+            self.stops.setdefault(victim, []).append(time.time())
+            kill([victim], signal.SIGSTOP)
+            self.done["workers stopped"] += 1
+        elif workers:
+            victim = choose.choice(workers)
+            self.deaths[victim] = time.time()
+            kill([victim])
+            self.done["workers killed"] += 1
+        return process
+
+    def wake(self, *, all_of_them: bool = False) -> None:
+        for pid, since in list(self._stopped.items()):
+            if all_of_them or time.time() - since > STOP_SECONDS:
+                kill([pid], signal.SIGCONT)
+                del self._stopped[pid]
+
+    def calls(self) -> int:
+        log = self.job.folder / "calls.jsonl"
+        return log.read_bytes().count(b'["end"') if log.exists() else 0
+
+    def show(self, calls: int, total: int, began: float) -> None:
+        told = ", ".join(f"{count} {what}" for what, count in self.done.items())
+        print(f"{time.monotonic() - began:6.0f} s  {calls}/{total} calls  {told}", file=sys.stderr, flush=True)
+
+    # ------------------------------------------------------------------------------------------------------- afterwards
+    def check(self) -> dict[str, int]:
+        ended = self.job.check()
+        assert len(ended) == self.job.tasks * self.job.n * self.job.calls
+        again, excused = 0, 0
+        for one, times in self.ends().items():
+            for at, pid in times[:-1]:
+                again += 1
+                death = self.deaths.get(pid, 0.0)
+                unheard = 0 <= death - at < UNHEARD_SECONDS
+                stopped = any(since - 1.0 < at for since in self.stops.get(pid, ()))
+                assert unheard or stopped, (
+                    f"{one} ended at {at} in {pid} and again: {times}; its process died at {death}"
+                )
+                excused += 1
+        lines = [line for line in self.job.lines() if line["state"] != "COMPLETED"]
+        assert not lines, lines[0]["failure"]
+        return {"calls": sum(ended.values()), "twice, and excused": excused}
+
+    def ends(self) -> dict[tuple[str, int], list[tuple[float, int]]]:
+        found: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        for what, instance, number, pid, at in self.job.log():
+            if what == "end":
+                found.setdefault((instance, number), []).append((at, pid))
+        return {one: sorted(times) for one, times in found.items()}
+
+    def compare(self) -> None:
+        """With what one process writes, and with what the tapes replay."""
+        (self.job.folder / "calls.jsonl").rename(self.job.folder / "calls.done")
+        self.job.run(out="alone", COUNT_SECONDS="0")
+        self.job.same_as("alone")
+        there = set((self.job.folder / "out" / "0.jsonl").read_bytes().splitlines())
+        for number in range(1, self.tapes + 1):
+            tape = self.job.folder / f"{number}.tape"
+            if tape.exists() and b'"ended"' in tape.read_bytes():
+                self.job.run("--replay", tape.name, out=f"replayed-{number}")
+                lines = (self.job.folder / f"replayed-{number}" / "0.jsonl").read_bytes().splitlines()
+                assert set(lines) <= there, f"tape {number} is replayed differently"
+
+
+def soak(folder: Path, nodes: Nodes, requests: int, kills: int, seed: int = 0) -> tuple[Counter[str], dict[str, int]]:
+    job = Job(folder, tasks=requests // 2, n=2, calls=3)
+    job.tools(repeatable=True)
+    one = Soak(job, nodes, kills, seed)
+    one.run()
+    found = one.check()
+    one.compare()
+    return one.done, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, ray_nodes() as nodes:
+        done, found = soak(Path(folder) / "job", nodes, given.requests, given.kills, given.seed)
+    print(f"{given.requests} requests in {time.monotonic() - began:.0f} s; disturbed: {dict(done)}; {found}")
+    print("each id once, as one process writes it; every tape replays to the bit")
+
+
+if __name__ == "__main__":
+    main()
