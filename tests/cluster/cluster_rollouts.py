@@ -50,7 +50,7 @@ async def count(number: int, instance_id: str) -> str:
     """
     import asyncio
     note("begin", instance_id, number)
-    await asyncio.sleep(float(os.environ.get("COUNT_SECONDS", "0.1")))
+    await asyncio.sleep(float(LOG.with_name("seconds").read_text()))
     note("end", instance_id, number)
     return f"counted {number}"
 '''
@@ -160,12 +160,13 @@ class Job:
         entry = {"class_name": "counting.count", "config": {"type": "native", "call": policy}}
         (self.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
 
-    def start(self, *options: str, out: str = "out", **environment: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, out: str = "out", seconds: float = 0.1) -> subprocess.Popen[str]:
+        """`seconds`: how long each call takes."""
+        (self.folder / "seconds").write_text(str(seconds))  # not in the environment, which Ray's processes do not get
         command = [str(Path(sys.executable).with_name("toolyard")), "rollout", "rollout.yaml", "--out", out, "--json"]
         return subprocess.Popen(
             [*command, *options],
             cwd=self.folder,
-            env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -65,7 +65,7 @@ class Soak:
 
     def start(self) -> subprocess.Popen[str]:
         self.tapes += 1
-        return self.job.start("--ray", self.nodes.address, "--record", f"{self.tapes}.tape", COUNT_SECONDS="0.05")
+        return self.job.start("--ray", self.nodes.address, "--record", f"{self.tapes}.tape", seconds=0.05)
 
     def disturb(self, choose: random.Random, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
         workers = [pid for pid in self.nodes.workers if pid not in self._stopped]
@@ -141,7 +141,7 @@ class Soak:
     def compare(self) -> None:
         """With what one process writes, and with what the tapes replay."""
         (self.job.folder / "calls.jsonl").rename(self.job.folder / "calls.done")
-        self.job.run(out="alone", COUNT_SECONDS="0")
+        self.job.run(out="alone", seconds=0)
         self.job.same_as("alone")
         there = set((self.job.folder / "out" / "0.jsonl").read_bytes().splitlines())
         for number in range(1, self.tapes + 1):

@@ -142,7 +142,7 @@ def test_a_lost_node_is_replaced_by_the_others_and_one_that_joins_gets_work(node
     job = Job(tmp_path / "job", tasks=32, n=2, calls=6)
     job.tools(repeatable=True)
     node = nodes.add("127.0.0.9")
-    run = job.start("--ray", nodes.address, COUNT_SECONDS="1")
+    run = job.start("--ray", nodes.address, seconds=1)
     before = until(lambda: len(pids := {line[3] for line in job.log()}) == 5 and pids, "work of five nodes")
     killed = time.time()
     nodes.remove(node)
@@ -159,7 +159,7 @@ def test_a_lost_node_is_replaced_by_the_others_and_one_that_joins_gets_work(node
 def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
     node = nodes.add("127.0.0.11")
-    run = job.start("--ray", nodes.address, COUNT_SECONDS="1")
+    run = job.start("--ray", nodes.address, seconds=1)
     until(lambda: len({line[3] for line in job.log()}) == 5, "work of five nodes")
     drained = time.time()
     subprocess.run(
@@ -196,7 +196,7 @@ def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp
 
 def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, calls=2)
-    run = job.start("--ray", nodes.address, COUNT_SECONDS="2")
+    run = job.start("--ray", nodes.address, seconds=2)
     begun(job, 2)
     until(lambda: sum(line[0] == "begin" for line in job.log()) > 10, "second calls")
     kill(nodes.workers[:1])

@@ -54,9 +54,9 @@ class State:
 
 
 class LedgerActor:
-    def __init__(self, term: float) -> None:
+    def __init__(self, term: float, spare: int) -> None:
         self._id = uuid.uuid4().hex
-        self._ledger = Ledger(term=term)
+        self._ledger = Ledger(term=term, spare=spare)
         self._is_open = False
 
     def open(self, workers: Iterable[str]) -> str:

@@ -44,6 +44,7 @@ _ASK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _CONNECT_SECONDS = 3.0
 _LATE_SECONDS = 30.0
+_LEAST_WINDOW = 256
 _CHUNK_BYTES = 8 << 20
 """Results fetched from a worker at a time."""
 _QUICK_DEATH_SECONDS = 20.0
@@ -182,7 +183,7 @@ class ClusterRun:
         self._ledger = (
             ray.remote(LedgerActor)
             .options(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)
-            .remote(self._cluster.term_seconds)
+            .remote(self._cluster.term_seconds, self._config.in_flight)
         )
         self._owner = asyncio.create_task(self._manage())
         return self
@@ -246,7 +247,7 @@ class ClusterRun:
             self._collected.put_nowait(None)
 
     def _refill(self) -> None:
-        window = 2 * (self._config.in_flight + 8) * max(1, len(self._hands))
+        window = max(_LEAST_WINDOW, 4 * self._config.in_flight * len(self._hands))  # as many again as are leased
         while not self._exhausted and len(self._open) < window:
             offer = next(self._offers, None)
             if offer is None:
