@@ -226,8 +226,8 @@ async def test_times_of_directories_tell_nothing_of_an_earlier_program(one_worke
     places = places_of(one_worker)
     use = dedent("""
         for place in PLACES:
-            os.mkdir(f"{place}/new")
-            os.rmdir(f"{place}/new")
+            os.mkdir(f"{place}/made-here")
+            os.rmdir(f"{place}/made-here")
             os.listdir(place)
         """)
     look = "for place in PLACES:\n  it = os.stat(place); print(it.st_mtime_ns, it.st_ctime_ns, it.st_atime_ns)\n"
