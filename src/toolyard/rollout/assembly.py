@@ -36,6 +36,7 @@ from toolyard.tools.registry import initialize_tools_from_config
 
 if TYPE_CHECKING:
     from toolyard.engines.http.client import HttpOptions
+    from toolyard.engines.http.sglang import SglangEngine
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
@@ -273,9 +274,7 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
                 max_batch_size=engine.max_batch_size,
             )
         case "sglang":
-            from toolyard.engines.http.sglang import SglangEngine
-
-            return SglangEngine(_urls(config), **_http(config))
+            return sglang_engine(config)
         case "vllm":
             from toolyard.engines.http.vllm import VllmEngine
 
@@ -286,6 +285,16 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
             return _replaying(engine.tape)
         case "openai":
             raise AssertionError(engine.kind)
+
+
+def sglang_engine(config: RolloutConfig) -> SglangEngine:
+    """
+    Raises:
+        ConfigError: the settings have no URL.
+    """
+    from toolyard.engines.http.sglang import SglangEngine
+
+    return SglangEngine(_urls(config), **_http(config))
 
 
 def _http(config: RolloutConfig) -> HttpOptions:

@@ -132,6 +132,8 @@ class ClusterConfig(_Part):
     """None: one for each node."""
     cpus: NonNegativeFloat = 1.0
     """CPUs that Ray reserves for each worker."""
+    gpus: NonNegativeFloat = 0.0
+    """GPUs that Ray reserves for each worker: with the embedded engine, each worker has the model."""
     resource: str | None = None
     """Only nodes that have this resource of Ray play, for example `sandbox`."""
     term_seconds: PositiveFloat = 4.0

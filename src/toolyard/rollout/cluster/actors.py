@@ -13,7 +13,7 @@ from typing import Any
 
 from toolyard.errors import MissingDependencyError
 from toolyard.rollout.cluster.ledger import Answer, Ledger, Report, Result
-from toolyard.rollout.cluster.worker import Setup, Worker
+from toolyard.rollout.cluster.worker import Setup, Weights, Worker
 
 try:
     ray: Any = import_module("ray")  # poorly annotated
@@ -99,10 +99,10 @@ class LedgerActor:
 class WorkerActor:
     """A threaded actor: `run` occupies one thread until the end."""
 
-    def __init__(self, name: str, setup: Setup, ledger: Any) -> None:
+    def __init__(self, name: str, setup: Setup, ledger: Any, weights: Weights | None) -> None:
         self._term = setup.term
         self._ledger = ledger
-        self._worker = Worker(name, setup, self._ask)
+        self._worker = Worker(name, setup, self._ask, weights)
 
     def hello(self) -> tuple[bool, int]:
         """Whether it shares the driver's folder, and its process."""
@@ -110,6 +110,9 @@ class WorkerActor:
 
     def run(self) -> None:
         self._worker.run()
+
+    def update_weights(self, weights: Weights) -> None:
+        self._worker.update_weights(weights)
 
     def stop(self) -> None:
         self._worker.stop()

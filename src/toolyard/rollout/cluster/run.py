@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.cluster.actors import LedgerActor, Orders, State, WorkerActor, ray
 from toolyard.rollout.cluster.ledger import Result
 from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
-from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Status
+from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Status, Weights
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.request import request_id_of
@@ -91,7 +92,7 @@ class ClusterRun:
     def __init__(
         self,
         config: RolloutConfig,
-        offers: Iterator[Offer],
+        offers: Iterator[Offer] | None = None,
         *,
         folder: Path | None,
         marks: JSON | None = None,
@@ -101,7 +102,8 @@ class ClusterRun:
         """
         Args:
             config: The settings; `cluster` is set.
-            offers: The requests to play, consumed lazily.
+            offers: The requests to play, consumed lazily; the run ends with the last of them. None: they come through
+                `play`, and the run goes on until it is left.
             folder: For journals and results on machines that share it.
             marks: Metrics for every line of the dump.
             note: Called with messages for the user.
@@ -109,8 +111,11 @@ class ClusterRun:
         """
         assert config.cluster is not None
         self._config, self._cluster = config, config.cluster
-        self._offers = offers
+        self._offers = iter(()) if offers is None else offers
+        self._ends = offers is not None
         self._exhausted = False
+        self._weights: Any = None
+        """The reference to the weights of the workers, if they have other ones than the model's own."""
         self._folder = folder if self._cluster.shared_folder else None
         self._note, self._tell = note, tell
         self._marks = marks or {}
@@ -159,6 +164,48 @@ class ClusterRun:
     def is_blocked(self) -> bool:
         return False
 
+    def play(self, offers: Iterable[Offer]) -> None:
+        """Play these as well."""
+        self._offers = itertools.chain(self._offers, offers)
+        self._exhausted = False
+        self._poked.set()
+
+    async def next_result(self) -> ClusterResult | None:
+        """None: the run is over. Call `keep_no_longer` for each result.
+
+        Raises:
+            ToolyardError: the run cannot go on.
+        """
+        assert self._owner is not None, "use `async with`"
+        result = await self._collected.get()
+        if result is None:
+            self._collected.put_nowait(None)
+            await asyncio.wait([self._owner])
+            self._owner.result()
+        return result
+
+    def keep_no_longer(self, result: ClusterResult) -> None:
+        """The result is in the dump, or not needed any more."""
+        self._in_dump.append(result.index)
+        self._collecting.discard(result.index)
+        del self._open[result.index]
+        self._poked.set()
+
+    async def update_weights(self, weights: Weights) -> None:
+        """Give weights to all workers, those of the future included. Nothing may be playing.
+
+        Raises:
+            ToolyardError: the workers' model has no such weights.
+        """
+        self._weights = await asyncio.to_thread(ray.put, weights)
+        for given in [hand.actor.update_weights.remote(self._weights) for hand in self._hands.values()]:
+            try:
+                await given
+            except ray.exceptions.RayTaskError as error:
+                raise _cause(error) from None
+            except ray.exceptions.RayError:
+                pass  # the worker has died, and the next one starts with them
+
     def stop(self) -> None:
         """Play no more; the iteration ends soon."""
         self.stopping = True
@@ -200,15 +247,9 @@ class ClusterRun:
             await asyncio.to_thread(ray.shutdown)
 
     async def __aiter__(self) -> AsyncGenerator[ClusterResult]:
-        assert self._owner is not None, "use `async with`"
-        while (result := await self._collected.get()) is not None:
+        while (result := await self.next_result()) is not None:
             yield result
-            self._in_dump.append(result.index)
-            self._collecting.discard(result.index)
-            del self._open[result.index]
-            self._poked.set()
-        await asyncio.wait([self._owner])
-        self._owner.result()  # raises what ended the run
+            self.keep_no_longer(result)
 
     # --------------------------------------------------------------------------------------------------- the management
     def _connect(self) -> None:
@@ -236,7 +277,7 @@ class ClusterRun:
                     await self._tend()
                     tended = time.monotonic()
                 self._refill()
-                if self._exhausted and not self._open:
+                if self._ends and self._exhausted and not self._open:
                     break
                 await self._order()
                 self._poked.clear()
@@ -370,7 +411,8 @@ class ClusterRun:
 
     def _fits(self, resources: dict[str, float]) -> bool:
         wanted = self._cluster.resource
-        return resources.get("CPU", 0.0) >= self._cluster.cpus and (wanted is None or resources.get(wanted, 0.0) > 0)
+        needs = {"CPU": self._cluster.cpus, "GPU": self._cluster.gpus, **({wanted: 0.001} if wanted else {})}
+        return all(resources.get(name, 0.0) >= share for name, share in needs.items())
 
     def _start(self, node: str) -> None:
         name = f"{node[:8]}-{uuid.uuid4().hex[:8]}"
@@ -380,13 +422,14 @@ class ClusterRun:
             ray.remote(WorkerActor)
             .options(
                 num_cpus=self._cluster.cpus,
+                num_gpus=self._cluster.gpus,
                 resources={wanted: 0.001} if wanted else None,
                 max_concurrency=4,
                 max_restarts=0,
                 scheduling_strategy=strategy,
                 runtime_env=dict(self._cluster.runtime_env) or None,
             )
-            .remote(name, self._setup, self._ledger)
+            .remote(name, self._setup, self._ledger, self._weights)
         )
         self._hands[name] = _Hand(name, node, actor, actor.run.remote(), actor.hello.remote(), time.monotonic())
 
@@ -410,10 +453,7 @@ class ClusterRun:
             try:
                 await _get(hand.running)
             except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                if not isinstance(cause, ToolyardError):
-                    cause = ClusterError(f"worker {hand.name}: {error}")
-                raise cause from None
+                raise _cause(error, f"worker {hand.name}: ") from None
             except ray.exceptions.RayError as error:
                 self._died(hand, str(error).strip().partition("\n")[0], on_live_node=hand.node in alive)
 
@@ -445,7 +485,7 @@ def offers_of(config: RolloutConfig, digests: Mapping[str, str], wanted: Collect
         for offset in range(config.n):
             request_id = request_id_of(task.id, offset, config.step)
             if request_id in wanted:
-                yield Offer(group * config.n + offset, group, Payload(task, offset, digests[request_id]))
+                yield Offer(group * config.n + offset, group, Payload(task, offset, config.step, digests[request_id]))
 
 
 def leftovers(folder: Path, *, wait_seconds: float = 30.0) -> Iterator[list[bytes]]:
@@ -481,6 +521,11 @@ def remove_work(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
+
+
+def _cause(error: Any, where: str = "") -> ToolyardError:
+    """What was raised in a worker."""
+    return error.cause if isinstance(error.cause, ToolyardError) else ClusterError(f"{where}{error}")
 
 
 async def _get(reference: Any) -> Any:

@@ -14,10 +14,10 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from toolyard.messages import JSON
 from toolyard.records.lines import to_line
@@ -29,10 +29,14 @@ from toolyard.rollout.cluster.results import Results
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls
 from toolyard.rollout.finish import FinishReason
+from toolyard.rollout.play.speaker import Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.supervision import Stall
 from toolyard.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 _REPORT_SECONDS = 0.25
@@ -65,7 +69,11 @@ class Payload(NamedTuple):
 
     task: Task
     rollout_offset: int
-    digest: str
+    step: int
+    digest: str = ""
+    """Of the task, for the dump."""
+    play: str = ""
+    """Set if the same request is played more than once: which time it is."""
 
     def packed(self) -> bytes:
         return pickle.dumps(tuple(self))
@@ -73,6 +81,13 @@ class Payload(NamedTuple):
     @classmethod
     def unpacked(cls, data: bytes) -> Payload:
         return cls(*pickle.loads(data))  # noqa: S301 - from our own driver
+
+
+class Weights(NamedTuple):
+    """Of the model, for workers with an embedded engine."""
+
+    by_name: Mapping[str, Tensor]
+    version: str
 
 
 class Status(NamedTuple):
@@ -116,7 +131,7 @@ class _Held:
 
     index: int
     request: AsyncRolloutRequest
-    digest: str
+    payload: Payload
     past: tuple[bytes, ...]
     begun: bool = False
     dropped: bool = False
@@ -155,7 +170,13 @@ class Worker:
     one than the report was written for. None: there is no ledger at the moment. It may block for up to a term.
     """
 
-    def __init__(self, name: str, setup: Setup, ask: Callable[[Report], tuple[str, Answer | None] | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        setup: Setup,
+        ask: Callable[[Report], tuple[str, Answer | None] | None],
+        weights: Weights | None = None,
+    ) -> None:
         self.name = name
         self.setup = setup
         self.shares = shares_folder(setup)
@@ -186,6 +207,9 @@ class Worker:
         self._leased: _Leased | None = None
         self._results: Results | None = None
         self._failure: BaseException | None = None
+        self._weights = weights
+        self._speaker: Speaker | None = None
+        self._is_open = threading.Event()
 
     # -------------------------------------------------------------------------------------------------- from any thread
     def run(self) -> None:
@@ -195,7 +219,22 @@ class Worker:
         """
         with contextlib.suppress(OSError):
             os.chdir(self.setup.directory)
-        asyncio.run(self._work())
+        try:
+            asyncio.run(self._work())
+        finally:
+            self._stopping = True
+            self._is_open.set()
+
+    def update_weights(self, weights: Weights) -> None:
+        """Give them to the embedded engine, and wait until it samples from them.
+
+        Raises:
+            ConfigError: the model has no such weights.
+        """
+        self._is_open.wait()
+        assert self._loop is not None
+        if not self._stopping:
+            asyncio.run_coroutine_threadsafe(self._give(weights), self._loop).result()
 
     def stop(self) -> None:
         """Abort what runs; its journals remain."""
@@ -222,6 +261,11 @@ class Worker:
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
             self._tool_schemas = opened.tool_schemas
+            self._speaker = opened.setting.speaker
+            if self._weights is not None:
+                await self._give(self._weights)
+                self._weights = None
+            self._is_open.set()
             reporting = threading.Thread(target=self._report_until_stopped, name="toolyard reports", daemon=True)
             try:
                 async with RolloutRun(
@@ -245,6 +289,13 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
+    async def _give(self, weights: Weights) -> None:
+        from toolyard.engines.transformers.engine import TransformersEngine
+
+        assert isinstance(self._speaker, TokenSpeaker)
+        assert isinstance(self._speaker.engine, TransformersEngine)
+        await self._speaker.engine.update_weights(weights.by_name, weights.version)
+
     def _begin(self, held: _Held) -> bool:
         """False if it was handed over or dropped meanwhile, or has to wait for an earlier play of the same request."""
         with self._lock:
@@ -262,7 +313,7 @@ class Worker:
         held.entries = []
         keep = held.entries.append if self.setup.config.record is not None else None
         if self._file_journals is not None:
-            journal = self._file_journals.open(request.request_id, held.past)
+            journal = self._file_journals.open(request.request_id + held.payload.play, held.past)
             held.close_journal = lambda keep: journal.close(keep=keep)
         else:
             journal = held.journal = StreamedJournal(held.past, self._poked.set)
@@ -282,7 +333,8 @@ class Worker:
             waiting = self._again.pop(trajectory.request_id, None)
             counts = not held.dropped and trajectory.finish_reason != FinishReason.ABORTED
         if counts:
-            metrics = {**trajectory.metrics, "task_digest": held.digest, **self.setup.marks}
+            digest = {"task_digest": held.payload.digest} if held.payload.digest else {}
+            metrics = {**trajectory.metrics, **digest, **self.setup.marks}
             place = self._results.keep(held.index, [to_line(replace(trajectory, metrics=metrics)), *held.entries])
             with self._lock:
                 if not held.dropped:
@@ -430,10 +482,10 @@ class Worker:
             payload.task,
             payload.rollout_offset,
             tool_schemas=self._tool_schemas,
-            step=config.step,
+            step=payload.step,
             seed=config.seed,
         )
-        return _Held(lease.index, request, payload.digest, tuple(lease.journal))
+        return _Held(lease.index, request, payload, tuple(lease.journal))
 
     def _add(self, held: _Held | None) -> None:
         assert self._leased is not None

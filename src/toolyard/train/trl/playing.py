@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolyard.errors import ConfigError
 from toolyard.records.dump import DumpWriter
@@ -15,9 +15,8 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
 from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
-from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.play.speaker import TokenSpeaker
-from toolyard.rollout.request import AsyncRolloutRequest, create_request
+from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.tasks.protocol import Task
 
@@ -30,12 +29,36 @@ EVALUATIONS = "eval"
 """Subfolder of the dump's folder for evaluations."""
 
 
-@dataclass(slots=True)
-class _Stage:
+class _Stage(Protocol):
     """The opened parts."""
 
+    sync: WeightSync
+
+    async def play(
+        self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
+    ) -> list[Trajectory]: ...
+
+
+@dataclass(slots=True)
+class _Here:
+    """Engine and tools in this process."""
+
+    config: RolloutConfig
     rollout: OpenedRollout
     sync: WeightSync
+
+    async def play(
+        self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
+    ) -> list[Trajectory]:
+        schemas, seed = self.rollout.tool_schemas, self.config.seed
+        requests = [create_request(task, at, tool_schemas=schemas, step=step, seed=seed) for task, at in numbered]
+        found: dict[str, Trajectory] = {}
+        run = RolloutRun(self.rollout.setting, requests, concurrency=self.config.in_flight, on_stuck=_tell)
+        async with run:
+            async for trajectory in run:
+                found[trajectory.request_id] = trajectory
+                ended(trajectory)
+        return [found[request.request_id] for request in requests]
 
 
 class Player:
@@ -54,7 +77,8 @@ class Player:
             ToolyardError: a part cannot be opened, or the weights do not fit.
         """
         if self._stage is None:
-            self._stage = blocking.run(self._opened(_with_trainer_url(self._config, trainer)))
+            process = int(trainer.accelerator.process_index)
+            self._stage = blocking.run(self._opened(_with_trainer_url(self._config, trainer), process))
         if self._synced != step:
             self._stage.sync.hand_over(trainer, str(step))
             self._synced = step
@@ -64,9 +88,11 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
         assert self._stage is not None, "after `prepare`"
-        schemas, seed = self._stage.rollout.tool_schemas, self._config.seed
-        requests = [create_request(task, at, tool_schemas=schemas, step=step, seed=seed) for task, at in numbered]
-        return blocking.run(self._play(self._stage.rollout.setting, requests, ended))
+        try:
+            return blocking.run(self._stage.play(numbered, step, ended))
+        except BaseException:  # a cluster would go on playing
+            self.close()
+            raise
 
     def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool) -> None:
         """Append trajectories to the step's file, if `rollout_data_dir` is set.
@@ -85,19 +111,8 @@ class Player:
             blocking.run(blocking.discard(self))
 
     # -------------------------------------------------------------------------------------------------- in their loop
-    async def _opened(self, config: RolloutConfig) -> _Stage:
-        return await blocking.kept(self, lambda: _staged(config))
-
-    async def _play(
-        self, setting: Setting, requests: Sequence[AsyncRolloutRequest], ended: Callable[[Trajectory], None]
-    ) -> list[Trajectory]:
-        found: dict[str, Trajectory] = {}
-        run = RolloutRun(setting, requests, concurrency=self._config.in_flight, on_stuck=_tell)
-        async with run:
-            async for trajectory in run:
-                found[trajectory.request_id] = trajectory
-                ended(trajectory)
-        return [found[request.request_id] for request in requests]
+    async def _opened(self, config: RolloutConfig, process: int) -> _Stage:
+        return await blocking.kept(self, lambda: _staged(config, process))
 
     async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
         async with DumpWriter(folder) as dump:
@@ -109,15 +124,20 @@ class Player:
 
 
 @asynccontextmanager
-async def _staged(config: RolloutConfig) -> AsyncGenerator[_Stage]:
+async def _staged(config: RolloutConfig, process: int) -> AsyncGenerator[_Stage]:
+    if config.cluster is not None:
+        from toolyard.train.trl.cluster import on_cluster
+
+        async with on_cluster(config, process) as stage:
+            yield stage
+        return
     from toolyard.train.trl.weights import weight_sync
 
-    async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(open_rollout(config, note=_log.info))
+    async with open_rollout(config, note=_log.info) as opened:
         speaker = opened.setting.speaker
         assert isinstance(speaker, TokenSpeaker)
         assert speaker.engine is not None
-        yield _Stage(opened, weight_sync(speaker.engine))
+        yield _Here(config, opened, weight_sync(speaker.engine))
 
 
 def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:

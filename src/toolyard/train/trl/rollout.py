@@ -86,6 +86,7 @@ class ToolyardRollout:
     (LoRA
       merged, shards gathered) before each step. `vllm`: the server of TRL's server mode, which TRL keeps up to date.
       `sglang`: servers that read the weights from a folder shared with this process.
+    * With `config.cluster`, the workers of a Ray cluster play; with `transformers`, each has a copy of the model.
     * Tools are opened once, at the first step; each trajectory has its own instances.
     * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations in `eval`. The main process
       writes for all processes. A step that is played again after a resume replaces its lines.
