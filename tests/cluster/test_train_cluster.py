@@ -58,6 +58,11 @@ class Checked(ToolyardRollout):
         return columns
 
 
+def by_place(*, score: list[Any], **_: Any) -> list[float]:
+    """A random model earns no rewards, and groups of equal rewards would change no weights."""
+    return [float(at % 2) for at in range(len(score))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [False, True])
 def test_workers_sample_from_the_weights_of_their_step(nodes: Nodes, small: Path, tmp_path: Path, kills: bool) -> None:
@@ -67,8 +72,7 @@ def test_workers_sample_from_the_weights_of_their_step(nodes: Nodes, small: Path
     )
     with Checked(config, nodes=nodes, kills=kills) as rollout:
         trainer = make_trainer(rollout, small, tmp_path / "out")
-        # A random model earns no rewards, and groups of equal rewards would change no weights.
-        trainer.reward_funcs = [lambda *, score, **_: [float(at % 2) for at in range(len(score))]]
+        trainer.reward_funcs = [by_place]
         trainer.train()
         for mode in (True, False):  # the same ids twice, of which only one is in the journals of the other
             trainer.model.train(mode)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from toolyard.messages import JSON
 from toolyard.records.lines import to_line
@@ -34,9 +34,6 @@ from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.supervision import Stall
 from toolyard.tasks.protocol import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 _REPORT_SECONDS = 0.25
@@ -86,7 +83,8 @@ class Payload(NamedTuple):
 class Weights(NamedTuple):
     """Of the model, for workers with an embedded engine."""
 
-    by_name: Mapping[str, Tensor]
+    by_name: Mapping[str, Any]
+    """Tensors."""
     version: str
 
 
