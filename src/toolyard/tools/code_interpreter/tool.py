@@ -22,7 +22,6 @@ from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.sandbox.languages import find_language, own_name
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import MIB, CellResult, Execution, Limits, Program, Sandbox, Seconds
-from toolyard.sandbox.remote.sandbox import RemoteSandbox
 from toolyard.tools.arguments import ArgumentError
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.code_interpreter.session import TrajectorySession
@@ -227,9 +226,15 @@ def _places(settings: CodeInterpreterConfig, owner: str) -> Workplaces[_LoopReso
 
 def _new_sandbox(settings: CodeInterpreterConfig) -> Sandbox:
     if settings.sandbox_fusion_url:
-        return RemoteSandbox(settings.sandbox_fusion_url)
+        return _service(settings.sandbox_fusion_url)
     # As many sessions as there are trajectories: that number is limited elsewhere.
     return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
+
+
+def _service(url: str) -> Sandbox:
+    from toolyard.sandbox.remote.sandbox import RemoteSandbox  # aiohttp takes a third of a second, most of it for TLS
+
+    return RemoteSandbox(url)
 
 
 def _validated(config: dict[str, Any]) -> CodeInterpreterConfig:
@@ -244,7 +249,7 @@ def _validated(config: dict[str, Any]) -> CodeInterpreterConfig:
         raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
     try:
         if settings.sandbox_fusion_url:
-            RemoteSandbox(settings.sandbox_fusion_url)  # validates the URL
+            _service(settings.sandbox_fusion_url)  # validates the URL
         else:
             find_language(settings.default_language)  # a service may support other languages
     except ProgramError as error:
