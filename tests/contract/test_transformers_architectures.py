@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from late import Late
 from toolyard.engines.protocol import Sampling
-from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.errors import ConfigError, EngineRequestError
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+if TYPE_CHECKING:
+    from toolyard.engines.transformers.engine import TransformersEngine
+
+engines = Late("toolyard.engines.transformers.engine")
+torch = Late("torch")
+transformers = Late("transformers")
 
 WINDOW = 16
 SMALL: dict[str, Any] = {
@@ -100,7 +104,7 @@ async def largest_difference(
     """Of the log-probabilities of conversations that are played side by side, from those of a plain forward pass over
     the whole of each."""
     prefill: Any = {"prefill_tokens": 50, "max_batch_size": 3, **options}
-    async with TransformersEngine(folder, device="cpu", **prefill) as engine, asyncio.TaskGroup() as tasks:
+    async with engines.TransformersEngine(folder, device="cpu", **prefill) as engine, asyncio.TaskGroup() as tasks:
         played = [
             tasks.create_task(play(engine, f"r{length}", tokens_of(length, length), turns, most)) for length in lengths
         ]
@@ -116,7 +120,7 @@ async def largest_difference(
 async def largest_difference_from_alone(folder: Path, prompts: list[list[int]], **options: Any) -> float:
     """Of the log-probabilities of conversations that are played side by side, from those of each by itself."""
     settings: Any = {"turns": 2, "most": 12}
-    async with TransformersEngine(folder, device="cpu", **options) as engine:
+    async with engines.TransformersEngine(folder, device="cpu", **options) as engine:
         alone = [await play(engine, f"alone {at}", prompt, **settings) for at, prompt in enumerate(prompts)]
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -174,7 +178,7 @@ async def test_beyond_windows_and_rope_switches_log_probabilities_are_those_of_a
 async def test_a_context_ends_where_the_rope_factors_would_change(tmp_path, family, rope, caplog):
     most = "max_position_embeddings" if rope is DYNAMIC else "original_max_position_embeddings"
     folder = make_model(tmp_path, family, rope_parameters=rope, **{most: 32})
-    async with TransformersEngine(folder, device="cpu") as engine:
+    async with engines.TransformersEngine(folder, device="cpu") as engine:
         assert engine.context == 32
         assert ("longrope" in caplog.text) == (rope is LONGROPE)
         with pytest.raises(EngineRequestError, match="no room in a context of 32"):
@@ -185,7 +189,7 @@ async def test_a_context_ends_where_the_rope_factors_would_change(tmp_path, fami
 async def test_a_context_beyond_a_rope_switch_is_refused_by_name(tmp_path):
     folder = make_model(tmp_path, "Phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32)
     with pytest.raises(ConfigError, match=r"longrope .* beyond 32 tokens, but max_model_len is 33: .* sglang or vllm"):
-        await TransformersEngine(folder, device="cpu", max_model_len=33).__aenter__()
+        await engines.TransformersEngine(folder, device="cpu", max_model_len=33).__aenter__()
 
 
 @pytest.mark.parametrize(
@@ -213,4 +217,4 @@ async def test_a_context_beyond_a_rope_switch_is_refused_by_name(tmp_path):
 async def test_what_the_engine_cannot_compute_is_refused_by_name(tmp_path, family, changes, complaint):
     folder = make_model(tmp_path, family, **changes)
     with pytest.raises(ConfigError, match=rf"cannot be used .*{complaint}.* sglang or vllm"):
-        await TransformersEngine(folder, device="cpu").__aenter__()
+        await engines.TransformersEngine(folder, device="cpu").__aenter__()

@@ -6,20 +6,25 @@ import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from late import Late
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.engines.transformers.engine import TransformersEngine
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.testing import EngineContract
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+if TYPE_CHECKING:
+    from toolyard.engines.transformers.engine import TransformersEngine
+
+engines = Late("toolyard.engines.transformers.engine")
+torch = Late("torch")
+transformers = Late("transformers")
 
 VOCABULARY = 128
 CONTEXT = 4096
@@ -74,11 +79,11 @@ class TestTransformersEngine(EngineContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def engine(cls, folder: Path):
-        async with TransformersEngine(folder, device="cpu", decode=decode) as engine:
+        async with engines.TransformersEngine(folder, device="cpu", decode=decode) as engine:
             yield engine
 
     def make(self) -> TransformersEngine:
-        return TransformersEngine(self.folder, device="cpu", decode=decode)
+        return engines.TransformersEngine(self.folder, device="cpu", decode=decode)
 
     def decode(self, ids: Sequence[int]) -> str:
         return decode(ids)
@@ -94,7 +99,7 @@ def plain(folder: Path):
 
 
 def make(folder: Path, **options: object) -> TransformersEngine:
-    return TransformersEngine(folder, device="cpu", **{"decode": decode, **options})
+    return engines.TransformersEngine(folder, device="cpu", **{"decode": decode, **options})
 
 
 async def sample(engine: TransformersEngine, ids: Sequence[int], name: str = "r", **sampling: object) -> Generation:
@@ -394,7 +399,7 @@ async def test_entering_can_be_cancelled(folder):
 
 
 async def test_stop_texts_without_a_tokenizer_are_refused_with_the_reason(folder):
-    async with TransformersEngine(folder, device="cpu") as engine:
+    async with engines.TransformersEngine(folder, device="cpu") as engine:
         with pytest.raises(EngineRequestError, match="tokenizer"):
             await sample(engine, PROMPT, stop=("x",))
         assert (await sample(engine, PROMPT)).finish is Finish.LENGTH
@@ -419,14 +424,14 @@ async def test_an_abort_while_the_tokenizer_is_being_loaded_is_not_lost(folder):
 
 async def test_models_and_options_that_do_not_work_are_refused_on_entering(folder, tmp_path):
     for bad, complaint in (
-        (TransformersEngine(tmp_path / "nothing", device="cpu"), "cannot be loaded"),
-        (TransformersEngine(folder, device="abacus"), "abacus"),
-        (TransformersEngine(folder, device="cpu", dtype="int8"), "int8"),
+        (engines.TransformersEngine(tmp_path / "nothing", device="cpu"), "cannot be loaded"),
+        (engines.TransformersEngine(folder, device="abacus"), "abacus"),
+        (engines.TransformersEngine(folder, device="cpu", dtype="int8"), "int8"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             await bad.__aenter__()
     with pytest.raises(ConfigError, match="max_batch_size"):
-        TransformersEngine(folder, max_batch_size=0)
+        engines.TransformersEngine(folder, max_batch_size=0)
 
 
 async def test_a_model_with_another_attention_is_refused(tmp_path):
@@ -470,7 +475,7 @@ async def test_the_embedded_model_answers():
     assert len(tokenizer("\n\n1").input_ids) == 2  # digits are words of their own, and so are the lines before them
     conversation = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    async with TransformersEngine(there.path, device="cpu") as engine:
+    async with engines.TransformersEngine(there.path, device="cpu") as engine:
         found = await sample(engine, ids, temperature=0.0, stop=("Paris",))
     assert (found.finish, found.stop_text) == (Finish.STOP, "Paris")
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from late import Late
 from toolyard.engines.models import resolve_model
 from toolyard.engines.protocol import Sampling
 from toolyard.errors import ConfigError
 from toolyard.rollout.assembly import open_rollout
 from toolyard.rollout.config import load_config
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-safetensors_torch = pytest.importorskip("safetensors.torch")
-
-from toolyard.engines.transformers.adapter import read_adapter  # noqa: E402
-from toolyard.engines.transformers.engine import TransformersEngine  # noqa: E402 - needs torch
+engines = Late("toolyard.engines.transformers.engine")
+torch = Late("torch")
+transformers = Late("transformers")
+peft = Late("peft")
+safetensors_torch = Late("safetensors.torch")
+adapters = Late("toolyard.engines.transformers.adapter")
 
 VOCABULARY = 64
 IDS = [[(7 * at + 3) % VOCABULARY for at in range(24)]]
@@ -113,7 +113,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_merged_logits_are_those_of_peft(base, tmp_path, settings):
     folder = write_adapter(tmp_path / "adapter", base, **settings)
     model, plain = of(base), logits(of(base))
-    read_adapter(folder).merge_into(model)
+    adapters.read_adapter(folder).merge_into(model)
     theirs = peft.PeftModel.from_pretrained(of(base), folder).eval()
     expected = logits(theirs)
     assert (logits(model) - expected).abs().max() < 1e-5
@@ -130,13 +130,13 @@ def test_layers_whose_weights_lie_the_other_way_are_merged_as_peft_does(tmp_path
     targets = ["c_attn", "c_proj", "c_fc"]
     folder = write_adapter(tmp_path / "adapter", base, target_modules=targets, fan_in_fan_out=fan_in_fan_out)
     model = of(base)
-    read_adapter(folder).merge_into(model)
+    adapters.read_adapter(folder).merge_into(model)
     expected = logits(peft.PeftModel.from_pretrained(of(base), folder).eval())
     assert (logits(model) - expected).abs().max() < 1e-5
 
 
 async def test_the_engine_samples_from_the_model_with_its_adapter(base, adapter):
-    async with TransformersEngine(base, adapter=str(adapter), device="cpu") as engine:
+    async with engines.TransformersEngine(base, adapter=str(adapter), device="cpu") as engine:
         found = await engine.generate(IDS[0], Sampling(max_tokens=8, temperature=0), request_id="r")
     model = peft.PeftModel.from_pretrained(of(base), adapter).eval()
     ids = torch.tensor([[*IDS[0], *found.token_ids]])
@@ -151,7 +151,7 @@ async def test_an_adapter_is_merged_into_weights_of_half_precision(base, adapter
     """Rounded once, after the sum."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     before = model.model.layers[0].mlp.up_proj.weight.float()
-    found = read_adapter(adapter)
+    found = adapters.read_adapter(adapter)
     found.merge_into(model)
     right = (before + found.updates["model.layers.0.mlp.up_proj"].delta()).bfloat16()
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, right)
@@ -174,7 +174,7 @@ async def test_an_adapter_is_merged_into_weights_of_half_precision(base, adapter
 def test_what_cannot_be_merged_is_refused_by_name_with_the_way_out(base, tmp_path, settings, named):
     folder = write_adapter(tmp_path / "adapter", base, **settings)
     with pytest.raises(ConfigError, match=rf"{tmp_path}.*{named}.*merge_and_unload"):
-        read_adapter(folder)
+        adapters.read_adapter(folder)
 
 
 def changed(adapter: Path, folder: Path, config: dict | None = None, tensors=lambda found: None) -> Path:
@@ -208,7 +208,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 )
 def test_nothing_in_the_files_is_passed_over(adapter, tmp_path, config, tensors, named):
     with pytest.raises(ConfigError, match=named):
-        read_adapter(changed(adapter, tmp_path / "adapter", config, tensors))
+        adapters.read_adapter(changed(adapter, tmp_path / "adapter", config, tensors))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a tensor file at all"])
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_read_is_named(adapter, tmp_path, content):
         if content is not None:
             (folder / name).write_bytes(content)
         with pytest.raises(ConfigError, match=name):
-            read_adapter(folder)
+            adapters.read_adapter(folder)
 
 
 def test_an_adapter_of_another_model_changes_nothing(base, adapter, tmp_path):
@@ -228,7 +228,7 @@ def test_an_adapter_of_another_model_changes_nothing(base, adapter, tmp_path):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         folder = changed(adapter, tmp_path / f"adapter-{len(list(tmp_path.iterdir()))}", {}, tensors)
         try:
-            read_adapter(folder).merge_into(model)
+            adapters.read_adapter(folder).merge_into(model)
         finally:
             assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -248,12 +248,12 @@ def test_weights_that_two_modules_share_are_not_changed_for_one(tmp_path):
     with pytest.warns(UserWarning, match="tie_word_embeddings"):
         folder = write_adapter(tmp_path / "adapter", base, target_modules=["lm_head"])
     with pytest.raises(ConfigError, match="lm_head' shares its weights"):
-        read_adapter(folder).merge_into(of(base))
+        adapters.read_adapter(folder).merge_into(of(base))
 
 
 async def test_an_engine_with_a_wrong_adapter_says_so_when_it_is_entered(base, tmp_path):
     with pytest.raises(ConfigError, match=r"adapter_config\.json"):
-        await TransformersEngine(base, adapter=tmp_path, device="cpu").__aenter__()
+        await engines.TransformersEngine(base, adapter=tmp_path, device="cpu").__aenter__()
 
 
 def test_an_adapter_in_the_place_of_a_model_is_recognised(adapter):

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from late import Late
 from toolyard.errors import ConfigError, RecordError
 from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import load_config
 from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
 from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
-from toolyard.train.trl.arguments import Batches
-from toolyard.train.trl.run import task_order
 from toolyard.train.trl.stopping import StopSignals
+
+arguments = Late("toolyard.train.trl.arguments")
+run = Late("toolyard.train.trl.run")
 
 N4 = ["rollout.n=4"]
 
@@ -103,23 +105,23 @@ def test_a_mistake_is_named_with_its_place_and_the_way_out(override, told):
 )
 def test_micro_batches_make_up_a_step_exactly(prompts, n, micro, processes, expected):
     config = load_train_config(None, [f"prompts_per_step={prompts}", f"rollout.n={n}", f"micro_batch_size={micro}"])
-    found = Batches.of(config, processes)
+    found = arguments.Batches.of(config, processes)
     assert (found.micro_batch, found.accumulation) == expected
     assert found.micro_batch * found.accumulation * processes == prompts * n
 
 
 def test_prompts_that_processes_cannot_share_are_refused():
     with pytest.raises(ConfigError, match="prompts_per_step 8 is not a multiple of the 3 processes"):
-        Batches.of(load_train_config(None, N4), 3)
+        arguments.Batches.of(load_train_config(None, N4), 3)
 
 
 def test_all_tasks_come_before_one_comes_again_and_more_steps_begin_alike():
-    order = task_order(5, 12, seed=1, shuffle=True)
+    order = run.task_order(5, 12, seed=1, shuffle=True)
     assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
     assert order[:5] != order[5:10]
-    assert task_order(5, 30, seed=1, shuffle=True)[:12] == order
-    assert task_order(5, 12, seed=2, shuffle=True) != order
-    assert task_order(3, 7, seed=1, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
+    assert run.task_order(5, 30, seed=1, shuffle=True)[:12] == order
+    assert run.task_order(5, 12, seed=2, shuffle=True) != order
+    assert run.task_order(3, 7, seed=1, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
