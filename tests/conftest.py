@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 import material
+from expensive import LONGEST, REPEATED
 from ray_node import HOST as RAY_HOST
 from ray_node import ray_node
 from toolyard import settings
@@ -198,29 +200,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Sharing(config, log)
 
 
-LONGEST = (
-    "test_train_command",
-    "test_train_trl",
-    "test_limiter_cluster",
-    "test_rollout_cluster",
-    "test_soak_cluster",
-    "test_cli",
-    "test_rollout_faults",
-    "test_ray_limiter",
-    "test_doctor_and_limiters",
-    "test_mcp_tools",
-    "test_code_corpus",
-    "test_view_browser",
-    "test_math_processes",
-    "test_remote_failover",
-    "test_run_each",
-    "test_tools_cli",
-    "test_chat_real_families",
-    "test_execution_pool_on_ray",
-)
-"""Files of half a minute or more. They come first, so that no process is left with one when the others are done."""
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -228,6 +207,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = getattr(getattr(item, "cls", None), "quick_tests", None)
         if quick is not None and getattr(item, "originalname", None) not in quick:
             item.add_marker(pytest.mark.slow)
+    seen = Counter[str]()
+    for item in items:
+        name = f"{item.path.stem}::{getattr(item, 'originalname', '')}"
+        if item.get_closest_marker("slow") is None:
+            seen[name] += 1
+            if seen[name] > REPEATED.get(name, len(items)):
+                item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):  # one of several processes, which get one file after the other
         items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 

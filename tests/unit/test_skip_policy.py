@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from expensive import LONGEST, REPEATED
+
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
 
 
@@ -80,3 +82,11 @@ def test_make_test_all_runs_every_test_once() -> None:
     # What is to be alone is looked for in one folder.
     marked = [path for path in CONFTEST.parent.rglob("test_*.py") if "pytest.mark.alone" in path.read_text()]
     assert {path.parent.name for path in marked if not path.samefile(__file__)} == {"isolation"}
+
+
+def test_every_name_in_the_lists_of_long_and_repeated_tests_is_there() -> None:
+    files = {path.stem: path.read_text() for path in CONFTEST.parent.rglob("test_*.py")}
+    assert set(LONGEST) <= files.keys()
+    for name in REPEATED:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in files[file], name
