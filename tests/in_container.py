@@ -39,12 +39,28 @@ def profile() -> bytes:
     """Only what the sandbox would like to do and must do without."""
     refuse, allow = (RETURN, 0, 0, ERROR | errno.EPERM), (RETURN, 0, 0, ALLOW)
     program = [
-        (LOAD, 0, 0, 0),
-        *[line for number in (*REFUSED[MACHINE], *REFUSED_EVERYWHERE) for line in ((EQUAL, 0, 1, number), refuse)],
+        *_refusals((*REFUSED[MACHINE], *REFUSED_EVERYWHERE)),
         (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERROR | errno.ENOSYS),
         (EQUAL, 1, 0, CLONE[MACHINE]), allow,
         (LOAD, 0, 0, 16), (ANY_BIT, 0, 1, kernel.NAMESPACES | kernel.CLONE_NEWCGROUP), refuse, allow,
     ]  # fmt: skip
+    return _packed(program)
+
+
+def refusal(*numbers: int) -> bytes:
+    """A filter that refuses these system calls, and no others."""
+    return _packed([*_refusals(numbers), (RETURN, 0, 0, ALLOW)])
+
+
+Line = tuple[int, int, int, int]
+
+
+def _refusals(numbers: tuple[int, ...]) -> list[Line]:
+    refuse = (RETURN, 0, 0, ERROR | errno.EPERM)
+    return [(LOAD, 0, 0, 0), *[line for number in numbers for line in ((EQUAL, 0, 1, number), refuse)]]
+
+
+def _packed(program: list[Line]) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
 

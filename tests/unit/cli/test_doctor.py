@@ -311,7 +311,7 @@ class TestReport:
 
     def test_one_remedy_for_many_features_is_told_once(self) -> None:
         refused = granting(user_namespace=EPERM, pid_namespace=EPERM)
-        given = advice(report(*kernel_checks(refused, Host(container="docker"))))
+        given = advice(kernel_checks(refused, Host(container="docker")))
         assert list(given) == ["user namespace, pid namespace"]
 
     def test_namespaces_that_work_are_one_line_and_those_that_do_not_are_each_shown(self) -> None:

@@ -81,6 +81,8 @@ class Status(StrEnum):
     """Not installed, or not permitted."""
     BROKEN = "broken"
     """Present, but it failed when tried."""
+    UNKNOWN = "unknown"
+    """Of a pod: left to the node or the image."""
 
 
 class Group(StrEnum):
