@@ -1,9 +1,9 @@
-"""Run a command as in the first container of a pod: `python tests/in_pod.py MANIFEST COMMAND …`, as root.
+"""Run a command as in the first container of a pod: `python tests/in_pod.py MANIFEST VOLUME COMMAND …`, as root.
 
 What the kubelet and a container runtime make of a pod's security settings is reproduced without them: its user
 namespace, seccomp profile, capabilities, user, /proc and read-only root. AppArmor's default profile is played by a
 filter that refuses mounts. Settings that are left out have Kubernetes' own defaults: Unconfined, root, the usual
-capabilities, a masked /proc, no user namespace. Volumes are played by an empty /tmp.
+capabilities, a masked /proc, no user namespace. Of volumes there are an empty /tmp, and the folder VOLUME in its place.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def first_pod(manifest: str) -> dict[str, Any]:
     return document["spec"] if document["kind"] == "Pod" else document["spec"]["template"]["spec"]
 
 
-def prepare_files() -> None:
+def prepare_files(volume: str) -> None:
     """As root of the machine: the interpreter can be reached by everybody, and /tmp is empty otherwise."""
-    needed = sorted({sys.prefix, sys.base_prefix, CHECKOUT})
+    needed = sorted({sys.prefix, sys.base_prefix, CHECKOUT, volume})
     open_up(needed)
     handles = {path: os.open(path, os.O_PATH) for path in needed if path.startswith("/tmp/")}
     kernel.mount("tmp", "/tmp", "tmpfs", 0, "mode=1777")
@@ -92,12 +92,15 @@ def kept_capabilities(security: dict[str, Any]) -> int:
     return kept | sum(1 << NUMBERS[name] for name in listed.get("add", []))
 
 
-def become_contained(pod: dict[str, Any]) -> None:
+def become_contained(pod: dict[str, Any], volume: str) -> None:
     """Give up what a process of the pod's first container does not have."""
     security = {**pod.get("securityContext", {}), **pod["containers"][0].get("securityContext", {})}
     privileged, capabilities = security.get("privileged", False), kept_capabilities(security)
-    prepare_files()
+    prepare_files(volume)
     enter_namespaces(own_users=pod.get("hostUsers") is False)
+    os.setgroups([])
+    if security.get("readOnlyRootFilesystem"):
+        kernel.make_read_only("/")
     if not privileged:
         cover(masked=security.get("procMount") != "Unmasked")
         if security.get("appArmorProfile", {}).get("type") == "RuntimeDefault":
@@ -105,12 +108,9 @@ def become_contained(pod: dict[str, Any]) -> None:
         if security.get("seccompProfile", {}).get("type") == "RuntimeDefault":
             administrator = capabilities >> NUMBERS["SYS_ADMIN"] & 1
             kernel.install_seccomp(refusal(PIVOT_ROOT[MACHINE]) if administrator else profile())
-    if security.get("readOnlyRootFilesystem"):
-        kernel.make_read_only("/")
     user = security.get("runAsUser", 0)
     if not privileged:
         kernel.drop_capabilities(capabilities | (1 << 6 | 1 << 7 if user else 0))
-    os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -121,6 +121,6 @@ def become_contained(pod: dict[str, Any]) -> None:
 if __name__ == "__main__":
     spec = first_pod(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # for the command alone
-    become_contained(spec)
+    become_contained(spec, sys.argv[2])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])

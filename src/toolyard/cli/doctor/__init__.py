@@ -38,8 +38,6 @@ def doctor(
         typer.Option(
             metavar="FILE",
             help="Instead of this machine, judge the pods of this Kubernetes manifest; - reads standard input.",
-            exists=True,
-            dir_okay=False,
             allow_dash=True,
         ),
     ] = None,
@@ -107,9 +105,14 @@ def _stop(name: str, namespace: str | None, *, force: bool, as_json: bool) -> No
 
 def _judge_pods(file: Path, *, as_json: bool) -> NoReturn:
     from toolyard.cli.doctor.pods import MAX_BYTES, examine_manifest
+    from toolyard.errors import ConfigError
 
-    with sys.stdin.buffer if str(file) == "-" else file.open("rb") as manifest:
-        report = examine_manifest(manifest.read(MAX_BYTES + 1), str(file))
+    try:
+        with sys.stdin.buffer if str(file) == "-" else file.open("rb") as manifest:
+            text = manifest.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    report = examine_manifest(text, str(file))
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
@@ -127,7 +130,7 @@ def show_pods(report: PodReport, console: Console) -> None:
         console.print(_rows(list(found.checks)))
         _show_advice(found.checks, console)
         if found.node:
-            console.print("[bold]What the node must have[/]")
+            console.print("\n[bold]What the node must have[/]")
             for need in found.node:
                 console.print(f"  {escape(need)}")
 

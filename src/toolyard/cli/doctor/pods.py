@@ -107,7 +107,11 @@ def _pod_specs(value: Any, path: tuple[str, ...], seen: set[int]) -> Iterator[tu
     else:
         mapping = cast("Mapping", value)
         containers = mapping.get("containers")
-        if isinstance(containers, list) and containers and all(isinstance(item, dict) for item in cast("Any", containers)):
+        if (
+            isinstance(containers, list)
+            and containers
+            and all(isinstance(item, dict) for item in cast("Any", containers))
+        ):
             yield path, mapping
             return
         inner = [(str(key), item) for key, item in mapping.items()]
@@ -145,7 +149,9 @@ class _Settings:
     def capabilities(self) -> frozenset[str]:
         """Those of a root process that matter here."""
         listed = self.inner("capabilities")
-        added, dropped = ({str(name).removeprefix("CAP_") for name in listed.get(key, list, [])} for key in ("add", "drop"))
+        added, dropped = (
+            {str(name).removeprefix("CAP_") for name in listed.get(key, list, [])} for key in ("add", "drop")
+        )
         kept = frozenset[str]() if "ALL" in dropped else _DEFAULT_CAPABILITIES - dropped
         return kept | ({"SETUID", "SETGID", "SYS_ADMIN"} if "ALL" in added else added)
 
@@ -181,7 +187,14 @@ class _Judgement:
         namespaces = seccomp and (self.own_ids or not root)
         private_root = namespaces and mounts and self.whole_proc
         features = dict.fromkeys(
-            ("user namespace", "mount namespace", "pid namespace", "network namespace", "ipc namespace", "uts namespace"),
+            (
+                "user namespace",
+                "mount namespace",
+                "pid namespace",
+                "network namespace",
+                "ipc namespace",
+                "uts namespace",
+            ),
             "" if namespaces else "refused",
         )
         return Grants(
@@ -279,7 +292,9 @@ def _judge_proc(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
         said = "Unmasked without a user namespace: the API server refuses the pod"
         return found.add("/proc", Status.BROKEN, said, "hostUsers: false on the pod")
     if found.whole_proc:
-        return found.add("/proc", Status.OK, "not masked" + (", since the container is privileged" if privileged else ""))
+        return found.add(
+            "/proc", Status.OK, "not masked" + (", since the container is privileged" if privileged else "")
+        )
     return found.add("/proc", Status.MISSING, "masked: the kernel refuses a private root its own /proc", _FULL)
 
 
