@@ -13,6 +13,7 @@ import gzip
 import importlib
 import inspect
 import io
+import itertools
 import re
 import shlex
 import sys
@@ -224,6 +225,9 @@ def test_commands_have_the_options_that_they_are_shown_with(page: Path) -> None:
                 assert module == "verl.trainer.main_ppo", where
             case ["python", script, *_]:
                 assert (CHECKOUT / script).is_file() or script == "make_tasks.py", where
+            case ["docker" | "kubectl", *given]:
+                files = [word for option, word in itertools.pairwise(given) if option == "-f" and "/" in word]
+                assert all((CHECKOUT / file).is_file() or file.startswith("job/") for file in files), where
             case _:
                 pytest.fail(f"{where}: nobody knows how to check {shlex.join(words)}")
 

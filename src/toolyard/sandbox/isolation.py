@@ -16,6 +16,11 @@ GUEST_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest_mai
 _PROBE_SECONDS = 30
 SCOPED_SIGNALS = 6
 """The Landlock version that confines signals."""
+NAMESPACES = (
+    "user namespace", "mount namespace", "pid namespace", "network namespace", "ipc namespace", "uts namespace",
+    "private root",
+)  # fmt: skip
+"""The features without which programs run in none."""
 
 
 class Level(StrEnum):
@@ -64,10 +69,7 @@ class Grants(BaseModel):
 
     @property
     def namespaces(self) -> bool:
-        return self.has(
-            "user namespace", "mount namespace", "pid namespace", "network namespace", "ipc namespace",
-            "uts namespace", "private root",
-        )  # fmt: skip
+        return self.has(*NAMESPACES)
 
     @property
     def level(self) -> Level:

@@ -111,6 +111,9 @@ class TestRefusals:
     def test_a_user_namespace_excludes_namespaces_of_the_node(self, shared: str) -> None:
         assert judge(full(**{shared: True})).possible == ()
 
+    def test_root_that_must_not_be_root_does_not_start(self) -> None:
+        assert judge(pod({"runAsUser": 0, "runAsNonRoot": True})).possible == ()
+
     def test_windows_does_not_run_the_sandbox(self) -> None:
         report = judge(pod(os={"name": "windows"}))
         assert (report.possible, status(report, "system")) == ((), Status.BROKEN)

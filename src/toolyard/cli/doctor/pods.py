@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from toolyard.cli.doctor.checks import Check, Group, Status
 from toolyard.errors import ConfigError
-from toolyard.sandbox.isolation import SCOPED_SIGNALS, Grants, Level, Python
+from toolyard.sandbox.isolation import NAMESPACES, SCOPED_SIGNALS, Grants, Level, Python
 
 MAX_BYTES = 1 << 20
 """Of a manifest; YAML is slow to read."""
@@ -106,7 +106,7 @@ def _pod_specs(value: Any, path: tuple[str, ...], seen: set[int]) -> Iterator[tu
         inner = [(str(index), item) for index, item in enumerate(cast("list[Any]", value))]
     else:
         mapping = cast("Mapping", value)
-        containers = mapping.get("containers")
+        containers: Any = mapping.get("containers")
         if (
             isinstance(containers, list)
             and containers
@@ -184,23 +184,11 @@ class _Judgement:
         return [self._case(*case) for case in itertools.product(self.seccomp, self.mounts, self.root)]
 
     def _case(self, seccomp: bool, mounts: bool, root: bool) -> Grants:
-        namespaces = seccomp and (self.own_ids or not root)
-        private_root = namespaces and mounts and self.whole_proc
-        features = dict.fromkeys(
-            (
-                "user namespace",
-                "mount namespace",
-                "pid namespace",
-                "network namespace",
-                "ipc namespace",
-                "uts namespace",
-            ),
-            "" if namespaces else "refused",
-        )
+        namespaces = seccomp and mounts and self.whole_proc and (self.own_ids or not root)
         return Grants(
             features={
-                **features, "private root": "" if private_root else "refused", "landlock": "", "seccomp": "",
-                "own user id": "" if root and self.own_ids else "refused",
+                **dict.fromkeys(NAMESPACES, "" if namespaces else "refused"),
+                "landlock": "", "seccomp": "", "own user id": "" if root and self.own_ids else "refused",
             },
             cgroup=None,
             limits_processes=not root or self.own_users,
@@ -300,10 +288,10 @@ def _judge_proc(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
 
 def _judge_user(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
     user = own.get("runAsUser", int)
-    if user is None:
-        found.root = (False,) if own.get("runAsNonRoot", bool, False) else (True, False)
-    else:
-        found.root = (user == 0,)
+    forbidden = own.get("runAsNonRoot", bool, False)
+    if user == 0 and forbidden:
+        return found.add("user", Status.BROKEN, "root with runAsNonRoot: the kubelet refuses it", "runAsUser: 10001")
+    found.root = ((False,) if forbidden else (True, False)) if user is None else (user == 0,)
     granted = privileged or {"SETUID", "SETGID"} <= own.capabilities()
     found.own_ids = granted and not found.own_users
     if found.root == (False,):
@@ -338,6 +326,8 @@ def _node_needs(found: _Judgement, level: Level) -> Iterator[str]:
         yield "sysctl user.max_user_namespaces greater than 0"
         if False in found.root:
             yield "sysctl kernel.apparmor_restrict_unprivileged_userns=0, where it exists (Ubuntu 24.04 has 1)"
+        if found.whole_proc and found.own_users:
+            yield "the feature gate ProcMountType, where Kubernetes still has it (for procMount: Unmasked)"
         yield "no SELinux policy that refuses the container mounts or namespaces"
     elif level is Level.CONFINED:
         if True in found.root and found.own_ids:
