@@ -28,7 +28,6 @@ _DEFAULT_CAPABILITIES = frozenset({"SETUID", "SETGID"})
 """Those that matter here, out of what container runtimes give to root by default."""
 _FROM_POD = ("runAsUser", "runAsNonRoot", "seccompProfile", "appArmorProfile")
 """Settings of the pod's securityContext that hold for its containers, unless theirs say otherwise."""
-_FULL = "hostUsers: false on the pod; on the container securityContext: {procMount: Unmasked}"
 
 Mapping = dict[str, Any]
 
@@ -252,7 +251,7 @@ def _judge_seccomp(found: _Judgement, own: _Settings, *, privileged: bool) -> No
     found.seccomp = (True, False)
     said = {
         None: "not set: the node decides (RuntimeDefault if its kubelet has seccompDefault, otherwise Unconfined)",
-        "RuntimeDefault": "RuntimeDefault with SYS_ADMIN: allows unshare and mount, but not every runtime pivot_root",
+        "RuntimeDefault": "RuntimeDefault with SYS_ADMIN: allows unshare and mount; the runtime decides about pivot_root",
         "Localhost": "Localhost: a file on the node decides",
     }
     return found.add("seccomp profile", Status.UNKNOWN, said[kind], remedy)
@@ -280,10 +279,10 @@ def _judge_proc(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
         said = "Unmasked without a user namespace: the API server refuses the pod"
         return found.add("/proc", Status.BROKEN, said, "hostUsers: false on the pod")
     if found.whole_proc:
-        return found.add(
-            "/proc", Status.OK, "not masked" + (", since the container is privileged" if privileged else "")
-        )
-    return found.add("/proc", Status.MISSING, "masked: the kernel refuses a private root its own /proc", _FULL)
+        why = ", since the container is privileged" if privileged else ""
+        return found.add("/proc", Status.OK, f"not masked{why}")
+    remedy = "hostUsers: false on the pod; on the container securityContext: {procMount: Unmasked}"
+    return found.add("/proc", Status.MISSING, "masked: the kernel refuses a private root its own /proc", remedy)
 
 
 def _judge_user(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
@@ -301,7 +300,7 @@ def _judge_user(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
     remedy = "securityContext: {runAsNonRoot: true, runAsUser: 10001}, and an image whose files that user can read"
     status = Status.MISSING if found.root == (True,) else Status.UNKNOWN
     if found.own_users:
-        said = f"{who}: programs cannot have a user id of their own, since the pod's user namespace has too few"
+        said = f"{who}: programs cannot have a user id of their own, since the pod's user namespace has too few ids"
         return found.add("user", status, said, remedy)
     if not granted:
         return found.add("user", status, f"{who}: without SETUID and SETGID programs cannot have another user", remedy)

@@ -29,8 +29,8 @@ _NAMESPACE_ADVICE = {
     "pivot_root)",
     "podman": "in a Podman container, start it with: podman run --security-opt seccomp=unconfined "
     "--security-opt unmask=ALL",
-    "kubernetes": "in the pod: hostUsers: false, and securityContext: {seccompProfile: {type: Unconfined}, "
-    "appArmorProfile: {type: Unconfined}, procMount: Unmasked}",
+    "kubernetes": "in the pod: hostUsers: false, and securityContext: {runAsUser: 10001, seccompProfile: {type: "
+    "Unconfined}, appArmorProfile: {type: Unconfined}, procMount: Unmasked}; try it with: toolyard doctor --pod FILE",
 }
 
 
