@@ -251,7 +251,7 @@ def _judge_seccomp(found: _Judgement, own: _Settings, *, privileged: bool) -> No
     found.seccomp = (True, False)
     said = {
         None: "not set: the node decides (RuntimeDefault if its kubelet has seccompDefault, otherwise Unconfined)",
-        "RuntimeDefault": "RuntimeDefault with SYS_ADMIN: allows unshare and mount; the runtime decides about pivot_root",
+        "RuntimeDefault": "RuntimeDefault with SYS_ADMIN: allows unshare and mount; pivot_root depends on the runtime",
         "Localhost": "Localhost: a file on the node decides",
     }
     return found.add("seccomp profile", Status.UNKNOWN, said[kind], remedy)
