@@ -51,6 +51,15 @@ PODS: dict[str, tuple[dict[str, Any], dict[str, Any], Level]] = {
     "privileged-root-of-a-namespace": (OWN_USERS, {"privileged": True, "runAsUser": 0}, Level.CONFINED),
 }  # fmt: skip
 
+ONCE_IN_A_WHILE = {
+    "privileged-user", "masked-proc-of-the-node", "default-apparmor", "root", "privileged-root-of-a-namespace",
+}  # fmt: skip
+"""Pods whose rules the others try, too."""
+
+
+def slow_if(condition: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if condition else []
+
 
 def manifest(folder: Path, pod: dict[str, Any], security: dict[str, Any]) -> Path:
     container = {"name": "sandbox", "image": "toolyard", "securityContext": security}
@@ -73,7 +82,7 @@ def reached(path: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", PODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow_if(name in ONCE_IN_A_WHILE)) for name in PODS])
 def test_a_pod_reaches_the_level_that_is_predicted(name: str, tmp_path: Path) -> None:
     pod, security, level = PODS[name]
     path = manifest(tmp_path, pod, security)
@@ -81,6 +90,7 @@ def test_a_pod_reaches_the_level_that_is_predicted(name: str, tmp_path: Path) ->
     assert (container.isolation, reached(path)) == (level, level)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "security",
     [
@@ -103,7 +113,7 @@ def test_what_the_node_decides_is_among_the_possible_levels(security: dict[str, 
 # Our own --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["sandbox.yaml", "sandbox-restricted.yaml"])
+@pytest.fixture(params=["sandbox.yaml", pytest.param("sandbox-restricted.yaml", marks=pytest.mark.slow)])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The service as the manifest starts it, with its restrictions and arguments except port, token and workers."""
     path = MANIFESTS / request.param
