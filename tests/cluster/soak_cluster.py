@@ -80,7 +80,8 @@ class Soak:
             until_gone = set(self.nodes.workers)
             while until_gone:
                 alive = set(self.nodes.workers)
-                self.deaths |= dict.fromkeys(until_gone - alive, time.time())
+                for pid in until_gone - alive:  # some may have been killed just before
+                    self.deaths.setdefault(pid, time.time())
                 until_gone &= alive
                 self.wake()
                 time.sleep(0.02)
@@ -166,10 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=1_000)
+    parser.add_argument("--nodes", type=int, default=4, help="more are faster where there are more processors")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ray_nodes() as nodes:
+    with tempfile.TemporaryDirectory() as folder, ray_nodes(given.nodes) as nodes:
         done, found = soak(Path(folder) / "job", nodes, given.requests, given.kills, given.seed)
     print(f"{given.requests} requests in {time.monotonic() - began:.0f} s; disturbed: {dict(done)}; {found}")
     print("each id once, as one process writes it; every tape replays to the bit")

@@ -306,8 +306,9 @@ class ClusterRun:
         try:
             state: State = await _get(self._ledger.order.remote(orders))
             if not state.known:
-                begun = [hand.name for hand in self._hands.values() if hand.shares is not None]
-                self._ledger_id = await _get(self._ledger.open.remote(begun))
+                # To the first ledger, nobody comes with requests; to a later one, even a worker that has just started.
+                workers = list(self._hands) if self._ledger_id else []
+                self._ledger_id = await _get(self._ledger.open.remote(workers))
                 self._after = 0
                 self._new = [(index, group, payload) for index, (group, payload) in self._open.items()]
                 return
