@@ -53,8 +53,10 @@ class Hello:
     max_cases: int
 
 
-async def serve_node(host: str, workers: int, on_ready: Callable[[Address], None]) -> None:
-    """Serve a sandbox with `workers` slots on any free port of `host`. Returns when it has had no users for a while.
+async def serve_node(
+    host: str, workers: int, on_ready: Callable[[Address], None], *, idle_seconds: float = _IDLE_SECONDS
+) -> None:
+    """Serve a sandbox with `workers` slots on any free port of `host`. Returns `idle_seconds` after the last user left.
 
     Raises:
         ConfigError: it cannot listen on `host`.
@@ -79,7 +81,7 @@ async def serve_node(host: str, workers: int, on_ready: Callable[[Address], None
         server = await asyncio.start_server(users.attend, host, 0)
         try:
             on_ready(Address(host, server.sockets[0].getsockname()[1], secret))
-            while not users.are_gone:
+            while users.idle_seconds < idle_seconds:
                 now = sandbox.statistics()
                 users.tell(now.busy + now.waiting)
                 await asyncio.sleep(_LOAD_SECONDS)
@@ -97,8 +99,8 @@ class _Users:
         self._load = 0
 
     @property
-    def are_gone(self) -> bool:
-        return not self._writers and _now() - self._gone_since > _IDLE_SECONDS
+    def idle_seconds(self) -> float:
+        return 0.0 if self._writers else _now() - self._gone_since
 
     def tell(self, load: int) -> None:
         if load != self._load:

@@ -97,10 +97,10 @@ class _Node:
 class RaySandbox(HttpSandbox):
     """The sandboxes of all nodes of the Ray cluster that this process is connected to, as one.
 
-    Each node has as many slots as it has CPUs in Ray, shared by all processes of the cluster; nodes without CPUs are left
-    out. A program goes to the node with the most room, a batch stays together, a session stays on its node. If a node is
-    lost, its programs and what is left of its batches run elsewhere, and its sessions raise `SessionLostError`. Nodes
-    that join get work.
+    Each node has as many slots as it has CPUs in Ray, shared by all processes of the cluster; nodes without CPUs are
+    left out. A program goes to the node with the most room, a batch stays together, a session stays on its node. If a
+    node is lost, its programs and the rest of its batches run elsewhere, and its sessions raise `SessionLostError`.
+    Nodes that join get work.
 
     `connections` limits the requests in flight of this process; more wait here. `retries.seconds` is how long a program
     waits if no node is left.

@@ -270,9 +270,9 @@ class RemoteSession:
             )
         except ServerGoneError as error:
             self._server.name_source(error)
-            self._server.failed(error)
             if not self._server.may_return:
                 raise SessionLostError(f"the session is lost with its server: {error}") from error.__cause__
+            self._server.failed(error)
             raise public_error(error) from error.__cause__
         if reply.status >= 300:
             error = _session_error(reply, self._where)

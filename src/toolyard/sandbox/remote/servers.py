@@ -73,8 +73,8 @@ class Server:
 class Servers:
     """One or more servers. `connect` creates the connections to one, given its base URL and retry settings.
 
-    With a single server, retries are left to its connections, which retry only what is always safe. If `bases` is empty,
-    servers come and go with `add` and `remove`, and one that is gone will not be back under the same URL.
+    With a single server, retries are left to its connections, which retry only what is always safe. If `bases` is
+    empty, servers come and go with `add` and `remove`, and one that is gone does not return.
     """
 
     def __init__(
