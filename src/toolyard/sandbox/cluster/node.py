@@ -31,7 +31,7 @@ _IDLE_SECONDS = 10.0
 _FIRST_USE_SECONDS = 60.0
 """On a busy machine, whoever asked for the service may take this long to attach."""
 _HELLO_SECONDS = 10.0
-_LOAD_SECONDS = 0.1
+_LOAD_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ class _Users:
         return 0.0 if self._writers else _now() - self._gone_since
 
     def tell(self, load: int) -> None:
-        if load != self._load:
+        # Also if it has not changed, unless it is idle: a user's own share of it may have.
+        if load or self._load:
             self._load = load
             for writer in self._writers:
                 self._tell_one(writer)
