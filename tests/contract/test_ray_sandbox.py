@@ -11,7 +11,7 @@ from toolyard.testing import EachContract, PythonSemantics, SandboxContract, Ses
 
 pytest.importorskip("ray", reason="needs Ray")
 
-from toolyard.sandbox.cluster.ray import RaySandbox  # noqa: E402 - needs Ray
+from toolyard.sandbox.cluster.ray import RaySandbox
 
 pytestmark = [pytest.mark.kernel("confined"), pytest.mark.slow, pytest.mark.usefixtures("ray_connection")]
 """Slow: programs take the way of `TestRemote`. What is Ray's is tested in `tests/cluster`."""

@@ -32,28 +32,28 @@ async def node() -> AsyncIterator[tuple[Address, asyncio.Task[None]]]:
 
 @pytest.mark.kernel("confined")
 async def test_it_tells_its_load_ends_the_sessions_of_users_that_left_and_itself_after_the_last() -> None:
-    async with asyncio.timeout(patient(60)), node() as (address, serving):
-        async with attach(address) as (other, _):
-            async with attach(address) as (hello, loads), RemoteSandbox(hello.url, hello.token) as sandbox:
-                assert other.token != hello.token
-                assert int(await loads.readline()) == 0
-                running = asyncio.create_task(sandbox.run(SLEEP))
-                assert int(await loads.readline()) == 1
-                running.cancel()
-                while int(await loads.readline()):
-                    pass
-                opening = sandbox.session()
-                session = await opening.__aenter__()
-                assert (await session.run("x = 1")).ok
-            async with RemoteSandbox(hello.url, hello.token) as late:
-                with pytest.raises(SandboxError, match="401"):
+    async with asyncio.timeout(patient(60)), node() as (address, serving), attach(address) as (other, _):
+        async with attach(address) as (hello, loads), RemoteSandbox(hello.url, hello.token) as sandbox:
+            assert other.token != hello.token
+            assert int(await loads.readline()) == 0
+            running = asyncio.create_task(sandbox.run(SLEEP))
+            assert int(await loads.readline()) == 1
+            running.cancel()
+            while int(await loads.readline()):
+                pass
+            opening = sandbox.session()
+            session = await opening.__aenter__()
+            assert (await session.run("x = 1")).ok
+        async with RemoteSandbox(hello.url, hello.token) as late:
+            with pytest.raises(SandboxError, match="401"):
+                while True:  # until the node has noticed
                     await late.run(Program("print(1)"))
-            async with RemoteSandbox(other.url, other.token) as theirs:
-                assert (await theirs.run(Program("print(1)"))).stdout == "1\n"
-                session._server = next(iter(theirs._servers._all.values()))
-                with pytest.raises(SessionLostError):
-                    await session.run("x")
-                assert not serving.done()
+        async with RemoteSandbox(other.url, other.token) as theirs:
+            assert (await theirs.run(Program("print(1)"))).stdout == "1\n"
+            session._server = next(iter(theirs._servers._all.values()))
+            with pytest.raises(SessionLostError):
+                await session.run("x")
+            assert not serving.done()
 
 
 @pytest.mark.kernel("confined")
@@ -81,21 +81,26 @@ def changing(tokens: dict[str, str], seconds: float) -> HttpSandbox:
 
 @pytest.mark.kernel("confined")
 async def test_what_runs_on_a_server_that_is_removed_runs_on_the_next_that_is_added() -> None:
-    async with asyncio.timeout(patient(60)), node() as (address, _), attach(address) as (hello, loads):
-        async with changing({hello.url: hello.token}, patient(30)) as sandbox:
-            servers = sandbox._servers
-            await servers.add(hello.url, capacity=2, max_cases=100)
-            async with sandbox.session() as session:
-                waiting = asyncio.create_task(sandbox.run(Program("import time; time.sleep(0.3); print(1)")))
-                while int(await loads.readline()) == 0:
-                    pass
-                await servers.remove(hello.url)
-                with pytest.raises(SessionLostError, match="lost with its server"):
-                    await session.run("1")
-            assert not waiting.done()
-            await servers.add(hello.url, capacity=2, max_cases=100)
-            assert (await waiting).stdout == "1\n"
-            await servers.remove(hello.url)
+    tokens = dict[str, str]()
+    async with (
+        asyncio.timeout(patient(60)),
+        node() as (address, _),
+        attach(address) as (hello, loads),
+        changing(tokens, patient(30)) as sandbox,
+    ):
+        tokens[hello.url] = hello.token
+        await sandbox._servers.add(hello.url, capacity=2, max_cases=100)
+        async with sandbox.session() as session:
+            waiting = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1); print(1)")))
+            while int(await loads.readline()) == 0:
+                pass
+            await sandbox._servers.remove(hello.url)
+            with pytest.raises(SessionLostError, match="lost with its server"):
+                await session.run("1")
+        assert not waiting.done()
+        await sandbox._servers.add(hello.url, capacity=2, max_cases=100)
+        assert (await waiting).stdout == "1\n"
+        await sandbox._servers.remove(hello.url)
 
 
 async def test_without_servers_a_program_waits_and_then_fails_retryably_and_closing_ends_the_wait() -> None:
