@@ -74,9 +74,11 @@ async def running(
 
 async def until_busy(sandbox: RaySandbox, count: int) -> dict[str, int]:
     async with asyncio.timeout(patient(60)):
-        while sum((found := await busy(sandbox)).values()) != count:  # noqa: ASYNC110
+        while True:
+            found = await busy(sandbox)
+            if sum(found.values()) == count:
+                return found
             await asyncio.sleep(0.02)
-    return found
 
 
 async def until_there(sandbox: RaySandbox, count: int) -> None:

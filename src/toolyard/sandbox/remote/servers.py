@@ -213,7 +213,8 @@ class Attempts:
         round_, rest = divmod(self._made, several)
         wish = error.retry_after if isinstance(error, SandboxBusyError) else None
         self._pause = 0.0 if rest else delay_before(round_, wish)
-        if any(base not in self._last for base in self._servers):
+        # Where servers are replaced by new ones, a program that kills them must not be tried forever.
+        if round_ <= self._servers.rounds and any(base not in self._last for base in self._servers):
             return True
         # A server that answered with an error would do so again. Unreachable or busy ones may be back.
         hopeless = not any(isinstance(last, (ServerGoneError, SandboxBusyError)) for last in self._last.values())
