@@ -24,7 +24,7 @@ from toolyard.errors import ConfigError, SessionLostError
 from toolyard.messages import Message
 from toolyard.records.lines import to_line
 from toolyard.sandbox.cluster.ray import RaySandbox
-from toolyard.sandbox.protocol import Limits, Program
+from toolyard.sandbox.protocol import Execution, Limits, Program
 from toolyard.sandbox.remote.sandbox import RemoteSandbox
 from trajectory_samples import good_trajectory
 
@@ -62,7 +62,7 @@ async def busy(sandbox: RaySandbox) -> dict[str, int]:
 @asynccontextmanager
 async def running(
     sandbox: RaySandbox | RemoteSandbox, program: Program, count: int
-) -> AsyncIterator[list[asyncio.Task]]:
+) -> AsyncIterator[list[asyncio.Task[Execution]]]:
     tasks = [asyncio.create_task(sandbox.run(program)) for _ in range(count)]
     try:
         yield tasks

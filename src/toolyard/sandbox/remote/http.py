@@ -246,7 +246,8 @@ class Connections:
                     yield
         except TimeoutError:
             if health.lost:
-                raise ServerGoneError(f"{self._base} is gone, or stopped answering and missed two pings") from None
+                why = "is gone" if self._abandoned else "stopped answering and missed two pings"
+                raise ServerGoneError(f"{self._base} {why}") from None
             raise
 
     async def _ping(self) -> bool:
