@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,12 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
-import psutil
 import pytest
 import ray
 import yaml
 from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
 
+from left_behind import alive
 from patience import patient
 from toolyard.errors import ConfigError, SessionLostError
 from toolyard.messages import Message
@@ -89,11 +91,18 @@ async def until_there(sandbox: RaySandbox, count: int) -> None:
 
 def service_on(nodes: Nodes, host: str) -> int:
     """The process of a node's service."""
+    address = socket.inet_aton(host)[::-1].hex().upper()
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].startswith(address)}
     for pid in nodes.processes(SERVICE):
-        for one in psutil.Process(pid).net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr.ip == host:
-                return pid
+        if listening & {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}:
+            return pid
     raise AssertionError(f"no service on {host}")
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(one) for one in Path(f"/proc/{pid}").glob("task/*/children") for one in one.read_text().split()]
+    return [*children, *(one for child in children for one in descendants(child))]
 
 
 async def test_programs_go_to_the_node_with_the_most_room(nodes: Nodes) -> None:
@@ -177,13 +186,13 @@ def test_nothing_is_left_when_the_last_user_is_killed(nodes: Nodes) -> None:
         assert user.stdout.readline() == "open\n"
         services = nodes.processes(SERVICE)
         assert len(services) == 2, "shared with those of the tests before"
-        inside = [child.pid for pid in services for child in psutil.Process(pid).children(recursive=True)]
+        inside = [child for pid in services for child in descendants(pid)]
         assert inside
     finally:
         user.kill()
         user.communicate()
     until(lambda: not nodes.processes(SERVICE), "the end of the services")
-    until(lambda: not any(psutil.pid_exists(pid) for pid in inside), "the end of their processes")
+    until(lambda: not any(map(alive, inside)), "the end of their processes")
     assert not [one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"].startswith("sandbox:")]
 
 
