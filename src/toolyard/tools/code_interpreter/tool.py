@@ -236,7 +236,7 @@ def _new_sandbox(settings: CodeInterpreterConfig) -> Sandbox:
     return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
 
-def _service(url: str) -> Sandbox:
+def _service(url: str | tuple[str, ...]) -> Sandbox:
     from toolyard.sandbox.remote.sandbox import RemoteSandbox  # aiohttp takes a third of a second, most of it for TLS
 
     return RemoteSandbox(url)
