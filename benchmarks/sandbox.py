@@ -3,6 +3,7 @@
     python benchmarks/sandbox.py                 the table, about five minutes
     python benchmarks/sandbox.py --quick         a rougher one, about one minute
     python benchmarks/sandbox.py --peer URL      with another SandboxFusion-compatible service
+    python benchmarks/sandbox.py --ray           with the sandbox of a Ray cluster, of this machine alone
     python benchmarks/sandbox.py --soak 20000    nothing may grow: memory, descriptors, processes, mounts, cgroups
 
 Compare ratios, not numbers: everything is measured in turn on the same, possibly busy, machine. Clients and services
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from toolyard import Limits, LocalSandbox, Program, RemoteSandbox
+from toolyard import Limits, LocalSandbox, Program, RaySandbox, RemoteSandbox, Sandbox
 from toolyard.sandbox.languages.compiled import CPP_FLAGS
 
 CPP = '#include <iostream>\nint main() { std::cout << "hello" << std::endl; }\n'
@@ -145,7 +146,7 @@ class Alternatives:
 
 
 def sandboxed(
-    sandbox: LocalSandbox | RemoteSandbox,
+    sandbox: Sandbox,
     code: str,
     language: str = "python",
     *,
@@ -230,6 +231,19 @@ def service(isolation: str = "best", **options: str) -> Generator[str]:
         process.wait()
 
 
+@contextlib.asynccontextmanager
+async def ray_sandbox() -> AsyncGenerator[RaySandbox]:
+    """Of a new cluster of this machine alone."""
+    import ray
+
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        async with RaySandbox() as sandbox:
+            yield sandbox
+    finally:
+        ray.shutdown()
+
+
 async def table(args: argparse.Namespace) -> None:
     console = Console(width=max(110, Console().width))
     levels = args.in_flight or ([1, 2, 32] if args.quick else [1, 2, 8, 32, 128])
@@ -244,6 +258,8 @@ async def table(args: argparse.Namespace) -> None:
             bare = BareClient(url)
             opened.callback(bare.close)
             remotes = {"RemoteSandbox": await opened.enter_async_context(RemoteSandbox(url))}
+            if args.ray:
+                remotes["RaySandbox"] = await opened.enter_async_context(ray_sandbox())
             if args.peer:
                 remotes[PEER] = await opened.enter_async_context(RemoteSandbox(args.peer, margin_seconds=120))
             methods: dict[str, Callable[..., Call]] = {
@@ -428,6 +444,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=12.0, help="seconds of warm-up before measuring")
     parser.add_argument("--only", action="append", metavar="PROGRAM", help=f"one of {[*PYTHON, CPP_HELLO]}; repeatable")
     parser.add_argument("--in-flight", type=int, nargs="+", metavar="N", help="numbers in flight to measure")
+    parser.add_argument("--ray", action="store_true", help="also measure RaySandbox")
     parser.add_argument("--peer", help="URL of another SandboxFusion-compatible service")
     parser.add_argument("--isolation", default="required", choices=["required", "best", "confined"])
     parser.add_argument("--soak", type=int, metavar="N", help="only run N programs, and show what grew")

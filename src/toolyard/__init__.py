@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toolyard.records.trajectory import Trajectory
     from toolyard.rollout.config import load_config
     from toolyard.rollout.run import run_rollouts
+    from toolyard.sandbox.cluster.ray import RaySandbox
     from toolyard.sandbox.local import LocalSandbox
     from toolyard.sandbox.protocol import Execution, Limits, Program, Sandbox, Session, Verdict
     from toolyard.sandbox.remote.sandbox import RemoteSandbox
@@ -33,6 +34,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "RayLimiter",
+    "RaySandbox",
     "RemoteSandbox",
     "Sandbox",
     "SandboxError",
@@ -57,6 +59,7 @@ __getattr__, __dir__ = exports(
         "toolyard.records.trajectory": "Trajectory",
         "toolyard.rollout.config": "load_config",
         "toolyard.rollout.run": "run_rollouts",
+        "toolyard.sandbox.cluster.ray": "RaySandbox",
         "toolyard.sandbox.local": "LocalSandbox",
         "toolyard.sandbox.protocol": "Execution Limits Program Sandbox Session Verdict",
         "toolyard.sandbox.remote.sandbox": "RemoteSandbox",

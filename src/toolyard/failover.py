@@ -16,7 +16,10 @@ _REMEMBERED = 65_536
 
 @dataclass(slots=True)
 class _Server:
+    capacity: int = 1
     in_flight: int = 0
+    reported: int = 0
+    """Requests of other processes, as far as the server tells."""
     at_home: int = 0
     """Remembered requests that were last sent here."""
     failures: int = 0
@@ -50,6 +53,20 @@ class Router:
         self._remembered = remembered
         self._probe_seconds = probe_seconds
 
+    def add(self, server: str, *, capacity: int = 1) -> None:
+        """`capacity`: relative to the other servers."""
+        self._servers.setdefault(server, _Server(capacity))
+
+    def remove(self, server: str) -> None:
+        """What is under way there may still call `done` and the like."""
+        self._servers.pop(server, None)
+        self._homes = OrderedDict((key, home) for key, home in self._homes.items() if home != server)
+
+    def report(self, server: str, in_flight: int) -> None:
+        """The server says how many requests it has, from all processes together."""
+        found = self._known(server)
+        found.reported = max(0, in_flight - found.in_flight)
+
     def pick(self, request_id: str, now: float) -> str:
         """Choose the server for one attempt of `request_id`. Call `done` afterwards."""
         home = self._homes.get(request_id)
@@ -71,17 +88,17 @@ class Router:
         return home
 
     def done(self, server: str) -> None:
-        self._servers[server].in_flight -= 1
+        self._known(server).in_flight -= 1
 
     def answered(self, server: str) -> None:
         """The server works: any answer counts."""
-        found = self._servers[server]
+        found = self._known(server)
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
         found.holds, found.is_held = 0, False
 
     def hold(self, server: str, now: float) -> None:
         """The server answers nothing. New requests go elsewhere; moving the others is up to the caller."""
-        found = self._servers[server]
+        found = self._known(server)
         if not found.is_held:
             found.holds += 1
             found.is_held, found.is_tried = True, False
@@ -89,7 +106,7 @@ class Router:
 
     def is_held(self, server: str, now: float) -> bool:
         """Whether the server is held and its rest is over, so that a successful health check may release it."""
-        found = self._servers[server]
+        found = self._known(server)
         return found.is_held and found.rests_until <= now
 
     def release(self, server: str, now: float) -> None:
@@ -100,7 +117,7 @@ class Router:
     def failed(self, server: str, now: float, *, gone: bool) -> None:
         """`gone`: the server could not be reached, or the connection broke. Otherwise the request may be at fault, and
         the server rests only after two failures in a row."""
-        found = self._servers[server]
+        found = self._known(server)
         if found.is_held or (found.rests_until > now and not found.is_tried):
             return  # of a hundred requests that fail together, only the first counts
         found.failures += 1
@@ -108,12 +125,16 @@ class Router:
         if gone or found.failures > 1:
             found.rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(found.failures - 1, 10))
 
+    def _known(self, server: str) -> _Server:
+        return self._servers.get(server) or _Server()  # it was removed
+
     def _is_up(self, server: str, now: float) -> bool:
         found = self._servers[server]
         return found.rests_until <= now and not found.is_held
 
-    def _load(self, server: str) -> tuple[int, int]:
-        return self._servers[server].in_flight, self._servers[server].at_home
+    def _load(self, server: str) -> tuple[float, float]:
+        found = self._servers[server]
+        return (found.in_flight + found.reported) / found.capacity, found.at_home / found.capacity
 
     def _settle(self, request_id: str, home: str) -> None:
         before = self._homes.pop(request_id, None)

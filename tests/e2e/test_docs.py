@@ -37,6 +37,7 @@ PAGES = [CHECKOUT / "README.md", *sorted(DOCS.rglob("*.md"))]
 EXAMPLES = sorted((CHECKOUT / "examples").rglob("*.md"))
 LANGUAGES = {"python", "yaml", "json", "console", "text"}
 NOT_RUN = {
+    "docs/guides/cluster.md": ["needs a Ray cluster"],
     "docs/guides/limits.md": ["needs a Ray cluster"],
     "docs/guides/mcp.md": ["loading it starts the servers"],
     "docs/guides/migrating-from-verl.md": ["needs a Ray cluster"],

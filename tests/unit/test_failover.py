@@ -181,3 +181,32 @@ def test_if_all_are_held_the_next_to_come_back_is_used() -> None:
     router.hold("a", 5.0)
     router.hold("b", 0.0)
     assert router.pick("r", 10.0) == "b"
+
+
+def test_servers_come_and_go_and_what_was_under_way_may_still_report() -> None:
+    router = Router([])
+    router.add("a")
+    assert [router.pick(f"r{number}", 0.0) for number in range(2)] == ["a", "a"]
+    router.add("b")
+    router.add("a")  # known: nothing changes
+    assert router.pick("r2", 0.0) == "b"
+    router.remove("a")
+    assert router.pick("r0", 0.0) == "b"
+    router.done("a")
+    router.failed("a", 0.0, gone=True)
+    router.hold("a", 0.0)
+    router.answered("a")
+    router.report("a", 3)
+    assert router.pick("r3", 0.0) == "b"
+
+
+def test_capacity_and_the_load_of_others_count() -> None:
+    router = Router([])
+    router.add("small", capacity=1)
+    router.add("large", capacity=3)
+    picked = [router.pick(f"r{number}", 0.0) for number in range(8)]
+    assert picked.count("large") == 6
+    router.report("small", 2)  # all of them ours
+    assert router.pick("r8", 0.0) == "large" or router.pick("r9", 0.0) == "large"
+    router.report("large", 90)
+    assert {router.pick(f"s{number}", 0.0) for number in range(9)} == {"small"}

@@ -9,6 +9,7 @@ import typer
 from toolyard._version import __version__
 from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
 from toolyard.cli.console import complain, leave
+from toolyard.cli.options import RayCommand
 from toolyard.errors import ToolyardError
 
 app = typer.Typer(
@@ -19,10 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("rollout", cls=rollout.RolloutCommand)(rollout.rollout)
+app.command("rollout", cls=RayCommand)(rollout.rollout)
 app.command("train")(train.train)
 app.command("audit")(audit.audit)
-app.command("score")(score.score)
+app.command("score", cls=RayCommand)(score.score)
 app.command("view")(view.view)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(tools.app, name="tools")

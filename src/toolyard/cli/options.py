@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+
+class RayCommand(TyperCommand):
+    """The value of `--ray` may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, arg in enumerate(args):
+            following = args[place + 1] if place + 1 < len(args) else ""
+            if arg == "--ray" and not (":" in following or following in ("auto", "local")):
+                args = [*args[:place], "--ray=auto", *args[place + 1 :]]
+                break
+        return super().parse_args(ctx, args)
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 PrintConfigOption = Annotated[

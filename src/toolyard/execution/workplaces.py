@@ -15,8 +15,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
+from toolyard.errors import ConfigError
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import DEFAULT_NAME, Limiter
+from toolyard.sandbox.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,30 @@ def shared_limiter(name: str, limit: int) -> Limiter:
     from toolyard.limits.cluster.ray import RayLimiter
 
     return RayLimiter(name, limit)
+
+
+def check_place(sandbox: str | None, sandbox_fusion_url: object) -> None:
+    """Check the settings that say where programs run.
+
+    Raises:
+        ConfigError: they contradict each other.
+        MissingDependencyError: Ray is not installed.
+    """
+    if sandbox is not None and sandbox_fusion_url:
+        raise ConfigError(f"`sandbox: {sandbox}` and `sandbox_fusion_url` contradict each other: remove one of them")
+    if sandbox == "ray":
+        new_ray_sandbox()
+
+
+def new_ray_sandbox() -> Sandbox:
+    """The sandbox of the cluster that this process is connected to. Imports Ray, which takes a second.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+    """
+    from toolyard.sandbox.cluster.ray import RaySandbox
+
+    return RaySandbox()
 
 
 @asynccontextmanager

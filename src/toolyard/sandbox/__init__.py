@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from toolyard._lazy import exports
 
 if TYPE_CHECKING:
+    from toolyard.sandbox.cluster.ray import RaySandbox
     from toolyard.sandbox.local import LocalSandbox, SandboxConfig
     from toolyard.sandbox.protocol import (
         CellError,
@@ -28,6 +29,7 @@ __all__ = [
     "Limits",
     "LocalSandbox",
     "Program",
+    "RaySandbox",
     "RemoteSandbox",
     "Sandbox",
     "SandboxConfig",
@@ -39,6 +41,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
+        "toolyard.sandbox.cluster.ray": "RaySandbox",
         "toolyard.sandbox.local": "LocalSandbox SandboxConfig",
         "toolyard.sandbox.protocol": (
             "CellError CellResult Execution Limits Program Sandbox Session StageResult Verdict"

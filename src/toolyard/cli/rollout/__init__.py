@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from toolyard.cli.console import INTERRUPTED, complete, err, out
 from toolyard.cli.options import JsonOption, PrintConfigOption
@@ -15,18 +14,6 @@ from toolyard.cli.options import JsonOption, PrintConfigOption
 _task_option = partial(typer.Option, rich_help_panel="Tasks and tools")
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _run_option = partial(typer.Option, rich_help_panel="Run")
-
-
-class RolloutCommand(TyperCommand):
-    """The value of `--ray` may be left out."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for place, arg in enumerate(args):
-            following = args[place + 1] if place + 1 < len(args) else ""
-            if arg == "--ray" and not (":" in following or following in ("auto", "local")):
-                args = [*args[:place], "--ray=auto", *args[place + 1 :]]
-                break
-        return super().parse_args(ctx, args)
 
 
 def rollout(

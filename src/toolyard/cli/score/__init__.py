@@ -59,6 +59,14 @@ def score(
         Path | None,
         _dump_option("--out", metavar="DIR", help="Write the dump with its new scores to DIR. Default: write nothing."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Run the answers' programs on all nodes of a Ray cluster: the one this machine belongs to, host:port, "
+            "or `local` for a new one of this machine alone.",
+        ),
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Answers to score at the same time.", min=1)] = 32,
     top: Annotated[int, typer.Option(metavar="N", help="List the N largest changes.", min=0)] = 10,
     as_json: JsonOption = False,
@@ -82,6 +90,10 @@ def score(
     toolyard score runs/a --reward code --out runs/a-rescored \\
         --reward-option sandbox_fusion_url=http://127.0.0.1:8080
 
+    # run the programs on all nodes of a Ray cluster
+    toolyard score runs/a --reward code --ray --concurrency 256 \\
+        --reward-option num_workers=128 --reward-option rate_limit=128
+
     # your own function, on the first hundred trajectories of one step of a verl dump
     toolyard score verl_dump --step 20 --limit 100 --data-source openai/gsm8k \\
         --reward my_rewards.py:compute_score --reward-option penalty=0.1
@@ -104,6 +116,7 @@ def score(
         limit=limit,
         out=out_dir,
         concurrency=concurrency,
+        ray=ray,
         top=top,
     )
     report = complete(run(arguments, err()))

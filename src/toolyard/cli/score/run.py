@@ -44,6 +44,8 @@ class ScoreArguments:
     limit: int | None = None
     out: Path | None = None
     concurrency: int = 32
+    ray: str | None = None
+    """The address of a cluster."""
     top: int = 10
 
 
@@ -55,12 +57,21 @@ async def run(arguments: ScoreArguments, console: Console) -> ScoreReport:
         RecordError: the dump does not exist or is empty, or the output cannot be written.
     """
     options = overridden({}, arguments.options)
+    if arguments.ray is not None:
+        if arguments.reward.partition(":")[0] not in ("code", "default"):
+            raise ConfigError(f"--ray: the reward {arguments.reward} runs no programs; expected code or default")
+        options["sandbox"] = "ray"
     reward = load_reward(arguments.reward, options)
     if reward is None:
         raise ConfigError(f"--reward {arguments.reward}: there would be nothing to score")
     weights, weights_are = _weights(arguments)
     report = ScoreReport(str(arguments.path), arguments.reward, options, weights, weights_are, arguments.top)
     async with AsyncExitStack() as stack:
+        if arguments.ray is not None:
+            from toolyard.rollout.cluster.connection import connect, disconnect
+
+            if await asyncio.to_thread(connect, arguments.ray, "--ray"):
+                stack.push_async_callback(asyncio.to_thread, disconnect)
         stack.push_async_callback(reward.close)
         scoring = Rescoring(
             arguments.path,

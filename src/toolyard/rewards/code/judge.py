@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolyard.errors import ConfigError, ProgramError
+from toolyard.execution.workplaces import check_place
 from toolyard.limits.protocol import Limiter
 from toolyard.rewards.code.cases import read_suite
 from toolyard.rewards.code.extraction import extract_code
@@ -248,6 +249,7 @@ class CodeJudge:
 def _checked(settings: CodeSettings | None, options: Mapping[str, Any], *, any_language: bool) -> CodeSettings:
     given = {name: getattr(settings, name) for name in settings.model_fields_set} if settings else {}
     checked = read_options(CodeSettings, {**given, **options})
+    check_place(checked.sandbox, checked.sandbox_fusion_url)
     try:
         if checked.sandbox_fusion_url:
             RemoteSandbox(checked.sandbox_fusion_url)  # validates the URL

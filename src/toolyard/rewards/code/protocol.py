@@ -182,6 +182,9 @@ class CodeSettings(BaseModel):
     sandbox_fusion_url: str | tuple[str, ...] = ""
     """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of URLs: if one fails, the next is tried.
     Empty: the embedded sandbox."""
+    sandbox: Literal["ray"] | None = None
+    """`ray`: the sandboxes of all nodes of the Ray cluster, shared by all its processes. None: see
+    `sandbox_fusion_url`."""
     rate_limit: PositiveInt = 10
     """Maximum executions in flight; the limiter is shared with `code_interpreter`."""
     enable_global_rate_limit: bool = True

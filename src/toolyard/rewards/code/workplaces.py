@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
-from toolyard.execution.workplaces import Workplaces, permits
+from toolyard.execution.workplaces import Workplaces, new_ray_sandbox, permits
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
 from toolyard.rewards.code.protocol import CodeSettings
@@ -79,6 +79,8 @@ def code_workplaces(settings: CodeSettings, sandbox: Sandbox | None, limiter: Li
 
 
 async def _new_sandbox(settings: CodeSettings) -> Sandbox:
+    if settings.sandbox == "ray":
+        return await new_ray_sandbox().__aenter__()
     if settings.sandbox_fusion_url:
         return await RemoteSandbox(settings.sandbox_fusion_url).__aenter__()
     profiles = {LIGHT: (), **SandboxConfig().profiles}

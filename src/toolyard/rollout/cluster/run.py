@@ -16,7 +16,6 @@ import itertools
 import logging
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections import Counter
@@ -26,10 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolyard.errors import ClusterError, ConfigError, RecordError, ToolyardError
+from toolyard.errors import ClusterError, RecordError, ToolyardError
 from toolyard.messages import JSON
 from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.cluster.actors import LedgerActor, Orders, State, WorkerActor, ray
+from toolyard.rollout.cluster.connection import connect, disconnect
 from toolyard.rollout.cluster.ledger import Result
 from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
 from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Status, Weights
@@ -38,12 +38,10 @@ from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.request import request_id_of
 
 _log = logging.getLogger(__name__)
-NAMESPACE = "toolyard"
 _TEND_SECONDS = 0.5
 _ORDER_SECONDS = 0.1
 _ASK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
-_CONNECT_SECONDS = 3.0
 _LATE_SECONDS = 30.0
 _LEAST_WINDOW = 256
 _CHUNK_BYTES = 8 << 20
@@ -216,7 +214,7 @@ class ClusterRun:
         Raises:
             ClusterError, ConfigError: there is no such cluster.
         """
-        await asyncio.to_thread(self._connect)
+        self._started_ray = await asyncio.to_thread(connect, self._cluster.address, "cluster.address")
         token = uuid.uuid4().hex
         if self._folder is not None:
             (self._folder / SHARDS).mkdir(parents=True, exist_ok=True)
@@ -244,7 +242,7 @@ class ClusterRun:
         await asyncio.wait([self._owner, *self._tasks])
         await asyncio.shield(self._end_workers())
         if self._started_ray:
-            await asyncio.to_thread(ray.shutdown)
+            await asyncio.to_thread(disconnect)
 
     async def __aiter__(self) -> AsyncGenerator[ClusterResult]:
         while (result := await self.next_result()) is not None:
@@ -252,23 +250,6 @@ class ClusterRun:
             self.keep_no_longer(result)
 
     # --------------------------------------------------------------------------------------------------- the management
-    def _connect(self) -> None:
-        if ray.is_initialized():
-            return
-        wanted = self._cluster.address
-        try:
-            host, _, port = wanted.rpartition(":")
-            if port.isdecimal():  # Ray itself would try for minutes
-                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-            local: dict[str, Any] = {"include_dashboard": False} if wanted == "local" else {"address": wanted}
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"cluster.address {wanted!r}: {error}. Start a cluster with `ray start --head`, or use --ray local for "
-                "this machine alone"
-            ) from None
-        self._started_ray = True
-
     async def _manage(self) -> None:
         try:
             tended = -_TEND_SECONDS

@@ -48,6 +48,13 @@ class Health:
             watcher.cancel()
             await asyncio.wait([watcher])
 
+    def lose(self) -> None:
+        """Give up those who wait."""
+        self.lost = True
+        for deadline in self._waiting:
+            if not deadline.expired():
+                deadline.reschedule(_now())
+
     def _answered(self) -> None:
         self._heard, self.lost = _now(), False
 
@@ -65,15 +72,9 @@ class Health:
             elif self._heard < begun:  # and no other answer arrived meanwhile
                 missed += 1
                 if missed == _MISSES:
-                    self._lose()
+                    self.lose()
                     return
                 await asyncio.sleep(begun + PING_SECONDS - _now())
-
-    def _lose(self) -> None:
-        self.lost = True
-        for deadline in self._waiting:
-            if not deadline.expired():
-                deadline.reschedule(_now())
 
 
 def _now() -> float:

@@ -114,6 +114,7 @@ class Connections:
         self._retries = retries
         self._health = Health(self._ping) if pinged else None
         self._session: aiohttp.ClientSession | None = None
+        self._abandoned = False
 
     async def open(self) -> None:
         self._slots = asyncio.Semaphore(self._limit)
@@ -134,6 +135,13 @@ class Connections:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
+
+    async def abandon(self) -> None:
+        """The server is gone for good: requests, also later ones, fail with `ServerGoneError`."""
+        self._abandoned = True
+        if self._health is not None:
+            self._health.lose()
+        await self.close()
 
     async def call(
         self, method: str, path: str, body: bytes | None = None, *, seconds: float, repeatable: bool = True
@@ -238,7 +246,8 @@ class Connections:
                     yield
         except TimeoutError:
             if health.lost:
-                raise ServerGoneError(f"{self._base} stopped answering and missed two pings") from None
+                why = "is gone" if self._abandoned else "stopped answering and missed two pings"
+                raise ServerGoneError(f"{self._base} {why}") from None
             raise
 
     async def _ping(self) -> bool:
@@ -255,6 +264,8 @@ class Connections:
             return False
 
     def _opened(self) -> aiohttp.ClientSession:
+        if self._abandoned:
+            raise ServerGoneError(f"{self._base} is gone")
         if self._session is None:
             raise SandboxClosedError(f"the sandbox at {self._base} is not open: use `async with RemoteSandbox(…)`")
         return self._session
@@ -284,6 +295,8 @@ class Connections:
         except aiohttp.ClientError as error:
             raise ServerGoneError(f"{where}: {error!r}") from error
         except RuntimeError as error:
+            if self._abandoned:
+                raise ServerGoneError(f"{self._base} is gone") from error
             if session.closed:
                 raise SandboxClosedError(f"the sandbox at {self._base} was closed during the request") from error
             raise

@@ -47,48 +47,12 @@ _FILE_SECONDS = 60.0
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class RemoteSandbox:
-    """A sandbox behind `url`: the base URL, the full `…/run_code` URL that verl's config has, or a list of URLs.
+class HttpSandbox:
+    """Programs and sessions on `servers`. `margin_seconds`: see `RemoteSandbox`."""
 
-    With several servers, each program goes to the least loaded one. A server that fails, or misses two pings in a row
-    while a program waits, is avoided for a while and its programs run elsewhere; a session stays on its server and is
-    lost with it.
-
-    `margin_seconds` is what a request may take beyond its program's own compile and run time: waiting for a worker
-    and network latency. `connections` limits the requests in flight; more wait here. `ca_file` holds the certificates
-    that https servers are verified against, in place of the system's.
-    """
-
-    def __init__(
-        self,
-        url: str | Sequence[str],
-        token: str | None = None,
-        *,
-        margin_seconds: float = 10.0,
-        connections: int = 256,
-        connect_seconds: float = 5.0,
-        retries: Retries | None = None,
-        ca_file: str | Path | None = None,
-    ) -> None:
-        bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
-        if not bases:
-            raise ConfigError("sandbox URL: expected at least one, got an empty list")
-        token = token if token is not None else settings.sandbox_token()
-        trust = ssl_context(ca_file or settings.sandbox_ca_file())
+    def __init__(self, servers: Servers, margin_seconds: float) -> None:
+        self._servers = servers
         self._margin = margin_seconds
-
-        def connect(base: str, retries: Retries) -> Connections:
-            return Connections(
-                base,
-                token,
-                limit=connections,
-                connect_seconds=connect_seconds,
-                retries=retries,
-                pinged=len(bases) > 1,
-                trust=trust,
-            )
-
-        self._servers = Servers(bases, connect, retries=retries or Retries(), limit=connections)
 
     async def __aenter__(self) -> Self:
         await self._servers.open()
@@ -204,6 +168,49 @@ class RemoteSandbox:
         return RemoteSession(server, opened.session_id, limits, self._margin)
 
 
+class RemoteSandbox(HttpSandbox):
+    """A sandbox behind `url`: the base URL, the full `…/run_code` URL that verl's config has, or a list of URLs.
+
+    With several servers, each program goes to the least loaded one. A server that fails, or misses two pings in a row
+    while a program waits, is avoided for a while and its programs run elsewhere; a session stays on its server and is
+    lost with it.
+
+    `margin_seconds` is what a request may take beyond its program's own compile and run time: waiting for a worker
+    and network latency. `connections` limits the requests in flight; more wait here. `ca_file` holds the certificates
+    that https servers are verified against, in place of the system's.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        token: str | None = None,
+        *,
+        margin_seconds: float = 10.0,
+        connections: int = 256,
+        connect_seconds: float = 5.0,
+        retries: Retries | None = None,
+        ca_file: str | Path | None = None,
+    ) -> None:
+        bases = list(dict.fromkeys(_base_of(one) for one in ([url] if isinstance(url, str) else url)))
+        if not bases:
+            raise ConfigError("sandbox URL: expected at least one, got an empty list")
+        token = token if token is not None else settings.sandbox_token()
+        trust = ssl_context(ca_file or settings.sandbox_ca_file())
+
+        def connect(base: str, retries: Retries) -> Connections:
+            return Connections(
+                base,
+                token,
+                limit=connections,
+                connect_seconds=connect_seconds,
+                retries=retries,
+                pinged=len(bases) > 1,
+                trust=trust,
+            )
+
+        super().__init__(Servers(bases, connect, retries=retries or Retries(), limit=connections), margin_seconds)
+
+
 class RemoteSession:
     """The `Session` protocol over HTTP. Created by `RemoteSandbox.session`."""
 
@@ -263,6 +270,8 @@ class RemoteSession:
             )
         except ServerGoneError as error:
             self._server.name_source(error)
+            if not self._server.may_return:
+                raise SessionLostError(f"the session is lost with its server: {error}") from error.__cause__
             self._server.failed(error)
             raise public_error(error) from error.__cause__
         if reply.status >= 300:

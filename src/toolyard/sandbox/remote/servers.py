@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from types import TracebackType
 
@@ -33,6 +33,8 @@ class Server:
         self.http = http
         self.max_cases = 0
         """How many cases it accepts per request, learned from its first response; 0 for a third-party server."""
+        self.may_return = True
+        """False: if it cannot be reached, it is gone for good."""
         self._router = router
         self._alone = alone
         self._is_down = False
@@ -71,7 +73,8 @@ class Server:
 class Servers:
     """One or more servers. `connect` creates the connections to one, given its base URL and retry settings.
 
-    With a single server, retries are left to its connections, which retry only what is always safe.
+    With a single server, retries are left to its connections, which retry only what is always safe. If `bases` is
+    empty, servers come and go with `add` and `remove`, and one that is gone does not return.
     """
 
     def __init__(
@@ -81,34 +84,82 @@ class Servers:
         self.retries = retries
         self.rounds = 1 if alone else retries.attempts
         """How often each server may be tried."""
+        self._connect = connect
         once = retries if alone else Retries(attempts=1)
         # Request ids are unique here; remembering them only spreads sequential requests over the servers.
         self._router = Router(bases, remembered=1024)
         self._all = {base: Server(base, connect(base, once), self._router, alone=alone) for base in bases}
         self._limit = limit
         self._slots = asyncio.Semaphore(limit)
+        self._changed = asyncio.Event()
+        """Set if there is a server, or when this is closed."""
         self._names = map(f"{secrets.token_hex(4)} {{}}".format, count())
         self.is_open = False
 
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    async def add(self, base: str, *, capacity: int, max_cases: int) -> None:
+        """Add a service of ours. `capacity`: the programs that it runs at the same time."""
+        http = self._connect(base, Retries(attempts=1))
+        await http.open()
+        self._all[base] = server = Server(base, http, self._router, alone=False)
+        server.max_cases, server.may_return = max_cases, False
+        self._router.add(base, capacity=capacity)
+        self._changed.set()
+
+    async def remove(self, base: str) -> None:
+        """Its programs run elsewhere, and its sessions are lost."""
+        server = self._all.pop(base)
+        self._router.remove(base)
+        if not self._all:
+            self._changed.clear()
+        await server.http.abandon()
+
+    def report(self, base: str, in_flight: int) -> None:
+        """See `Router.report`."""
+        self._router.report(base, in_flight)
+
     async def open(self) -> None:
         # One limit for all servers, so that nothing queues for a server that may fail meanwhile.
         self._slots = asyncio.Semaphore(self._limit)
+        self._changed = asyncio.Event()
         for server in self._all.values():
             await server.http.open()
         self.is_open = True
 
     async def close(self) -> None:
         self.is_open = False
+        self._changed.set()
         for server in self._all.values():
             await server.http.close()
 
     async def take(self) -> Server:
-        """Take a server for one attempt. Give it back afterwards."""
+        """Take a server for one attempt. Give it back afterwards.
+
+        Raises:
+            SandboxError: there is none, and none came.
+        """
         await self._slots.acquire()
-        return self._all[self._router.pick(next(self._names), _now())]
+        try:
+            while not self._all:
+                await self._wait_for_one()
+            return self._all[self._router.pick(next(self._names), _now())]
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def _wait_for_one(self) -> None:
+        if not self.is_open:
+            raise SandboxClosedError("the sandbox is not open: use `async with`")
+        try:
+            async with asyncio.timeout(self.retries.seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            raise SandboxError(f"no server is left, and none came within {self.retries.seconds:g} s") from None
 
     def give_back(self, server: Server) -> None:
         self._router.done(server.base)
@@ -158,11 +209,12 @@ class Attempts:
         """Whether to try again. Also sets the pause before that: none while some servers have not been tried."""
         now = _now()
         self._failing_since = self._failing_since or now
-        several = len(self._servers)
+        several = max(1, len(self._servers))
         round_, rest = divmod(self._made, several)
         wish = error.retry_after if isinstance(error, SandboxBusyError) else None
         self._pause = 0.0 if rest else delay_before(round_, wish)
-        if len(self._last) < several:
+        # Where servers are replaced by new ones, a program that kills them must not be tried forever.
+        if round_ <= self._servers.rounds and any(base not in self._last for base in self._servers):
             return True
         # A server that answered with an error would do so again. Unreachable or busy ones may be back.
         hopeless = not any(isinstance(last, (ServerGoneError, SandboxBusyError)) for last in self._last.values())

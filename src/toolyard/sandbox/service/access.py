@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from starlette.types import Scope
 
 from toolyard.hosts import OwnNames
-from toolyard.sandbox.service.config import ServiceConfig
+from toolyard.sandbox.service.config import ServiceConfig, Token
 from toolyard.sandbox.service.http import Refusal, detail, header, try_later, unread
 
 _OPEN_PATHS = frozenset({"/v1/ping", "/healthz"})
@@ -25,9 +25,17 @@ _UNCOUNTED_PATHS = _OPEN_PATHS | {"/metrics"}
 class AccessControl:
     def __init__(self, config: ServiceConfig) -> None:
         self._names = OwnNames(config.host, config.allow_hosts)
-        self._clients = [(_digest(f"Bearer {token.secret}".encode()), token.name) for token in config.all_tokens]
+        self._clients: list[tuple[bytes, str]] = []
+        for token in config.all_tokens:
+            self.admit(token)
         self._most = config.max_in_flight_per_client
         self._in_flight: Counter[str] = Counter()
+
+    def admit(self, token: Token) -> None:
+        self._clients.append((_digest(f"Bearer {token.secret}".encode()), token.name))
+
+    def dismiss(self, name: str) -> None:
+        self._clients = [client for client in self._clients if client[1] != name]
 
     def client_of(self, scope: Scope) -> str:
         """Identify the client: by the name of its token, or by its address if no token is required.

@@ -28,7 +28,7 @@ from toolyard.sandbox import languages
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session
 from toolyard.sandbox.service.access import AccessControl
 from toolyard.sandbox.service.cases import CasesEndpoint
-from toolyard.sandbox.service.config import WIRE_NAMES, ServiceConfig, exceeded_limits
+from toolyard.sandbox.service.config import WIRE_NAMES, ServiceConfig, Token, exceeded_limits
 from toolyard.sandbox.service.http import (
     CLIENT_CLOSED_REQUEST,
     BodyBudget,
@@ -114,6 +114,15 @@ class SandboxService:
         self._app = Starlette(
             routes=self._routes(), exception_handlers={HTTPException: self._refused, Exception: self._crashed}
         )
+
+    def admit(self, token: Token) -> None:
+        """Accept another token from now on."""
+        self._access.admit(token)
+
+    def dismiss(self, client: str) -> None:
+        """Refuse the client's tokens from now on, and end its sessions."""
+        self._access.dismiss(client)
+        self._sessions.end_all(client)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reservation = BodyReservation(self._bodies)

@@ -37,12 +37,15 @@ __all__ = [
     "ServiceConfig",
     "Token",
     "listen",
+    "new_event_loop",
     "open_service",
     "raise_open_files_limit",
     "read_tokens",
     "serve",
 ]
 
+new_event_loop = uvloop.new_event_loop
+"""For a loop that serves."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that the client closes them and no request hits a closing one."""
 _OPEN_FILES = 65536
@@ -77,7 +80,7 @@ def serve(
     listener = listen(config)
     raise_open_files_limit()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve_until_signalled(config, sandbox, listener, judge, on_ready))
     finally:
         listener.close()
@@ -111,6 +114,8 @@ class RunningService:
 
     def __init__(self, url: str, service: SandboxService) -> None:
         self.url = url
+        self.admit = service.admit
+        self.dismiss = service.dismiss
         self._service = service
 
     def cancel_all(self) -> None:

@@ -139,9 +139,11 @@ class SessionHost:
             hosted.ending.set()
             await hosted.ended.wait()
 
-    def end_all(self) -> None:
+    def end_all(self, client: str | None = None) -> None:
+        """`client`: only those of this client."""
         for hosted in self._open.values():
-            hosted.ending.set()
+            if client in (None, hosted.client):
+                hosted.ending.set()
 
     async def _keep(self, hosted: HostedSession, limits: Limits) -> None:
         try:

@@ -10,12 +10,12 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from toolyard.errors import ConfigError, ProgramError, ToolchainMissingError
-from toolyard.execution.workplaces import Workplaces, permits
+from toolyard.execution.workplaces import Workplaces, check_place, new_ray_sandbox, permits
 from toolyard.limits.local import LocalLimiter
 from toolyard.limits.protocol import Limiter
 from toolyard.messages import OpenAIFunctionToolSchema
@@ -78,6 +78,9 @@ class CodeInterpreterConfig(BaseModel):
     sandbox_fusion_url: str | tuple[str, ...] = ""
     """URL of `toolyard sandbox serve` or any SandboxFusion service, or a list of URLs: if one fails, the next is tried.
     Empty: the embedded sandbox."""
+    sandbox: Literal["ray"] | None = None
+    """`ray`: the sandboxes of all nodes of the Ray cluster, shared by all its processes. None: see
+    `sandbox_fusion_url`."""
     memory_limit_mb: int = Field(1024, gt=0, lt=1 << 42)
     """Sent to a SandboxFusion service only if set explicitly."""
     stateful: bool = False
@@ -225,13 +228,15 @@ def _places(settings: CodeInterpreterConfig, owner: str) -> Workplaces[_LoopReso
 
 
 def _new_sandbox(settings: CodeInterpreterConfig) -> Sandbox:
+    if settings.sandbox == "ray":
+        return new_ray_sandbox()
     if settings.sandbox_fusion_url:
         return _service(settings.sandbox_fusion_url)
     # As many sessions as there are trajectories: that number is limited elsewhere.
     return LocalSandbox(max_sessions=1 << 20, session_idle_seconds=_SESSION_IDLE_SECONDS)
 
 
-def _service(url: str) -> Sandbox:
+def _service(url: str | tuple[str, ...]) -> Sandbox:
     from toolyard.sandbox.remote.sandbox import RemoteSandbox  # aiohttp takes a third of a second, most of it for TLS
 
     return RemoteSandbox(url)
@@ -247,6 +252,7 @@ def _validated(config: dict[str, Any]) -> CodeInterpreterConfig:
             expected = ", ".join(CodeInterpreterConfig.model_fields)
             raise ConfigError(f"config: unknown key {where!r}; expected one of {expected}") from None
         raise ConfigError(f"config.{where}: {first['msg']}; given: {first['input']!r}") from None
+    check_place(settings.sandbox, settings.sandbox_fusion_url)
     try:
         if settings.sandbox_fusion_url:
             _service(settings.sandbox_fusion_url)  # validates the URL
