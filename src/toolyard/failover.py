@@ -28,6 +28,9 @@ class _Server:
     """How often it was held since its last answer."""
     is_held: bool = False
     """It accepts requests but answers none: no request tries it before `release`."""
+    answers: int = 0
+    errors: int = 0
+    """All answers and all failures."""
 
 
 class Router:
@@ -76,6 +79,7 @@ class Router:
     def answered(self, server: str) -> None:
         """The server works: any answer counts."""
         found = self._servers[server]
+        found.answers += 1
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
         found.holds, found.is_held = 0, False
 
@@ -101,12 +105,20 @@ class Router:
         """`gone`: the server could not be reached, or the connection broke. Otherwise the request may be at fault, and
         the server rests only after two failures in a row."""
         found = self._servers[server]
+        found.errors += 1
         if found.is_held or (found.rests_until > now and not found.is_tried):
             return  # of a hundred requests that fail together, only the first counts
         found.failures += 1
         found.is_tried = False
         if gone or found.failures > 1:
             found.rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(found.failures - 1, 10))
+
+    def loads(self, now: float) -> list[tuple[str, int, int, int, bool]]:
+        """Each server with its requests in flight, all its answers and failures, and whether it is up."""
+        return [
+            (name, server.in_flight, server.answers, server.errors, self._is_up(name, now))
+            for name, server in list(self._servers.items())  # a copy: other threads may ask
+        ]
 
     def _is_up(self, server: str, now: float) -> bool:
         found = self._servers[server]
