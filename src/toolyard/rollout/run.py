@@ -26,7 +26,7 @@ from toolyard.rollout.observer import Observer
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.rollout.summary import Accounting, Summary
-from toolyard.rollout.watching import watched
+from toolyard.rollout.watching.setup import watched
 from toolyard.supervision import Stall
 
 

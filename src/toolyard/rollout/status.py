@@ -108,8 +108,15 @@ def _sandbox_load() -> SandboxLoad | None:
 
 def added_up(loads: Sequence[SandboxLoad]) -> SandboxLoad | None:
     """None if there are none."""
+    if not loads:
+        return None
     executions: Counter[str] = Counter()
     for load in loads:
         executions.update(load.executions)
-    sums = [sum(column) for column in zip(*(load[:4] for load in loads), strict=True)]
-    return SandboxLoad(*sums, dict(executions)) if loads else None
+    return SandboxLoad(
+        sum(load.workers for load in loads),
+        sum(load.busy for load in loads),
+        sum(load.waiting for load in loads),
+        sum(load.sessions for load in loads),
+        dict(executions),
+    )

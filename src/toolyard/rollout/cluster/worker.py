@@ -33,6 +33,7 @@ from toolyard.rollout.play.speaker import Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.status import status_of
+from toolyard.rollout.watching.logs import logging_to
 from toolyard.supervision import Stall
 from toolyard.tasks.protocol import Task
 
@@ -202,8 +203,11 @@ class Worker:
         """
         with contextlib.suppress(OSError):
             os.chdir(self.setup.directory)
+        logs = self.setup.config.logs
         try:
-            asyncio.run(self._work())
+            # Ray keeps what a worker writes to stderr.
+            with contextlib.nullcontext() if logs is None else logging_to(logs.model_copy(update={"file": None})):
+                asyncio.run(self._work())
         finally:
             self._stopping = True
             self._is_open.set()

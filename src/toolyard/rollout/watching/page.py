@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+ADDRESS_FILE = ".metrics"
+"""In a dump's folder while its run goes on: the URL of the endpoint."""
 MAX_REQUESTS = 20
 MAX_NODES = 256
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class NodeRow(_Part):

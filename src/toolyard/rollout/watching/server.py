@@ -16,11 +16,9 @@ from toolyard.errors import ConfigError
 from toolyard.hosts import OwnNames
 from toolyard.rollout.config import MetricsConfig
 from toolyard.rollout.observer import Observer
-from toolyard.rollout.watching.page import StatusPage
+from toolyard.rollout.watching.page import ADDRESS_FILE, StatusPage
 
 _log = logging.getLogger(__name__)
-ADDRESS_FILE = ".metrics"
-"""In a dump's folder while its run goes on: the URL of the endpoint."""
 _PATIENCE_SECONDS = 5.0
 """For a client that sends or reads slowly."""
 _MAX_CONNECTIONS = 16
