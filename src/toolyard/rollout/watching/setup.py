@@ -17,13 +17,14 @@ def watched(config: RolloutConfig, observer: Observer) -> Generator[Observer]:
         ConfigError: the log cannot be written, or the port cannot be used.
         MissingDependencyError: prometheus-client is not installed.
     """
-    observers = [observer]
+    observers: list[Observer] = []
     with ExitStack() as stack:
         if config.logs is not None:
             from toolyard.rollout.watching.logs import LogObserver, logging_to
 
             stack.enter_context(logging_to(config.logs))
             observers.append(LogObserver())
+        server = None
         if config.metrics is not None:
             from toolyard.rollout.watching.prometheus_client import RunMetrics
             from toolyard.rollout.watching.server import MetricsServer
@@ -31,5 +32,8 @@ def watched(config: RolloutConfig, observer: Observer) -> Generator[Observer]:
             metrics = RunMetrics()
             server = stack.enter_context(MetricsServer(config.metrics, metrics, config.rollout_data_dir))
             observers += [metrics, server]
-            Observers(*observers).note(f"metrics: {server.url}/metrics")
-        yield observer if len(observers) == 1 else Observers(*observers)
+        if observers:
+            observer = Observers(*observers, observer)
+        if server is not None:
+            observer.note(f"metrics: {server.url}/metrics")
+        yield observer
