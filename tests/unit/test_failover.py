@@ -181,3 +181,13 @@ def test_if_all_are_held_the_next_to_come_back_is_used() -> None:
     router.hold("a", 5.0)
     router.hold("b", 0.0)
     assert router.pick("r", 10.0) == "b"
+
+
+def test_the_loads_count_every_answer_and_every_failure() -> None:
+    router = Router(["a", "b"])
+    for _ in range(3):
+        router.failed("a", 0.0, gone=True)  # of those that fail together, one decides how long it rests
+    router.answered("b")
+    server = router.pick("r", 0.0)
+    assert router.loads(0.0) == [("a", 0, 0, 3, False), ("b", int(server == "b"), 1, 0, True)]
+    assert router.loads(60.0)[0][-1]

@@ -62,8 +62,8 @@ def frame(
     page: StatusPage, rates: Rates, url: str, size: ConsoleDimensions | None = None, problem: str = ""
 ) -> RenderableType:
     """`size`: of the screen, if it is to fill one."""
-    lines = _header(page, rates, url, problem)
     width, height = size or (None, _PLENTY)
+    lines = _header(page, rates, url, problem)[:height]
     left = height - len(lines)
     servers, nodes = _servers(page), _nodes(page)
     tables: list[RenderableType] = []

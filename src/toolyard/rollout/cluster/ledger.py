@@ -226,6 +226,7 @@ class Ledger:
     def report(self, said: Report, now: float) -> Answer:
         """Take note of what a worker says, and tell it what to do."""
         if said.worker in self.lost:
+            self._refusals += len(said.finished)
             return Answer(drop=said.holds, refused=[index for index, _ in said.finished], lost=True)
         member = self.members.get(said.worker)
         if member is None:

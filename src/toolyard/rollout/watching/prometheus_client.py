@@ -48,8 +48,8 @@ _MAX_VALUES = 50
 """Values of a label that comes from outside: sources of failures, parts of a reward. Others are counted together."""
 OTHERS = "(others)"
 _LIVE = (RolloutState.PENDING, RolloutState.GENERATING, RolloutState.TOOL_CALLING, RolloutState.INTERACTING)
-_NOT_CALLED = {ToolOutcome.UNKNOWN_TOOL.value, "malformed"}
-"""Outcomes whose tool name is whatever the model wrote."""
+_OF_A_TOOL = {outcome.value for outcome in ToolOutcome} - {ToolOutcome.UNKNOWN_TOOL.value}
+"""Outcomes of calls whose tool exists; with others, its name is whatever the model wrote."""
 _VERDICTS = {verdict.value for verdict in Verdict}
 
 
@@ -90,7 +90,10 @@ class RunMetrics(Observer):
             "toolyard_rollout_stuck", "Reports of requests that were in one stage for too long.", registry=registry
         )
         self._calls = Counter(
-            "toolyard_tool_calls", "Tool calls of requests that ended.", ["tool", "outcome"], registry=registry
+            "toolyard_tool_calls",
+            "Tool calls of requests that ended; for programs, with the sandbox's verdict.",
+            ["tool", "outcome", "verdict"],
+            registry=registry,
         )
         self._call_seconds = Histogram(
             "toolyard_tool_call_seconds", "Time of a tool call.", ["tool"], buckets=_SECONDS, registry=registry
@@ -144,10 +147,9 @@ class RunMetrics(Observer):
             self._failures.labels(failure.whose, failure.stage, self._sources.bounded(failure.source)).inc()
 
     def _count_call(self, call: CallRecord) -> None:
-        tool = OTHERS if call.outcome in _NOT_CALLED else call.name
-        verdict = call.metrics.get("verdict")
-        outcome = verdict if isinstance(verdict, str) and verdict in _VERDICTS else call.outcome
-        self._calls.labels(tool, outcome).inc()
+        tool = call.name if call.outcome in _OF_A_TOOL else OTHERS
+        verdict = str(call.metrics.get("verdict"))
+        self._calls.labels(tool, call.outcome, verdict if verdict in _VERDICTS else "").inc()
         self._call_seconds.labels(tool).observe(call.seconds)
         waited = call.metrics.get("queue_seconds")
         if isinstance(waited, int | float):

@@ -80,6 +80,7 @@ class MetricsServer(Observer):
 class _Server(ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 64
     block_on_close = False
 
     def __init__(self, config: MetricsConfig, readings: Readings) -> None:
@@ -113,14 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE_SECONDS
 
     def do_GET(self) -> None:
-        readings = self.server.readings
+        readings, path = self.server.readings, self.path.partition("?")[0]
         if not self.server.names.include(self.headers.get("Host", "")):
             self._answer(421, "text/plain", b"this is not the host you are looking for; see metrics.host\n")
-        elif self.path == "/metrics":
+        elif path == "/metrics":
             with self.server.reading:
                 found = readings.exposition()
             self._answer(200, "text/plain; version=0.0.4; charset=utf-8", found)
-        elif self.path == "/status":
+        elif path == "/status":
             with self.server.reading:
                 found = readings.page().model_dump_json().encode()
             self._answer(200, "application/json", found)
