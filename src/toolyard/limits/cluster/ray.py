@@ -318,8 +318,10 @@ class LimiterReader:
         """Blocks for up to five seconds.
 
         Raises:
-            ValueError, RayError: there is no such limiter, or it did not answer.
+            LimiterError, ValueError, RayError: it is not there, or did not answer.
         """
+        if not ray.is_initialized():  # or asking would start a cluster
+            raise LimiterError(f"limiter {self.name!r}: this process is not connected to Ray")
         lender = ray.get_actor(f"{PREFIX}{self.name}", self._namespace)
         return read_statistics(ray.get(lender.statistics.remote(), timeout=_READ_SECONDS))
 

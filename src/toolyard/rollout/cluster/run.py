@@ -261,6 +261,7 @@ class ClusterRun:
         for task in (self._owner, *self._tasks):
             task.cancel()
         await asyncio.wait([self._owner, *self._tasks])
+        self._statuses = {}  # nobody is to ask a limiter while Ray is shut down
         await asyncio.shield(self._end_workers())
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)
