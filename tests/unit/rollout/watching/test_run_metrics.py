@@ -24,6 +24,7 @@ from toolyard.rollout.watching.page import MAX_NODES, MAX_REQUESTS
 from toolyard.rollout.watching.prometheus_client import RunMetrics
 
 DASHBOARD = Path(__file__).parents[4] / "deploy" / "grafana" / "toolyard.json"
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "watching.md"
 
 
 @dataclass
@@ -180,6 +181,8 @@ async def test_every_metric_of_the_dashboard_exists() -> None:
     }
     assert unshown == {"toolyard_build_info", "toolyard_rollout_live", "toolyard_rollout_reward"}, "seen by nobody"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    told = set(re.findall(r"`(toolyard_\w+)`", GUIDE.read_text()))
+    assert told == {re.sub("_(sum|count|bucket)$", "", name) for name in own}, "the guide's table"
     for variable in board["templating"]["list"][1:]:
         assert "toolyard_rollout_planned" in variable["query"]["query"]
 
