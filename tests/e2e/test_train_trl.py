@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import make_model
-from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 from toolyard.errors import ConfigError, TrainError
 from toolyard.records.dump import read_dump
 from toolyard.rollout.config import EMBEDDED, load_config
 from toolyard.train.samples import Refusal
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
+from training import make_model
+from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning"),
