@@ -31,6 +31,9 @@ class _Server:
     """How often it was held since its last answer."""
     is_held: bool = False
     """It accepts requests but answers none: no request tries it before `release`."""
+    answers: int = 0
+    errors: int = 0
+    """All answers and all failures."""
 
 
 class Router:
@@ -93,6 +96,7 @@ class Router:
     def answered(self, server: str) -> None:
         """The server works: any answer counts."""
         found = self._known(server)
+        found.answers += 1
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
         found.holds, found.is_held = 0, False
 
@@ -118,6 +122,7 @@ class Router:
         """`gone`: the server could not be reached, or the connection broke. Otherwise the request may be at fault, and
         the server rests only after two failures in a row."""
         found = self._known(server)
+        found.errors += 1
         if found.is_held or (found.rests_until > now and not found.is_tried):
             return  # of a hundred requests that fail together, only the first counts
         found.failures += 1
@@ -127,6 +132,13 @@ class Router:
 
     def _known(self, server: str) -> _Server:
         return self._servers.get(server) or _Server()  # it was removed
+
+    def loads(self, now: float) -> list[tuple[str, int, int, int, bool]]:
+        """Each server with its requests in flight, all its answers and failures, and whether it is up."""
+        return [
+            (name, server.in_flight, server.answers, server.errors, self._is_up(name, now))
+            for name, server in list(self._servers.items())  # a copy: other threads may ask
+        ]
 
     def _is_up(self, server: str, now: float) -> bool:
         found = self._servers[server]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
+from prometheus_client.parser import text_string_to_metric_families
 
 from patience import patient
 
@@ -45,6 +47,35 @@ def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> No
     job.same_as("alone")
     assert not nodes.workers
     assert not nodes.ledgers
+
+
+def test_the_driver_serves_the_figures_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=12, n=2)
+    run = job.start("--ray", nodes.address, "--metrics-port", "0", seconds=0.2)
+    address = job.folder / "out" / ".metrics"
+    until(address.exists, "the endpoint")
+    url, seen = address.read_text(), list[dict[str, float]]()
+
+    def scraped() -> bool:
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            found = text_string_to_metric_families(answer.read().decode())
+        seen.append({f"{one.name} {sorted(one.labels.values())}": one.value for two in found for one in two.samples})
+        return seen[-1]["toolyard_rollout_done []"] == 24
+
+    until(scraped, "the end")  # the driver still has to end its workers then
+    told = job.end(run)
+    last, most = seen[-1], {name: max(one.get(name, 0) for one in seen) for one in seen for name in one}
+    assert last["toolyard_rollout_trajectories_total ['COMPLETED', 'stop']"] == told["trajectories"] == 24
+    assert last["toolyard_tool_calls_total ['', 'count', 'ok']"] == sum(job.check().values()) == 72
+    assert last["toolyard_rollout_tokens_total ['sampled']"] == told["sampled_tokens"]
+    assert last["toolyard_rollout_turns_total []"] == told["turns"]
+    assert most["toolyard_ledger_committed_total []"] == 24
+    assert most["toolyard_ledger_workers []"] == 4
+    assert 4 <= most["toolyard_ledger_leased []"] <= 24
+    assert most["toolyard_ledger_refused_total []"] == most["toolyard_ledger_lost_workers_total []"] == 0
+    assert most["toolyard_rollout_running ['TOOL_CALLING']"] >= 4
+    assert len([name for name in most if name.startswith("toolyard_node_requests")]) == 4
+    assert not address.exists()
 
 
 def begun(job: Job, number: int) -> None:

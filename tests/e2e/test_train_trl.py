@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import make_model
-from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 from toolyard.errors import ConfigError, TrainError
 from toolyard.records.dump import read_dump
 from toolyard.rollout.config import EMBEDDED, load_config
 from toolyard.train.samples import Refusal
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
+from training import make_model
+from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning"),
@@ -150,6 +151,24 @@ def test_evaluations_are_dumped_apart(small: Path, tasks: Path, tmp_path: Path) 
         rollout(prompts[:1], trainer)
     assert len((tmp_path / "dumps/0.jsonl").read_text().splitlines()) == 4
     assert len((tmp_path / "dumps/eval/0.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_rollouts_of_all_steps_are_counted_at_one_endpoint(small: Path, tasks: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    config = small_config(small, tasks, rollout_data_dir=str(folder), metrics={"port": 0})
+    with ToolyardRollout(config) as rollout:
+        trainer = make_trainer(rollout, small, tmp_path / "out")
+        prompts = [row["prompt"] for row in rollout.dataset()]
+        rollout(prompts, trainer)
+        trainer.state.global_step = 1
+        rollout(prompts, trainer)
+        url = (folder / ".metrics").read_text()
+        with urllib.request.urlopen(f"{url}/status") as answer:
+            page = json.load(answer)
+        assert (page["planned"], page["done"], page["states"]) == (8, 8, {})
+    assert not (folder / ".metrics").exists()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/status")
 
 
 def test_a_step_that_is_played_again_replaces_its_lines(small: Path, tasks: Path, tmp_path: Path) -> None:

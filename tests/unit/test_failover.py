@@ -210,3 +210,13 @@ def test_capacity_and_the_load_of_others_count() -> None:
     assert router.pick("r8", 0.0) == "large" or router.pick("r9", 0.0) == "large"
     router.report("large", 90)
     assert {router.pick(f"s{number}", 0.0) for number in range(9)} == {"small"}
+
+
+def test_the_loads_count_every_answer_and_every_failure() -> None:
+    router = Router(["a", "b"])
+    for _ in range(3):
+        router.failed("a", 0.0, gone=True)  # of those that fail together, one decides how long it rests
+    router.answered("b")
+    server = router.pick("r", 0.0)
+    assert router.loads(0.0) == [("a", 0, 0, 3, False), ("b", int(server == "b"), 1, 0, True)]
+    assert router.loads(60.0)[0][-1]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from toolyard._version import __version__
-from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, train, view
+from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, top, train, view
 from toolyard.cli.console import complain, leave
 from toolyard.cli.options import RayCommand
 from toolyard.errors import ToolyardError
@@ -25,6 +25,7 @@ app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score", cls=RayCommand)(score.score)
 app.command("view")(view.view)
+app.command("top")(top.top)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(tools.app, name="tools")
 app.add_typer(chat.app, name="chat")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -113,6 +113,28 @@ class ReportsActivity(Protocol):
 
     def activity(self, request_id: str) -> str:
         """Return which server has it, which attempt it is, and the last error; empty if there is nothing to say."""
+        ...
+
+
+class ServerLoad(NamedTuple):
+    """One server of an engine, as this process sees it."""
+
+    url: str
+    in_flight: int
+    answered: int
+    """Requests it answered since the engine was created."""
+    failed: int
+    """Attempts that failed."""
+    is_up: bool
+    """False while it rests after a failure."""
+
+
+@runtime_checkable
+class ReportsServers(Protocol):
+    """An engine that can describe its servers. Not part of `Engine`: it is optional."""
+
+    def servers(self) -> Sequence[ServerLoad]:
+        """Can be called from any thread."""
         ...
 
 

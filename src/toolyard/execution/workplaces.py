@@ -11,9 +11,10 @@ import asyncio
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from toolyard.errors import ConfigError
 from toolyard.limits.local import LocalLimiter
@@ -22,7 +23,12 @@ from toolyard.sandbox.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", bound="HasSandbox")
+
+
+class HasSandbox(Protocol):
+    @property
+    def sandbox(self) -> Sandbox: ...
 
 
 def shared_limiter(name: str, limit: int) -> Limiter:
@@ -112,11 +118,18 @@ class Workplaces(Generic[T]):
         self._making = threading.Lock()
         self._owner = owner
         self._openings: dict[asyncio.AbstractEventLoop, _Opening[T]] = {}
+        with _known_lock:
+            _known.add(self)
 
     @property
     def limiter(self) -> Limiter | None:
         """None: there is none, or nobody has asked for a place yet."""
         return self._given or self._made
+
+    @property
+    def sandboxes(self) -> list[Sandbox]:
+        """The open ones, of all event loops. Can be read from any thread."""
+        return [opening.place.sandbox for opening in list(self._openings.values()) if opening.place is not None]
 
     async def here(self) -> T:
         """Return this event loop's place. The first caller opens it; others wait.
@@ -161,3 +174,23 @@ class Workplaces(Generic[T]):
                 where = "in this process; Ray is not connected" if local else "in the Ray cluster"
                 _log.info("%s: at most %d executions in flight %s", self._owner, rate_limit, where)
             return self._made
+
+
+_known: weakref.WeakSet[Workplaces[Any]] = weakref.WeakSet()
+_known_lock = threading.Lock()
+
+
+def open_sandboxes() -> list[Sandbox]:
+    """All sandboxes that tools and rewards of this process have open. Can be called from any thread."""
+    return list({id(sandbox): sandbox for places in _all_known() for sandbox in places.sandboxes}.values())
+
+
+def open_limiters() -> list[Limiter]:
+    """All limiters that tools and rewards of this process share, one of each name."""
+    found = [places.limiter for places in _all_known()]
+    return list({getattr(one, "name", ""): one for one in found if one is not None}.values())
+
+
+def _all_known() -> list[Workplaces[Any]]:
+    with _known_lock:
+        return list(_known)

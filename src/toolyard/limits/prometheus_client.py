@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from toolyard.errors import ConfigError, MissingDependencyError
 from toolyard.limits.desk import OTHERS
@@ -48,6 +48,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Readable(Protocol):
     """A limiter that can be read from any thread: `LocalLimiter`, `RayLimiter`."""
 
@@ -63,9 +64,12 @@ class LimiterCollector(Collector):
     `toolyard_limiter_up` 0 and no other series; the rest of the registry is scraped as usual.
     """
 
-    def __init__(self, *limiters: Readable, timeout: float = 3.0) -> None:
+    def __init__(self, *limiters: Readable, timeout: float = 3.0, max_tenants: int = MAX_TENANTS) -> None:
+        """`max_tenants`: tenants with their own series, the busiest first. 0: tenants have none, and the permit held
+        longest does not name its own, for tenants that come and go."""
         self._limiters = limiters
         self._timeout = timeout
+        self._max_tenants = max_tenants
         self._lock = threading.Lock()
         self._others = {limiter.name: _Others() for limiter in limiters}
         if len(self._others) < len(limiters):
@@ -78,21 +82,30 @@ class LimiterCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         scrape = _Scrape()
-        deadline = time.monotonic() + self._timeout
-        asked = [(limiter.name, _ask(limiter)) for limiter in self._limiters]
-        for name, answer in asked:
-            try:
-                now = answer.result(max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # whatever it is, the rest of the registry must be scraped
-                _log.warning("limiter %r cannot be scraped: %s", name, error or type(error).__name__)
-                scrape.add("up", name, 0)
+        for name, now in read_all(self._limiters, self._timeout).items():
+            scrape.add("up", name, now is not None)
+            if now is None:
                 continue
-            scrape.add("up", name, 1)
             _add_totals(scrape, name, now)
-            with self._lock:
-                _add_tenants(scrape, name, now.tenants, self._others[name])
-            _add_processes(scrape, name, now)
+            if self._max_tenants:
+                with self._lock:
+                    _add_tenants(scrape, name, now.tenants, self._others[name], self._max_tenants)
+            _add_processes(scrape, name, now, name_tenant=self._max_tenants > 0)
         return [family for family in scrape.families.values() if family.samples]
+
+
+def read_all(limiters: Sequence[Readable], timeout: float = 3.0) -> dict[str, LimiterStatistics | None]:
+    """The statistics of all limiters by name, within `timeout` seconds; None for those that did not answer."""
+    deadline = time.monotonic() + timeout
+    asked = [(limiter.name, _ask(limiter)) for limiter in limiters]
+    found: dict[str, LimiterStatistics | None] = {}
+    for name, answer in asked:
+        try:
+            found[name] = answer.result(max(0.0, deadline - time.monotonic()))
+        except Exception as error:  # whatever it is, the others must be read
+            _log.warning("limiter %r cannot be scraped: %s", name, error or type(error).__name__)
+            found[name] = None
+    return found
 
 
 def _ask(limiter: Readable) -> Future[LimiterStatistics]:
@@ -138,9 +151,11 @@ def _add_totals(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
     scrape.add("reclaimed", name, now.reclaimed)
 
 
-def _add_tenants(scrape: _Scrape, name: str, tenants: Mapping[str, TenantStatistics], others: _Others) -> None:
+def _add_tenants(
+    scrape: _Scrape, name: str, tenants: Mapping[str, TenantStatistics], others: _Others, most: int
+) -> None:
     ranked = sorted(tenants, key=lambda name: _busyness(tenants[name]), reverse=True)
-    named = [tenant for tenant in ranked if tenant != OTHERS][:MAX_TENANTS]
+    named = [tenant for tenant in ranked if tenant != OTHERS][:most]
     for tenant in named:
         scrape.add("tenant_in_flight", name, tenants[tenant].in_flight, tenant)
         scrape.add("tenant_waiting", name, tenants[tenant].waiting, tenant)
@@ -157,7 +172,7 @@ def _busyness(tenant: TenantStatistics) -> tuple[int, int]:
     return tenant.in_flight + tenant.waiting, tenant.granted
 
 
-def _add_processes(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
+def _add_processes(scrape: _Scrape, name: str, now: LimiterStatistics, *, name_tenant: bool) -> None:
     if now.epoch:  # a cluster limiter; a local one has no leases
         states = Counter(lease.state for lease in now.leases)
         for state in (*_STATES, *sorted(states.keys() - set(_STATES))):
@@ -168,7 +183,7 @@ def _add_processes(scrape: _Scrape, name: str, now: LimiterStatistics) -> None:
     for process, count in permits.items():
         scrape.add("process_permits", name, count, process)
     for holder in now.holders[:1]:
-        scrape.add("longest_held_seconds", name, holder.seconds, holder.tenant, holder.process)
+        scrape.add("longest_held_seconds", name, holder.seconds, holder.tenant if name_tenant else "", holder.process)
 
 
 class _Others:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from toolyard.rollout.config import EMBEDDED, RolloutConfig, load_config
     from toolyard.rollout.finish import FinishReason, RolloutState
     from toolyard.rollout.interaction import BaseInteraction
+    from toolyard.rollout.observer import Observer
     from toolyard.rollout.request import AsyncRolloutRequest
-    from toolyard.rollout.run import Observer, RolloutResult, run_rollouts
+    from toolyard.rollout.run import RolloutResult, run_rollouts
 
 __all__ = [
     "EMBEDDED",
@@ -36,7 +37,8 @@ __getattr__, __dir__ = exports(
         "toolyard.rollout.config": "EMBEDDED RolloutConfig load_config",
         "toolyard.rollout.finish": "FinishReason RolloutState",
         "toolyard.rollout.interaction": "BaseInteraction",
+        "toolyard.rollout.observer": "Observer",
         "toolyard.rollout.request": "AsyncRolloutRequest",
-        "toolyard.rollout.run": "Observer RolloutResult run_rollouts",
+        "toolyard.rollout.run": "RolloutResult run_rollouts",
     },
 )

@@ -145,6 +145,26 @@ class ClusterConfig(_Part):
     """Ray's runtime environment of the workers, for example `{working_dir: .}` if they do not share this one."""
 
 
+class MetricsConfig(_Part):
+    """An HTTP endpoint of the run: `/metrics` for Prometheus, `/status` for `toolyard top`."""
+
+    port: int = Field(0, ge=0, le=65535)
+    """0: any free port, which is printed."""
+    host: str = "127.0.0.1"
+    """Any other address makes the figures, request ids and task ids visible on the network."""
+
+
+class LogConfig(_Part):
+    """Logs of the run. They name requests and tasks, but contain no prompts and no answers."""
+
+    format: Literal["text", "json"] = "text"
+    """json: one object per line."""
+    file: str | None = None
+    """Append to this file. None: stderr."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """debug: also every change of a request's state."""
+
+
 class RolloutConfig(_Part):
     """Everything about a run. Paths are relative to the working directory."""
 
@@ -175,6 +195,10 @@ class RolloutConfig(_Part):
     """Resume a dump that was started with other settings or tasks. Every new line names the changes."""
     cluster: ClusterConfig | None = None
     """Play on a Ray cluster. None: in this process."""
+    metrics: MetricsConfig | None = None
+    """Serve figures of the run over HTTP. None: do not."""
+    logs: LogConfig | None = None
+    """None: only warnings, as plain text on stderr."""
     record: str | None = None
     """Write a tape to this file."""
     replay: str | None = None

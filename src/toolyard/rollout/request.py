@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -114,6 +115,10 @@ class AsyncRolloutRequest:
         self.crc = ids_crc(ids, self.crc)  # first: it rejects invalid ids
         self.input_ids += ids
         self.response_mask += [mask] * len(ids)
+
+
+CURRENT: ContextVar[AsyncRolloutRequest | None] = ContextVar("current_request", default=None)
+"""The request that the current task or thread works for."""
 
 
 def create_request(

@@ -6,12 +6,10 @@ result = await run_rollouts(load_config("rollout.yaml"))
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
@@ -24,59 +22,12 @@ from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls, RecordedCalls, ReplayedCalls
 from toolyard.rollout.fingerprint import check_resumed
 from toolyard.rollout.finish import FinishReason, RolloutState
+from toolyard.rollout.observer import Observer
 from toolyard.rollout.request import AsyncRolloutRequest
-from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.run_many import RolloutRun
 from toolyard.rollout.summary import Accounting, Summary
+from toolyard.rollout.watching.setup import watched
 from toolyard.supervision import Stall
-
-
-class Running(Protocol):
-    """A run in progress: a `RolloutRun`, or a `ClusterRun`."""
-
-    @property
-    def states(self) -> Counter[RolloutState]:
-        """Number of running requests by state."""
-        ...
-
-    @property
-    def live(self) -> tuple[int, int, int]:
-        """Turns, sampled tokens and tool calls of the running requests."""
-        ...
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the event loop is blocked. Can be read from any thread."""
-        ...
-
-    def stop(self) -> None:
-        """Start no more requests and abort the running ones; the run ends soon."""
-        ...
-
-
-class Observer:
-    """Watches a run. Subclass it and override what you need. Methods are called in the run's event loop, except
-    `stalled`."""
-
-    def note(self, text: str) -> None:
-        """A message for the user: a model is being downloaded, rows were skipped."""
-
-    def opened(self, total: int, done: int) -> None:
-        """The run is about to start: `total` requests, `done` of which were found in the dump."""
-
-    def began(self, run: Running) -> None:
-        """The run has started. It can now be inspected and stopped."""
-
-    def told(self, kind: str, text: str) -> None:
-        """A worker of a cluster reports that a request is stuck, or that its event loop is blocked."""
-
-    def ended(self, trajectory: Trajectory, summary: Summary) -> None:
-        """A request has ended."""
-
-    def stuck(self, stuck: Stuck) -> None:
-        """A request has been in one stage for too long."""
-
-    def stalled(self, stall: Stall) -> None:
-        """The event loop is blocked. Called in another thread, because the loop cannot call anything."""
 
 
 @dataclass(slots=True)
@@ -117,7 +68,11 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
     Raises:
         ToolyardError: the run could not start, the dump could not be written, or a replay differs from its tape.
     """
-    observer = observer or Observer()
+    with watched(config, observer or Observer()) as observer:
+        return await _run_rollouts(config, observer)
+
+
+async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutResult:
     _check_tapes(config)
     tasks = await asyncio.to_thread(planned, config, observer.note)
     wanted = set(tasks)
@@ -317,7 +272,7 @@ def _external_calls_for(
 def _tape_meta(config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
     return {
         "tool_schemas": [schema.model_dump(mode="json") for schema in tool_schemas],
-        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster"}),
+        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster", "logs", "metrics"}),
     }
 
 

@@ -24,17 +24,22 @@ from types import TracebackType
 from typing import Self, cast
 
 from toolyard.errors import ConfigError
+from toolyard.execution.workplaces import open_limiters
+from toolyard.limits.protocol import Limiter
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.external import ExternalCalls, StartOverError
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.play.conclusion import lost_trajectory
 from toolyard.rollout.play.play import Play
 from toolyard.rollout.play.setting import Setting
-from toolyard.rollout.request import AsyncRolloutRequest
+from toolyard.rollout.request import CURRENT, AsyncRolloutRequest
+from toolyard.rollout.status import Status, status_of
 from toolyard.supervision import LoopWatch, Stall
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
+SLOWEST = 20
+"""How many running requests a status describes: those that have been in their state longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ class RolloutRun:
     @property
     def states(self) -> Counter[RolloutState]:
         """Number of running requests by state."""
-        return Counter(play.request.state for play in self._plays.values())
+        return Counter(request.state for request in self.running)
 
     @property
     def begun(self) -> AbstractSet[str]:
@@ -121,6 +126,21 @@ class RolloutRun:
         turns = [turn for request in self.running for turn in request.turns]
         tokens = sum(turn.sampled.end - turn.sampled.start for turn in turns)
         return len(turns), tokens, sum(len(turn.tool_calls) for turn in turns)
+
+    @property
+    def statuses(self) -> dict[str, Status]:
+        """See `Running`."""
+        return {"": status_of(self.running, self._setting, slowest=SLOWEST)}
+
+    @property
+    def limiters(self) -> list[Limiter]:
+        """See `Running`."""
+        return open_limiters()
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """See `Running`."""
+        return {}
 
     @property
     def is_blocked(self) -> bool:
@@ -212,6 +232,7 @@ class RolloutRun:
     async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
         play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
         self._plays[request.request_id] = play
+        before = CURRENT.set(request)
         try:
             return await play.run()
         except asyncio.CancelledError as error:
@@ -224,6 +245,7 @@ class RolloutRun:
             self._closing = True
             raise
         finally:
+            CURRENT.reset(before)
             del self._plays[request.request_id]
         play.external.start_over()
         return await self._played(request.anew())

@@ -404,7 +404,7 @@ class LocalSandbox:
             isolation=self.level,
             memory_limit=self.grants.memory_limit,
             executions=dict(self._executions),
-            zygotes={name: count for name, count in self._pool.live.items() if count},
+            zygotes={name: count for name, count in dict(self._pool.live).items() if count},
         )
 
     @property

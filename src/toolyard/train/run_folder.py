@@ -97,11 +97,12 @@ class RunFolder:
 
 
 def settings_of(config: TrainConfig) -> JSON:
-    """The settings to save: without secrets and machine-specific paths."""
+    """The settings to save: without secrets, machine-specific paths, and how the run is watched."""
     kept = config.model_dump(mode="json", exclude={"output_dir"})
     for name in ("api_key", "urls"):
         del kept["rollout"]["engine"][name]
-    del kept["rollout"]["rollout_data_dir"]
+    for name in ("rollout_data_dir", "logs", "metrics"):
+        del kept["rollout"][name]
     return kept
 
 

@@ -14,6 +14,7 @@ from toolyard.cli.options import JsonOption, PrintConfigOption
 _task_option = partial(typer.Option, rich_help_panel="Tasks and tools")
 _model_option = partial(typer.Option, rich_help_panel="Model")
 _run_option = partial(typer.Option, rich_help_panel="Run")
+_watch_option = partial(typer.Option, rich_help_panel="Watching")
 
 
 def rollout(
@@ -110,6 +111,24 @@ def rollout(
         str | None,
         _run_option(metavar="TAPE", help="Replay a recorded run bit for bit, without a model or tools."),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        _watch_option(
+            metavar="PORT",
+            help="Serve metrics for Prometheus and `toolyard top` on this port of 127.0.0.1; 0: any free one.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        _watch_option(
+            metavar="FORMAT", help="Log the run as `text` or `json`; json without --log-file replaces the progress."
+        ),
+    ] = None,
+    log_file: Annotated[
+        str | None, _watch_option(metavar="FILE", help="Append logs to this file instead of writing them to stderr.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         _run_option(
@@ -144,6 +163,9 @@ def rollout(
     # the same on all nodes of a Ray cluster
     toolyard rollout rollout.yaml --ray --out /shared/runs/a
 
+    # with metrics; `toolyard top runs/a` shows them live
+    toolyard rollout rollout.yaml --metrics-port 9464 --out runs/a
+
     # record a run, then replay it without the model and the sandbox
     toolyard rollout --record a.tape --out runs/a
     toolyard rollout --replay a.tape --out runs/b
@@ -172,6 +194,9 @@ def rollout(
         "seed": seed,
         "concurrency": concurrency,
         "cluster.address": ray,
+        "metrics.port": metrics_port,
+        "logs.format": log_format,
+        "logs.file": log_file,
         "record": record,
         "replay": replay,
     }
@@ -186,9 +211,12 @@ def rollout(
         return
     if loaded.rollout_data_dir is None:
         loaded = loaded.model_copy(update={"rollout_data_dir": default_folder()})
+    console = err()
+    logs = loaded.logs
+    console.quiet = logs is not None and logs.format == "json" and logs.file is None  # every line of stderr is JSON
     if embedded:
-        err().print(f"embedded defaults: {embedded_defaults(loaded)}", style="dim", markup=False)
-    result, interrupted, seconds = complete(run(loaded, err()))
+        console.print(f"embedded defaults: {embedded_defaults(loaded)}", style="dim", markup=False)
+    result, interrupted, seconds = complete(run(loaded, console))
     print_result(result, seconds, None if as_json else out())
     if interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -24,7 +24,8 @@ from toolyard.cli.outcomes import duration
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.run import Observer, RolloutResult, Running, run_rollouts
+from toolyard.rollout.observer import Observer, Running
+from toolyard.rollout.run import RolloutResult, run_rollouts
 from toolyard.rollout.run_many import Stuck
 from toolyard.rollout.summary import Summary
 from toolyard.supervision import Stall

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypedDict, TypeVar
@@ -26,6 +27,7 @@ from toolyard.engines.http.exchange import (
     permanent,
 )
 from toolyard.engines.http.watchdog import Watchdog
+from toolyard.engines.protocol import ServerLoad
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.failover import Router
 from toolyard.supervision import Scope, loop_clock
@@ -185,6 +187,10 @@ class HttpEngine:
     def activity(self, request_id: str) -> str:
         """Return which server has it, which attempt it is, and the last error."""
         return "; ".join(map(str, self._running.get(request_id, ())))
+
+    def servers(self) -> list[ServerLoad]:
+        """The servers with their load. Can be called from any thread."""
+        return [ServerLoad(*load) for load in self._router.loads(time.monotonic())]
 
     # ------------------------------------------------------------------------------------------- for subclasses
     _health_path = "/health"

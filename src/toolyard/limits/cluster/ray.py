@@ -37,6 +37,7 @@ except ImportError as error:
 from toolyard.limits.cluster.actor import NAMESPACE, LenderOptions, Records, lender_class
 
 PREFIX = "limiter:"
+_READ_SECONDS = 5.0
 _statistics = TypeAdapter(LimiterStatistics)
 _ATTACH_SECONDS = 180.0
 """On a busy machine, Ray was seen to take a minute to start an actor."""
@@ -304,6 +305,25 @@ atexit.register(_leave_all)
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------
+
+
+class LimiterReader:
+    """Reads the statistics of a cluster's limiter without borrowing permits from it."""
+
+    def __init__(self, name: str, *, namespace: str = NAMESPACE) -> None:
+        self.name = name
+        self._namespace = namespace
+
+    def read_statistics(self) -> LimiterStatistics:
+        """Blocks for up to five seconds.
+
+        Raises:
+            LimiterError, ValueError, RayError: it is not there, or did not answer.
+        """
+        if not ray.is_initialized():  # or asking would start a cluster
+            raise LimiterError(f"limiter {self.name!r}: this process is not connected to Ray")
+        lender = ray.get_actor(f"{PREFIX}{self.name}", self._namespace)
+        return read_statistics(ray.get(lender.statistics.remote(), timeout=_READ_SECONDS))
 
 
 def read_statistics(found: Mapping[str, Any]) -> LimiterStatistics:

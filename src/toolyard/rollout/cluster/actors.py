@@ -6,8 +6,8 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -49,8 +49,8 @@ class State:
     statuses: Sequence[tuple[str, Any]] = ()
     silent: Sequence[str] = ()
     """Workers that were given up, and the requests they had will be played by others."""
-    waiting: int = 0
-    """Requests without a result."""
+    figures: Mapping[str, int] = field(default_factory=dict[str, int])
+    """See `Ledger.figures`."""
 
 
 class LedgerActor:
@@ -92,7 +92,7 @@ class LedgerActor:
             results=ledger.results(orders.after),
             statuses=[(member.name, member.status) for member in ledger.members.values()],
             silent=silent,
-            waiting=ledger.open_requests,
+            figures=ledger.figures(),
         )
 
 

@@ -147,7 +147,7 @@ class Ledger:
         """Free requests by group, in the order in which they will be leased."""
         self._results: dict[int, Result] = {}
         """Committed and not yet in the dump, numbered in the order of their commits."""
-        self._commits = 0
+        self._commits = self._refusals = self._reclaimed = 0
 
     # ------------------------------------------------------------------------------------------------- for the driver
     def expect(self, workers: Iterable[str], now: float) -> None:
@@ -192,6 +192,7 @@ class Ledger:
         gone = [name for name in self.members if name == worker or name.startswith(f"{worker}/")]
         lost = sorted(index for name in gone for index in self.members.pop(name).holds)
         self._hungry.difference_update(gone)
+        self._reclaimed += len(lost)
         for index in reversed(lost):  # the first last: it goes first then
             entry = self._entries[index]
             entry.holder, entry.begun, entry.returned = None, False, True
@@ -209,10 +210,23 @@ class Ledger:
         """Requests in the window without a result."""
         return sum(entry.result is None for entry in self._entries.values())
 
+    def figures(self) -> dict[str, int]:
+        """For those who watch the run. The totals (committed, refused, reclaimed, lost) begin with this ledger."""
+        return {
+            "workers": len(self.members),
+            "open": self.open_requests,
+            "leased": sum(len(member.holds) for member in self.members.values()),
+            "committed": self._commits,
+            "refused": self._refusals,
+            "reclaimed": self._reclaimed,
+            "lost": len(self.lost),
+        }
+
     # ----------------------------------------------------------------------------------------------------- for workers
     def report(self, said: Report, now: float) -> Answer:
         """Take note of what a worker says, and tell it what to do."""
         if said.worker in self.lost:
+            self._refusals += len(said.finished)
             return Answer(drop=said.holds, refused=[index for index, _ in said.finished], lost=True)
         member = self.members.get(said.worker)
         if member is None:
@@ -266,6 +280,7 @@ class Ledger:
             entry = self._entries.get(index)
             if entry is None or (entry.result is not None and entry.result.worker != member.name):
                 refused.append(index)
+                self._refusals += 1
                 continue
             accepted.append(index)
             if entry.result is None:  # not a repetition

@@ -26,16 +26,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolyard.errors import ClusterError, RecordError, ToolyardError
+from toolyard.limits.cluster.ray import LimiterReader
 from toolyard.messages import JSON
 from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.cluster.actors import LedgerActor, Orders, State, WorkerActor, ray
 from toolyard.rollout.cluster.connection import connect, disconnect
 from toolyard.rollout.cluster.ledger import Result
 from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
-from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Status, Weights
+from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Weights
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.request import request_id_of
+from toolyard.rollout.status import Status
 
 _log = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5
@@ -135,6 +137,7 @@ class ClusterRun:
         self._not_before: dict[str, float] = {}
         """When a node may get its next worker."""
         self._statuses: dict[str, Status] = {}
+        self._figures: Mapping[str, int] = {}
         self._heard: dict[str, int] = {}
         """The last message that was passed on, by worker."""
         self._owner: asyncio.Task[None] | None = None
@@ -157,6 +160,22 @@ class ClusterRun:
         """Turns, sampled tokens and tool calls of the running requests."""
         turns = [(status.turns, status.tokens, status.calls) for status in self._statuses.values()]
         return sum(row[0] for row in turns), sum(row[1] for row in turns), sum(row[2] for row in turns)
+
+    @property
+    def statuses(self) -> dict[str, Status]:
+        """See `Running`."""
+        return dict(self._statuses)
+
+    @property
+    def limiters(self) -> list[LimiterReader]:
+        """See `Running`."""
+        names = {name for status in self.statuses.values() for name in status.limiters}
+        return [LimiterReader(name) for name in sorted(names)]
+
+    @property
+    def ledger(self) -> Mapping[str, int]:
+        """See `Running`."""
+        return self._figures
 
     @property
     def is_blocked(self) -> bool:
@@ -240,6 +259,7 @@ class ClusterRun:
         for task in (self._owner, *self._tasks):
             task.cancel()
         await asyncio.wait([self._owner, *self._tasks])
+        self._statuses = {}  # nobody is to ask a limiter while Ray is shut down
         await asyncio.shield(self._end_workers())
         if self._started_ray:
             await asyncio.to_thread(disconnect)
@@ -299,6 +319,7 @@ class ClusterRun:
             self._unreadable, self._dead = unreadable + self._unreadable, dead + self._dead
             return
         self._statuses = {name: status for name, status in state.statuses if status is not None}
+        self._figures = state.figures
         for name in state.silent:
             self._note(f"worker {name} was silent for {self._cluster.term_seconds:g} s; others play its requests")
         self._pass_on_messages()

@@ -32,6 +32,8 @@ from toolyard.rollout.finish import FinishReason
 from toolyard.rollout.play.speaker import Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.status import status_of
+from toolyard.rollout.watching.logs import logging_to
 from toolyard.supervision import Stall
 from toolyard.tasks.protocol import Task
 
@@ -86,22 +88,6 @@ class Weights(NamedTuple):
     by_name: Mapping[str, Any]
     """Tensors."""
     version: str
-
-
-class Status(NamedTuple):
-    """What a worker says about itself."""
-
-    node: str
-    pid: int
-    states: dict[str, int]
-    turns: int
-    """Turns, sampled tokens and tool calls of requests that are running."""
-    tokens: int
-    calls: int
-    slowest: tuple[tuple[str, str, float, str], ...]
-    """Request, state, seconds and what it waits for."""
-    messages: tuple[tuple[int, str, str], ...]
-    """Numbered: stuck requests and blocked event loops. Repeated for a while, since reports get lost."""
 
 
 TOKEN = "token"  # noqa: S105 - the name of a file
@@ -217,8 +203,11 @@ class Worker:
         """
         with contextlib.suppress(OSError):
             os.chdir(self.setup.directory)
+        logs = self.setup.config.logs
         try:
-            asyncio.run(self._work())
+            # Ray keeps what a worker writes to stderr.
+            with contextlib.nullcontext() if logs is None else logging_to(logs.model_copy(update={"file": None})):
+                asyncio.run(self._work())
         finally:
             self._stopping = True
             self._is_open.set()
@@ -258,7 +247,7 @@ class Worker:
         async with open_rollout(config) as opened:
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
-            self._tool_schemas = opened.tool_schemas
+            self._tool_schemas, self._setting = opened.tool_schemas, opened.setting
             self._speaker = opened.setting.speaker
             if self._weights is not None:
                 await self._give(self._weights)
@@ -379,23 +368,7 @@ class Worker:
 
     def _report(self) -> tuple[Report, dict[int, int]]:
         assert self._run is not None
-        running = self._run.running
-        turns = [turn for request in running for turn in list(request.turns)]
-        now = time.monotonic()
-        slowest = sorted(running, key=lambda request: request.stage_since)[:3]
-        states: dict[str, int] = {}
-        for request in running:
-            states[request.state.value] = states.get(request.state.value, 0) + 1
-        status = Status(
-            os.uname().nodename,
-            os.getpid(),
-            states,
-            len(turns),
-            sum(turn.sampled.end - turn.sampled.start for turn in turns),
-            sum(len(turn.tool_calls) for turn in turns),
-            tuple((one.request_id, one.state.value, now - one.stage_since, one.waits_for) for one in slowest),
-            tuple(self._messages),
-        )
+        status = status_of(self._run.running, self._setting, messages=self._messages)
         with self._lock:
             holds = list(self._holds.values())
             busy = len(self._by_request)

@@ -8,6 +8,7 @@ request's task: engines, tools, simulators and rewards have their own (`toolyard
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -63,6 +64,7 @@ from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, hand
 from toolyard.tools.policy import CallPolicy, Recovery
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ class Play:
         if request.state is not self._progress.state:
             request.state, request.waits_for = self._progress.state, ""
             request.stage_since = time.monotonic()
+            _log.debug("entered %s", request.state)
         request.finish_reason = reason = self._progress.finish_reason
         if self.failure is None and reason is not None and reason.state is RolloutState.FAILED:
             self.failure = self._failure_of(reason)

@@ -23,6 +23,7 @@ from toolyard.engines.protocol import (
     Generation,
     ImageEngine,
     ReportsActivity,
+    ReportsServers,
     Sampling,
 )
 from toolyard.errors import EngineError, EngineRequestError
@@ -70,6 +71,7 @@ class Speaker(ABC):
         self._sampling = sampling
         self._limits = limits
         self._talking = engine if isinstance(engine, ReportsActivity) else None
+        self.reports_servers = engine if isinstance(engine, ReportsServers) else None
         self.engine_name = "" if engine is None else repr(engine)
 
     @abstractmethod

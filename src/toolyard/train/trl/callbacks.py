@@ -160,6 +160,9 @@ class Reports(StepObserver):
         self._observer = observer
         self._measure = Measure()
 
+    def note(self, text: str) -> None:
+        self._observer.note(text)
+
     def begins(self, step: int, requests: int, evaluation: bool) -> None:
         self._observer.playing(step, requests, evaluation)
 

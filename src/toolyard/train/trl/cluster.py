@@ -17,6 +17,7 @@ from toolyard.rollout.assembly import sglang_engine
 from toolyard.rollout.cluster.run import ClusterRun, Offer, leftovers, remove_work
 from toolyard.rollout.cluster.worker import Payload, Weights
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.observer import Observer
 from toolyard.tasks.protocol import Task
 from toolyard.train.trl.weights import FolderSync, SyncedByTrainer, WeightSync, whole_weights
 
@@ -38,8 +39,8 @@ class ClusterSync(WeightSync):
 class ClusterStage:
     """An open cluster run. Nothing is kept for resuming: a step that did not end is played again, by other weights."""
 
-    def __init__(self, run: ClusterRun, sync: WeightSync) -> None:
-        self.sync = sync
+    def __init__(self, run: ClusterRun, sync: WeightSync, observer: Observer) -> None:
+        self.sync, self.observer = sync, observer
         self._run = run
         self._indices = itertools.count()
         self._plays = itertools.count(1)
@@ -66,7 +67,7 @@ class ClusterStage:
 
 
 @asynccontextmanager
-async def on_cluster(config: RolloutConfig, process: int) -> AsyncGenerator[ClusterStage]:
+async def on_cluster(config: RolloutConfig, process: int, observer: Observer) -> AsyncGenerator[ClusterStage]:
     """`process`: the number of this process among the trainer's: each has workers of its own."""
     async with AsyncExitStack() as stack:
         folder = None
@@ -76,14 +77,11 @@ async def on_cluster(config: RolloutConfig, process: int) -> AsyncGenerator[Clus
                 pass
             remove_work(folder)
             stack.callback(remove_work, folder)
-        run = await stack.enter_async_context(ClusterRun(config, folder=folder, note=_log.info, tell=_tell))
+        run = await stack.enter_async_context(ClusterRun(config, folder=folder, note=_log.info, tell=observer.told))
+        observer.began(run)
         sync: WeightSync = SyncedByTrainer()
         if config.engine.kind == "transformers":
             sync = ClusterSync(run)
         elif config.engine.kind == "sglang":
             sync = FolderSync(await stack.enter_async_context(sglang_engine(config)))
-        yield ClusterStage(run, sync)
-
-
-def _tell(kind: str, text: str) -> None:
-    _log.warning("%s: %s", kind, text)
+        yield ClusterStage(run, sync, observer)

@@ -15,9 +15,12 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
 from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.observer import Observer
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.summary import Summary
+from toolyard.rollout.watching.setup import watched
 from toolyard.tasks.protocol import Task
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class _Stage(Protocol):
     """The opened parts."""
 
     sync: WeightSync
+    observer: Observer
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
@@ -46,6 +50,7 @@ class _Here:
     config: RolloutConfig
     rollout: OpenedRollout
     sync: WeightSync
+    observer: Observer
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
@@ -53,8 +58,11 @@ class _Here:
         schemas, seed = self.rollout.tool_schemas, self.config.seed
         requests = [create_request(task, at, tool_schemas=schemas, step=step, seed=seed) for task, at in numbered]
         found: dict[str, Trajectory] = {}
-        run = RolloutRun(self.rollout.setting, requests, concurrency=self.config.in_flight, on_stuck=_tell)
+        run = RolloutRun(
+            self.rollout.setting, requests, concurrency=self.config.in_flight, on_stuck=self.observer.stuck
+        )
         async with run:
+            self.observer.began(run)
             async for trajectory in run:
                 found[trajectory.request_id] = trajectory
                 ended(trajectory)
@@ -64,8 +72,11 @@ class _Here:
 class Player:
     """Plays rollouts for a trainer, called from the trainer's thread, which blocks but can be interrupted."""
 
-    def __init__(self, config: RolloutConfig) -> None:
+    def __init__(self, config: RolloutConfig, note: Callable[[str], None] = _log.info) -> None:
         self._config = config
+        self._note = note
+        self._summary, self._begun = Summary(), 0
+        """Of all steps."""
         self._stage: _Stage | None = None
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
@@ -78,7 +89,10 @@ class Player:
         """
         if self._stage is None:
             process = int(trainer.accelerator.process_index)
-            self._stage = blocking.run(self._opened(_with_trainer_url(self._config, trainer), process))
+            config = _with_trainer_url(self._config, trainer)
+            if process:  # one endpoint and one log for all
+                config = config.model_copy(update={"metrics": None, "logs": None})
+            self._stage = blocking.run(self._opened(config, process))
         if self._synced != step:
             self._stage.sync.hand_over(trainer, str(step))
             self._synced = step
@@ -88,8 +102,17 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
         assert self._stage is not None, "after `prepare`"
+        observer = self._stage.observer
+        self._begun += len(numbered)
+        observer.opened(self._begun, 0)
+
+        def counted(trajectory: Trajectory) -> None:
+            self._summary.add(trajectory)
+            observer.ended(trajectory, self._summary)
+            ended(trajectory)
+
         try:
-            return blocking.run(self._stage.play(numbered, step, ended))
+            return blocking.run(self._stage.play(numbered, step, counted))
         except BaseException:  # a cluster would go on playing
             self.close()
             raise
@@ -112,7 +135,7 @@ class Player:
 
     # -------------------------------------------------------------------------------------------------- in their loop
     async def _opened(self, config: RolloutConfig, process: int) -> _Stage:
-        return await blocking.kept(self, lambda: _staged(config, process))
+        return await blocking.kept(self, lambda: _staged(config, process, _Told(self._note)))
 
     async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
         async with DumpWriter(folder) as dump:
@@ -124,20 +147,21 @@ class Player:
 
 
 @asynccontextmanager
-async def _staged(config: RolloutConfig, process: int) -> AsyncGenerator[_Stage]:
-    if config.cluster is not None:
-        from toolyard.train.trl.cluster import on_cluster
+async def _staged(config: RolloutConfig, process: int, told: Observer) -> AsyncGenerator[_Stage]:
+    with watched(config, told) as observer:
+        if config.cluster is not None:
+            from toolyard.train.trl.cluster import on_cluster
 
-        async with on_cluster(config, process) as stage:
-            yield stage
-        return
-    from toolyard.train.trl.weights import weight_sync
+            async with on_cluster(config, process, observer) as stage:
+                yield stage
+            return
+        from toolyard.train.trl.weights import weight_sync
 
-    async with open_rollout(config, note=_log.info) as opened:
-        speaker = opened.setting.speaker
-        assert isinstance(speaker, TokenSpeaker)
-        assert speaker.engine is not None
-        yield _Here(config, opened, weight_sync(speaker.engine))
+        async with open_rollout(config, note=_log.info) as opened:
+            speaker = opened.setting.speaker
+            assert isinstance(speaker, TokenSpeaker)
+            assert speaker.engine is not None
+            yield _Here(config, opened, weight_sync(speaker.engine), observer)
 
 
 def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:
@@ -153,5 +177,15 @@ def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:
     return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": (url,)})})
 
 
-def _tell(stuck: Stuck) -> None:
-    _log.warning("%s", stuck)
+class _Told(Observer):
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def note(self, text: str) -> None:
+        self._note(text)
+
+    def told(self, kind: str, text: str) -> None:
+        _log.warning("%s: %s", kind, text)
+
+    def stuck(self, stuck: Stuck) -> None:
+        _log.warning("%s", stuck)

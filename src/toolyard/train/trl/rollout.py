@@ -50,7 +50,10 @@ class StepReport:
 
 class StepObserver:
     """Watches rollouts. Subclass it and override what you need. Methods are called in the trainer's thread, except
-    `ended`."""
+    `note` and `ended`."""
+
+    def note(self, text: str) -> None:
+        """A message for the user: where metrics are served."""
 
     def begins(self, step: int, requests: int, evaluation: bool) -> None:
         """The rollouts of a step start."""
@@ -105,7 +108,7 @@ class ToolyardRollout:
         self.observer = observer or StepObserver()
         self.reward = RolloutReward()
         self._tasks = _by_prompt(config)
-        self._player = Player(config)
+        self._player = Player(config, self.observer.note)
         self._offsets = {False: _Offsets(), True: _Offsets()}
 
     # ------------------------------------------------------------------------------------------------- for the trainer

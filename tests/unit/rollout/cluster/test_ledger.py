@@ -56,6 +56,22 @@ def test_the_first_commit_counts():
     assert [(result.worker, result.place) for _, result in ledger.results()] == [("b", "b's")]
 
 
+def test_the_figures_tell_leases_results_duplicates_and_losses():
+    ledger = offered(4)
+    ledger.report(says("a", room=2), 0)
+    ledger.report(says("b", room=1), 0)
+    assert ledger.figures() == {
+        "workers": 2, "open": 4, "leased": 3, "committed": 0, "refused": 0, "reclaimed": 0, "lost": 0
+    }  # fmt: skip
+    ledger.lose("a")
+    ledger.report(says("b", room=1, finished=[(2, "b's")]), 0)
+    ledger.report(says("c", finished=[(2, "c's")]), 0)
+    ledger.report(says("a", finished=[(0, "a's")]), 0)
+    assert ledger.figures() == {
+        "workers": 2, "open": 3, "leased": 1, "committed": 1, "refused": 2, "reclaimed": 2, "lost": 1
+    }  # fmt: skip
+
+
 def test_a_repeated_commit_is_accepted_and_counts_once():
     ledger = offered(1)
     ledger.report(says("a", room=1), 0)
