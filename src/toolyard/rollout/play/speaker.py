@@ -21,6 +21,7 @@ from toolyard.engines.protocol import (
     Engine,
     Finish,
     Generation,
+    HasServers,
     ImageEngine,
     ReportsActivity,
     Sampling,
@@ -71,6 +72,7 @@ class Speaker(ABC):
         self._limits = limits
         self._talking = engine if isinstance(engine, ReportsActivity) else None
         self.engine_name = "" if engine is None else repr(engine)
+        self.servers = engine if isinstance(engine, HasServers) else None
 
     @abstractmethod
     def begin(self, request: AsyncRolloutRequest) -> int:
