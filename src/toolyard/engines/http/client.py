@@ -141,7 +141,7 @@ class HttpEngine:
         )
         self._waits = waits_for_servers
         self._router = Router(() if waits_for_servers else self._bases, probe_seconds=connect_timeout)
-        self._survey = Survey(self._exchanges)
+        self._survey = Survey(self._exchanges, seconds=connect_timeout)
         self._arrived = asyncio.Event()
         """A server has joined."""
         self._changed = asyncio.Event()
@@ -237,17 +237,9 @@ class HttpEngine:
 
     async def loads(self) -> list[Load]:
         """What the servers in use say about their load; those that say nothing are left out."""
-        found: list[Load | None] = []
-
-        async def ask(base: str) -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._connect_timeout):
-                    found.append(await self._survey.load(base))
-
         async with asyncio.TaskGroup() as asking:
-            for base in self.urls:
-                asking.create_task(ask(base))
-        return [load for load in found if load is not None]
+            asked = [asking.create_task(self._survey.load(base)) for base in self.urls]
+        return [load for load in (task.result() for task in asked) if load is not None]
 
     def _watch(self) -> None:
         start = asyncio.get_running_loop().create_task
@@ -274,10 +266,7 @@ class HttpEngine:
                 self._unhealthy.add(base)
                 _log.warning("%s does not pass its health check; it gets requests as soon as it does", base)
             return
-        version: str | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._connect_timeout):
-                version = await self._survey.version(base)
+        version = await self._survey.version(base)
         if base not in self._bases:
             return  # removed meanwhile
         self._router.add(base)
@@ -426,15 +415,7 @@ class HttpEngine:
                 run.attempt.expire()
 
     async def _is_healthy(self, base: str) -> bool:
-        """Any answer counts as healthy, unless it reports a failure."""
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                await self._exchanges.tell(f"{base}{self._health_path}", None)
-        except RefusedError:
-            return True
-        except (EngineError, TimeoutError):
-            return False
-        return True
+        return await self._survey.is_healthy(base, self._health_path)
 
     async def _tell_abort(self, base: str, rid: str) -> bool:
         try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from toolyard.engines.http.exchange import base_url
 from toolyard.errors import ConfigError
@@ -36,7 +38,7 @@ def add_urls(path: str | Path, urls: Sequence[str]) -> list[str]:
         ConfigError: the file is invalid or cannot be written, or a URL is invalid.
     """
     wanted = dict.fromkeys(map(base_url, urls))
-    with _locked(path) as text:
+    with _locked(path, "ab") as text:
         known = {url for url, _ in _entries(path, text)}
         missing = [url for url in wanted if url not in known]
         if missing:
@@ -53,7 +55,7 @@ def remove_urls(path: str | Path, urls: Sequence[str]) -> list[str]:
         ConfigError: the file is invalid or cannot be written, or a URL is invalid.
     """
     unwanted = set(map(base_url, urls))
-    with _locked(path) as text:
+    with _locked(path, "rb+") as text:
         entries = list(_entries(path, text))
         found = [url for url, _ in entries if url in unwanted]
         if found:
@@ -114,11 +116,11 @@ def _entries(path: str | Path, text: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _locked(path: str | Path) -> Generator[str]:
+def _locked(path: str | Path, mode: Literal["ab", "rb+"]) -> Generator[str]:
     """Lock the file, and give its text."""
     try:
         while True:
-            with open(path, "ab") as file:
+            with open(path, mode) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 # Whoever had the lock before may have replaced the file: then the lock is that of a file nobody sees.
                 if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(file.fileno())):
@@ -131,4 +133,5 @@ def _locked(path: str | Path) -> Generator[str]:
 def _replace(path: str | Path, text: str) -> None:
     new = Path(f"{path}.new")
     new.write_text(text, encoding="utf-8")
+    shutil.copymode(path, new)
     new.replace(path)

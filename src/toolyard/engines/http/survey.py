@@ -6,6 +6,7 @@ servers say nothing, which is no error.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,11 +22,23 @@ _GAUGE = re.compile(r"(?m)^vllm:(num_requests_running|num_requests_waiting|kv_ca
 
 
 class Survey:
-    """Asks servers, and remembers which routes they do not have."""
+    """Asks servers, each question for at most `seconds`, and remembers which routes they do not have."""
 
-    def __init__(self, exchanges: Exchanges) -> None:
+    def __init__(self, exchanges: Exchanges, *, seconds: float) -> None:
         self._exchanges = exchanges
+        self._seconds = seconds
         self._lacks: set[str] = set()
+
+    async def is_healthy(self, base: str, path: str = "/health") -> bool:
+        """Any answer counts as healthy, unless it reports a failure."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._exchanges.get(base + path)
+        except RefusedError:
+            return True
+        except (EngineError, TimeoutError):
+            return False
+        return True
 
     async def version(self, base: str) -> str | None:
         """The version of its weights; None if it does not say."""
@@ -41,10 +54,11 @@ class Survey:
             if where in self._lacks:
                 continue
             try:
-                found = read(await self._exchanges.get(where))
+                async with asyncio.timeout(self._seconds):
+                    found = read(await self._exchanges.get(where))
             except RefusedError:
                 self._lacks.add(where)
-            except EngineError:
+            except (EngineError, TimeoutError):
                 return None  # requests will find out
             else:
                 if found is not None:

@@ -91,7 +91,7 @@ class EngineServer:
         self.most_waiting = 0
         self._model = model or ByteModel()
         self._context = context
-        self._token_seconds = token_seconds
+        self.token_seconds = token_seconds
         self._slots = asyncio.Semaphore(slots or 1 << 30)
         self._api_key = api_key
         self._refuses_unknown = refuses_unknown
@@ -245,7 +245,7 @@ class EngineServer:
         longest = max((len(text) for text in run.sampling.stop), default=0)
         for n in range(run.sampling.max_tokens):
             if n and n % _PACE == 0:
-                await asyncio.sleep(_PACE * self._token_seconds)
+                await asyncio.sleep(_PACE * self.token_seconds)
             while self._paused and not run.aborted.is_set():  # noqa: ASYNC110 - waits for two conditions
                 await asyncio.sleep(0.005)
             if run.aborted.is_set():
