@@ -275,7 +275,7 @@ async def test_servers_come_and_go_during_a_run_and_nothing_fails(job: Path) -> 
         await until(lambda: not one.running)
         seen = len(answered(one))
         file.write_text("half a li")
-        await until(lambda: any("stay in use" in note for note in observer.notes))
+        await until(lambda: any("stays in use" in note for note in observer.notes))
         file.write_text(f"{two.url}\n{three.url}\n")
         await until(lambda: bool(answered(three)))
         await two.kill()

@@ -3,12 +3,14 @@
 A request that waits in a server's queue samples nothing, but its cache may be evicted meanwhile, and it cannot go to
 another server. So fewer requests are started while servers queue, and more while they have room.
 
-Down. If more than an eighth as many requests wait as run, the limit is cut by the fraction that waits, at most to a
-half. Fractions add up over a cluster: if each of its workers cuts by a tenth, all together do. Running requests are not
-stopped, so a cut takes effect as they end; until then there is no further one.
+Down. If more than half as many requests wait as run, the limit is cut to what would leave a quarter waiting, at
+most by half. Fractions add up over a cluster: if each of its workers cuts by a tenth, all together do. Running requests
+are not stopped, so a cut takes effect as they end; until then there is no further one.
 
-Up. If none waits, the limit is used, and caches are not nearly full, it grows: twofold until the first cut, then by a
-sixteenth. Between the two it stays. A step up fits into this band, so it does not cause the next cut.
+Up. If at most an eighth as many wait as run, the limit is used, and caches are not nearly full, it grows: twofold
+until the first cut, then by a sixteenth. Between the two it stays. A step up fits into this band, so it does not cause
+the next cut. Some requests are left waiting on purpose: they keep the servers busy while others call tools, and where
+servers have unequal shares.
 
 Servers that say nothing count as servers with room.
 """
@@ -21,7 +23,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from toolyard.engines.protocol import Load
 
 _FIRST = 32
-_MARGIN = 1 / 8
+_MOST_WAITING, _LEFT_WAITING, _LEAST_WAITING = 1 / 2, 1 / 4, 1 / 8
+"""Of the requests that run: cut above, cut to, grow below."""
 _STEP = 1 / 16
 _FULL = 0.9
 """Of the KV cache: from here on, more requests would only evict each other."""
@@ -43,12 +46,12 @@ class AdaptiveConcurrency:
     def decide(self, loads: Sequence[Load], active: int) -> int:
         """`active`: requests that run now."""
         running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
-        if waiting > max(1, _MARGIN * running):
+        if waiting > max(1, _MOST_WAITING * running):
             self._grows_fast = False
             if active <= self.limit:
-                share = max(0.5, running / (running + waiting))
+                share = max(0.5, (1 + _LEFT_WAITING) * running / (running + waiting))
                 self.limit = max(1, min(int(active * share), self.limit - 1))
-        elif not waiting and active >= self.limit and all(load.usage < _FULL for load in loads):
+        elif waiting <= _LEAST_WAITING * running and active >= self.limit and all(load.usage < _FULL for load in loads):
             step = self.limit if self._grows_fast else max(1, int(_STEP * self.limit))
             self.limit = min(self._ceiling, self.limit + step)
         return self.limit

@@ -118,7 +118,7 @@ async def test_changes_are_told_and_a_bad_file_changes_nothing(file: Path) -> No
             assert f"added {B}" in await noted.get()
             write(file, "oops\n")
             assert "line 1" in (said := await noted.get())
-            assert "the 2 servers of before stay in use" in said
+            assert f"the last good list stays in use: {A}, {B}" in said
             os.unlink(file)
             assert "No such file" in await noted.get()
             write(file, f"# reordered is not changed\n{B}\n{A}\n")

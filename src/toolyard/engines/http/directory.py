@@ -80,7 +80,7 @@ async def watch_directory(
         except ConfigError as error:
             if complaint != str(error):
                 complaint = str(error)
-                note(f"{complaint}; the {len(urls)} servers of before stay in use")
+                note(f"{complaint}; the last good list stays in use: {', '.join(urls) or 'empty'}")
             continue
         complaint = ""
         if set(now) != set(urls):
