@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from toolyard.engines.protocol import HasServers
 from toolyard.messages import JSON
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import Trajectory
@@ -211,7 +210,6 @@ class Worker:
         self._weights = weights
         self._speaker: Speaker | None = None
         self._is_open = threading.Event()
-        self._servers: HasServers | None = None
         self._engine_urls = setup.engine_urls
         self._engine_change = 0
 
@@ -256,8 +254,8 @@ class Worker:
             if number < self._engine_change:
                 return
             self._engine_change, self._engine_urls = number, urls
-            if self._servers is not None:
-                self._later(self._servers.set_urls, urls)
+            if self._speaker is not None and self._speaker.servers is not None:
+                self._later(self._speaker.servers.set_urls, urls)
 
     def fetch(self, indices: Iterable[int]) -> list[bytes | None]:
         """Results that are not in the shared folder."""
@@ -271,13 +269,12 @@ class Worker:
         folder = Path(self.setup.folder) if self.shares and self.setup.folder is not None else None
         config = self.setup.config
         async with open_rollout(config, engine_urls=self._engine_urls) as opened:
-            self._servers = opened.setting.speaker.servers
-            if self._servers is not None and self._engine_urls is not None:
-                self._servers.set_urls(self._engine_urls)  # they may have changed meanwhile
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
             self._tool_schemas = opened.tool_schemas
             self._speaker = opened.setting.speaker
+            if self._engine_urls is not None and self._speaker.servers is not None:
+                self._speaker.servers.set_urls(self._engine_urls)  # they may have changed meanwhile
             if self._weights is not None:
                 await self._give(self._weights)
                 self._weights = None
