@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +90,17 @@ async def test_a_server_joins_when_it_is_healthy(caplog: pytest.LogCaptureFixtur
             await until(lambda: len(engine.urls) == 2)
             await asyncio.gather(*(ask(engine, request_id=f"new-{n}") for n in range(16)))
             assert answered(two)
+
+
+async def test_a_server_that_never_answers_its_health_check_holds_up_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        async with (
+            EngineServer() as server,
+            SglangEngine([url, server.url], waits_for_servers=True, connect_timeout=0.3) as engine,
+        ):
+            await asyncio.gather(*(ask(engine, request_id=f"r-{n}") for n in range(8)))
+            assert (engine.urls, engine.retried) == ([server.url], 0)
 
 
 async def test_requests_wait_while_there_is_no_server_and_go_on_when_one_comes() -> None:

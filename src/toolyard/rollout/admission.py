@@ -64,7 +64,7 @@ class Gate:
         self.limit = limit
         self._places = asyncio.Semaphore(limit)
         self._debt = 0
-        """Places that the next ones to be free are not given to anybody."""
+        """Places to take away as they become free."""
 
     async def enter(self) -> None:
         await self._places.acquire()

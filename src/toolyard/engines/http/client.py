@@ -172,9 +172,12 @@ class HttpEngine:
         await self._exchanges.open()
         self._is_open = True
         if self._waits:
-            await (
-                self._look_at_servers()
-            )  # before the first request, or all would settle on the server that joins first
+            # Before the first request, or all would settle on the server that joins first.
+            try:
+                await self._look_at_servers()
+            except BaseException:
+                await self._exchanges.close()
+                raise
         if self._waits or len(self._bases) > 1:
             self._watch()
         return self
