@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 _FIRST_REST = 1.0
 _LONGEST_REST = 30.0
 _FIRST_HOLD = 30.0
 _LONGEST_HOLD = 600.0
 _REMEMBERED = 65_536
+_FAIR = 1.25
+"""A server may have this many times the mean load before it is passed over for a request whose prefix it has."""
 
 
 @dataclass(slots=True)
@@ -34,14 +37,21 @@ class _Server:
     answers: int = 0
     errors: int = 0
     """All answers and all failures."""
+    version: int | None = None
+    """Of its model's weights, if it is known; see `Router.know_version`."""
 
 
 class Router:
     """Keeps each request on one server, where its prompt is still cached, as long as that server answers.
 
-    A new request goes to the least loaded server. A server that failed rests, each time twice as long as before, from
-    1 s to 30 s; its requests move to other servers for good. After the rest, one request tries the server again, and
-    the others wait for the result. If all servers rest, the one whose rest ends first is used: better than giving up.
+    A new request goes to the least loaded server. If it names its prefix, it goes to the server that the prefix is
+    assigned to, or to the next one if that has more than 1.25 times the mean load: servers are ordered by a hash of
+    prefix and name (rendezvous hashing), so all processes of a cluster agree without asking, and a server that comes or
+    goes moves few prefixes. Servers known to have older weights get new requests only if no other server is up.
+
+    A server that failed rests, each time twice as long as before, from 1 s to 30 s; its requests move to other servers
+    for good. After the rest, one request tries the server again, and the others wait for the result. If all servers
+    rest, the one whose rest ends first is used: better than giving up.
 
     A server that accepts requests but never answers is held instead, because each try costs a full timeout. It rests
     for 30 s to 10 min, and after that until a health check succeeds and the caller releases it.
@@ -52,35 +62,57 @@ class Router:
     def __init__(self, servers: Sequence[str], *, remembered: int = _REMEMBERED, probe_seconds: float = 5.0) -> None:
         """`probe_seconds`: how long other requests wait for the one that tries a resting server."""
         self._servers = {server: _Server() for server in servers}
+        self._removed: dict[str, _Server] = {}
+        """Those with requests in flight."""
         self._homes: OrderedDict[str, str] = OrderedDict()
         self._remembered = remembered
         self._probe_seconds = probe_seconds
 
+    @property
+    def servers(self) -> list[str]:
+        return list(self._servers)
+
     def add(self, server: str, *, capacity: int = 1) -> None:
-        """`capacity`: relative to the other servers."""
-        self._servers.setdefault(server, _Server(capacity))
+        """Use a server from now on. Does nothing if it is there. `capacity`: relative to the other servers."""
+        if server not in self._servers:
+            known = self._removed.pop(server, None)
+            self._servers[server] = _Server(capacity, in_flight=0 if known is None else known.in_flight)
 
     def remove(self, server: str) -> None:
-        """What is under way there may still call `done` and the like."""
-        self._servers.pop(server, None)
-        self._homes = OrderedDict((key, home) for key, home in self._homes.items() if home != server)
+        """Send nothing more to a server; its requests move. Those in flight may end, and are counted until then."""
+        found = self._servers.pop(server, None)
+        if found is not None:
+            self._homes = OrderedDict((request, home) for request, home in self._homes.items() if home != server)
+            if found.in_flight:
+                self._removed[server] = found
 
     def report(self, server: str, in_flight: int) -> None:
         """The server says how many requests it has, from all processes together."""
-        found = self._known(server)
+        found = self._find(server)
         found.reported = max(0, in_flight - found.in_flight)
 
-    def pick(self, request_id: str, now: float) -> str:
-        """Choose the server for one attempt of `request_id`. Call `done` afterwards."""
+    def pick(self, request_id: str, now: float, prefix: str | None = None) -> str:
+        """Choose the server for one attempt of `request_id`. Call `done` afterwards.
+
+        `prefix`: requests that begin with the same tokens have the same. It matters only if the request is new.
+
+        Raises:
+            LookupError: there are no servers.
+        """
+        if not self._servers:
+            raise LookupError("there are no servers")
         home = self._homes.get(request_id)
         if home is None or not self._is_up(home, now):
-            up = [server for server in self._servers if self._is_up(server, now)]
-            # Break ties by name, or all processes of a cluster would start with the same server.
-            home = (
-                min(up, key=lambda server: (*self._load(server), zlib.crc32(f"{server} {request_id}".encode())))
-                if up
-                else min(self._servers, key=lambda server: self._servers[server].rests_until)
-            )
+            up = self._newest([server for server in self._servers if self._is_up(server, now)])
+            if not up:
+                home = min(self._servers, key=lambda server: self._servers[server].rests_until)
+            elif prefix is None:
+                # Break ties by name, or all processes of a cluster would start with the same server.
+                home = min(up, key=lambda server: (*self._load(server), _hash(server, request_id)))
+            else:
+                fair = math.ceil(_FAIR * (1 + sum(self._servers[server].in_flight for server in up)) / len(up))
+                free = [server for server in up if self._servers[server].in_flight < fair]
+                home = min(free, key=lambda server: _hash(server, prefix))
             self._settle(request_id, home)
         else:
             self._homes.move_to_end(request_id)
@@ -91,18 +123,25 @@ class Router:
         return home
 
     def done(self, server: str) -> None:
-        self._known(server).in_flight -= 1
+        found = self._find(server)
+        found.in_flight -= 1
+        if not found.in_flight:
+            self._removed.pop(server, None)
 
     def answered(self, server: str) -> None:
         """The server works: any answer counts."""
-        found = self._known(server)
+        found = self._find(server)
         found.answers += 1
         found.failures, found.rests_until, found.is_tried = 0, 0.0, False
         found.holds, found.is_held = 0, False
 
+    def know_version(self, server: str, version: int | None) -> None:
+        """`version`: larger is newer. None: unknown, which counts as new."""
+        self._find(server).version = version
+
     def hold(self, server: str, now: float) -> None:
         """The server answers nothing. New requests go elsewhere; moving the others is up to the caller."""
-        found = self._known(server)
+        found = self._find(server)
         if not found.is_held:
             found.holds += 1
             found.is_held, found.is_tried = True, False
@@ -110,18 +149,18 @@ class Router:
 
     def is_held(self, server: str, now: float) -> bool:
         """Whether the server is held and its rest is over, so that a successful health check may release it."""
-        found = self._known(server)
+        found = self._find(server)
         return found.is_held and found.rests_until <= now
 
     def release(self, server: str, now: float) -> None:
         """A health check succeeded: after its rest, one request may try the server."""
         if self.is_held(server, now):
-            self._servers[server].is_held = False
+            self._find(server).is_held = False
 
     def failed(self, server: str, now: float, *, gone: bool) -> None:
         """`gone`: the server could not be reached, or the connection broke. Otherwise the request may be at fault, and
         the server rests only after two failures in a row."""
-        found = self._known(server)
+        found = self._find(server)
         found.errors += 1
         if found.is_held or (found.rests_until > now and not found.is_tried):
             return  # of a hundred requests that fail together, only the first counts
@@ -130,8 +169,15 @@ class Router:
         if gone or found.failures > 1:
             found.rests_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(found.failures - 1, 10))
 
-    def _known(self, server: str) -> _Server:
-        return self._servers.get(server) or _Server()  # it was removed
+    def _find(self, server: str) -> _Server:
+        """What is known of a server; nothing is if it was removed and has no requests in flight."""
+        return self._servers.get(server) or self._removed.get(server) or _Server()
+
+    def _newest(self, servers: list[str]) -> list[str]:
+        """Leave out servers that are known to have older weights than another one."""
+        versions = {server: self._servers[server].version for server in servers}
+        newest = max((version for version in versions.values() if version is not None), default=None)
+        return [server for server, version in versions.items() if version in (None, newest)]
 
     def loads(self, now: float) -> list[tuple[str, int, int, int, bool]]:
         """Each server with its requests in flight, all its answers and failures, and whether it is up."""
@@ -157,3 +203,8 @@ class Router:
         if len(self._homes) > self._remembered:
             _, forgotten = self._homes.popitem(last=False)
             self._servers[forgotten].at_home -= 1
+
+
+def _hash(server: str, key: str) -> bytes:
+    """Not a CRC: the order of its values for one key would depend little on the key."""
+    return blake2b(f"{server} {key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -20,7 +20,9 @@ import yaml
 from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_process import engine_process
 from patience import patient
+from toolyard.engines.http.directory import add_urls
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
@@ -318,3 +320,29 @@ def test_there_is_no_cluster(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "cluster.address '127.0.0.77:1'" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+def test_engines_come_and_go_while_a_cluster_plays(nodes: Nodes, tmp_path: Path, shared: bool) -> None:
+    job = Job(tmp_path / "job", tasks=40, n=8)
+    settings = yaml.safe_load((job.folder / "rollout.yaml").read_text())
+    settings["engine"] = {"kind": "sglang", "model": "model", "directory": "engines.yaml"}
+    settings |= {"sampling": {"max_tokens": 96}, "cluster": {"shared_folder": shared}, "adaptive_concurrency": True}
+    (job.folder / "rollout.yaml").write_text(yaml.safe_dump(settings))
+    dump, directory = job.folder / "out" / "0.jsonl", job.folder / "engines.yaml"
+    directory.write_text("")
+    run = job.start("--ray", nodes.address)
+    with engine_process("step-1") as (_, first), engine_process("step-2") as (killed, second):
+        add_urls(directory, [first])
+        until(lambda: dump.exists() and "step-1" in dump.read_text(), "the first server")
+        add_urls(directory, [second])
+        until(lambda: "step-2" in dump.read_text(), "the second server")
+        killed.kill()
+        told = job.end(run)
+    assert told["completed"] == 320
+    job.check()
+    versions = Counter(version for line in job.lines() for version in line["turns"][0]["sampled"]["weight_versions"])
+    assert versions["step-1"] + versions["step-2"] == 320
+    assert len(versions) == 2
+    assert f"added {second}" in (job.folder / "stderr").read_text()

@@ -26,7 +26,8 @@ async def test_a_request_stays_at_its_server_and_requests_are_spread() -> None:
             async with asyncio.TaskGroup() as tasks:
                 for n in range(20):
                     tasks.create_task(ask(engine, request_id=f"r-{n}"))
-        assert len(answered(one)) == len(answered(two)) == 30
+        assert len(answered(one)) + len(answered(two)) == 60
+        assert len(answered(one)) in range(21, 40), "with one prompt for all, one server may have 1.25 times the mean"
         keys = [{h["x-smg-routing-key"] for p, _, h in server.requests if p == "/generate"} for server in (one, two)]
         assert not keys[0] & keys[1]
 
@@ -41,7 +42,8 @@ async def test_requests_move_when_their_server_dies_and_it_is_used_again_when_it
         right = await ask(engine, sampling)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(ask(engine, sampling, request_id=f"r-{n}")) for n in range(20)]
-            await until(lambda: len(one.running) == len(two.running) == 10)
+            await until(lambda: len(one.running) + len(two.running) == 20)
+            assert len(one.running) in range(7, 14)
             await one.kill()
         assert all(task.result() == right for task in running)
         before = len(answered(one))
@@ -49,8 +51,7 @@ async def test_requests_move_when_their_server_dies_and_it_is_used_again_when_it
         assert len(answered(one)) == before, "they stay where they moved to"
         await one.start()
         await asyncio.sleep(1.1)
-        for n in range(10):
-            await ask(engine, request_id=f"new-{n}")
+        await asyncio.gather(*(ask(engine, request_id=f"new-{n}") for n in range(10)))
         assert len(answered(one)) > before
 
 

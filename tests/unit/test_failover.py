@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 from toolyard.failover import Router
 
 
-def visit(router: Router, request_id: str, now: float = 0.0) -> str:
-    server = router.pick(request_id, now)
+def visit(router: Router, request_id: str, now: float = 0.0, prefix: str | None = None) -> str:
+    server = router.pick(request_id, now, prefix)
     router.done(server)
     return server
 
@@ -220,3 +222,153 @@ def test_the_loads_count_every_answer_and_every_failure() -> None:
     server = router.pick("r", 0.0)
     assert router.loads(0.0) == [("a", 0, 0, 3, False), ("b", int(server == "b"), 1, 0, True)]
     assert router.loads(60.0)[0][-1]
+
+
+# Servers that come and go ---------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_added_gets_new_requests_and_the_others_stay() -> None:
+    router = Router(["a"])
+    before = {f"r{number}": visit(router, f"r{number}") for number in range(10)}
+    router.add("b")
+    assert {visit(router, f"new{number}") for number in range(10)} == {"b"}, "it has the least to do"
+    assert {request: visit(router, request) for request in before} == before
+
+
+def test_a_server_that_is_removed_gets_nothing_more_and_its_requests_may_end() -> None:
+    router = Router(["a", "b"])
+    homes = {f"r{number}": router.pick(f"r{number}", 0.0) for number in range(10)}
+    router.remove("a")
+    assert router.servers == ["b"]
+    assert {visit(router, request) for request in homes} == {"b"}
+    for call in (router.answered, router.done):
+        call("a")
+    router.failed("a", 0.0, gone=True)
+    router.hold("a", 0.0)
+    router.release("a", 99.0)
+    assert not router.is_held("a", 99.0)
+
+
+def test_a_server_that_returns_is_new_but_for_what_it_still_has_to_do() -> None:
+    router = Router(["a", "b"])
+    homes = [router.pick(f"r{number}", 0.0) for number in range(4)]
+    router.failed("a", 0.0, gone=True)
+    router.remove("a")
+    router.add("a")
+    router.add("a")
+    assert router._servers["a"].in_flight == homes.count("a") == 2
+    assert "a" in {visit(router, f"new{number}") for number in range(9)}, "it does not rest any more"
+
+
+def test_without_servers_there_is_nothing_to_pick() -> None:
+    router = Router([])
+    with pytest.raises(LookupError, match="no servers"):
+        router.pick("r", 0.0)
+    router.remove("never there")
+    router.add("a")
+    assert visit(router, "r") == "a"
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["pick", "pick", "done", "gone", "hold", "wait", "add", "remove", "version"]),
+        st.integers(0, 7),
+    ),
+    max_size=200,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(CHANGES)
+def test_whatever_comes_and_goes_the_books_are_right_and_the_removed_get_nothing(events: list[tuple[str, int]]) -> None:
+    names = ["a", "b", "c"]
+    router, now = Router(names, remembered=4), 0.0
+    there, homes, out = {*names}, dict[str, str](), list[str]()
+    for event, n in events:
+        name = names[n % 3]
+        match event:
+            case "pick" if there:
+                request = f"r{n}"
+                is_known = request in router._homes and router._is_up(router._homes[request], now)
+                server = router.pick(request, now, f"p{n % 2}" if n % 3 else None)
+                assert server in there
+                assert not is_known or server == homes[request], "it stays where it was"
+                homes[request] = server
+                out.append(server)
+            case "done" if out:
+                router.done(out.pop(n % len(out)))
+            case "gone":
+                router.failed(name, now, gone=True)
+            case "hold":
+                router.hold(name, now)
+            case "wait":
+                now += n
+            case "add":
+                router.add(name)
+                there.add(name)
+            case "remove":
+                router.remove(name)
+                there.discard(name)
+            case "version":
+                router.know_version(name, n)
+            case _:
+                pass
+        counted = {name: found.in_flight for name, found in [*router._servers.items(), *router._removed.items()]}
+        assert Counter(out) == Counter(counted)
+        assert min(counted.values(), default=0) >= 0
+        assert all(router._removed[name].in_flight > 0 for name in router._removed)
+        assert {*router.servers} == there
+        assert {*router._homes.values()} <= there
+        assert sum(found.at_home for found in router._servers.values()) == len(router._homes) <= 4
+
+
+# Groups and versions --------------------------------------------------------------------------------------------------
+
+
+def test_a_group_shares_a_server_as_long_as_its_load_is_fair() -> None:
+    router = Router(["a", "b", "c", "d"])
+    for number in range(80):
+        router.pick(f"other{number}", 0.0)
+    group = Counter(router.pick(f"r{number}", 0.0, "its prompt") for number in range(8))
+    assert len(group) <= 2, group
+    flood = Counter(router.pick(f"f{number}", 0.0, "one prompt") for number in range(1000))
+    assert max(flood.values()) <= 1.25 * 1088 / 4 + 1, "one prompt for all does not overload its server"
+
+
+def test_processes_agree_about_a_groups_server_and_a_new_server_moves_few_groups() -> None:
+    def assigned(*servers: str) -> list[str]:
+        return [visit(Router(servers), "r", prefix=f"group {number}") for number in range(400)]
+
+    before, after = assigned("a", "b", "c", "d"), assigned("e", "d", "c", "b", "a")
+    moved = [now for then, now in zip(before, after, strict=True) if then != now]
+    assert {*moved} == {"e"}
+    assert 40 < len(moved) < 130, "about a fifth"
+    assert all(60 < count < 140 for count in Counter(before).values()), "about a quarter each"
+
+
+def test_most_of_a_group_finds_its_prompt_and_the_load_stays_even() -> None:
+    routing = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "routing.py"))
+    found, peak = routing["simulate"](8, 256, groups=80, by_prefix=True)
+    found_before, peak_before = routing["simulate"](8, 256, groups=80, by_prefix=False)
+    assert (found_before < 0.6, found > 0.8) == (True, True), (found_before, found)
+    assert peak < peak_before + 0.3, (peak_before, peak)
+
+
+def test_new_requests_go_to_the_newest_weights_and_others_stay() -> None:
+    router = Router(["a", "b", "c"])
+    homes = {f"r{number}": visit(router, f"r{number}") for number in range(9)}
+    router.know_version("a", 1)
+    router.know_version("b", 2)
+    assert {visit(router, f"new{number}") for number in range(9)} == {"b", "c"}, "that of c is unknown"
+    assert {visit(router, f"of a group{number}", prefix=str(number)) for number in range(30)} == {"b", "c"}
+    assert {request: visit(router, request) for request in homes} == homes
+    router.know_version("a", 2)
+    assert "a" in {visit(router, f"newer{number}") for number in range(9)}
+
+
+def test_old_weights_are_better_than_none() -> None:
+    router = Router(["a", "b"])
+    router.know_version("a", 1)
+    router.know_version("b", 2)
+    router.failed("b", 0.0, gone=True)
+    assert visit(router, "r", 0.5) == "a"

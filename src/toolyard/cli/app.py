@@ -7,7 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from toolyard._version import __version__
-from toolyard.cli import audit, bench, chat, doctor, models, rollout, sandbox, score, tasks, tools, top, train, view
+from toolyard.cli import (
+    audit,
+    bench,
+    chat,
+    doctor,
+    engines,
+    models,
+    rollout,
+    sandbox,
+    score,
+    tasks,
+    tools,
+    top,
+    train,
+    view,
+)
 from toolyard.cli.console import complain, leave
 from toolyard.cli.options import RayCommand
 from toolyard.errors import ToolyardError
@@ -30,6 +45,7 @@ app.add_typer(tasks.app, name="tasks")
 app.add_typer(tools.app, name="tools")
 app.add_typer(chat.app, name="chat")
 app.add_typer(models.app, name="models")
+app.add_typer(engines.app, name="engines")
 app.add_typer(sandbox.app, name="sandbox")
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)

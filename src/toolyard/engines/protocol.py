@@ -139,6 +139,31 @@ class ReportsServers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How much one server has to do, as it says itself."""
+
+    running: int
+    """Requests that are being sampled."""
+    waiting: int
+    """Requests in its queue."""
+    usage: float = 0.0
+    """Fraction of its KV cache that running requests use."""
+
+
+@runtime_checkable
+class HasServers(Protocol):
+    """An engine that is several servers, which may come and go. Not part of `Engine`: others are in this process."""
+
+    def set_urls(self, urls: Sequence[str]) -> None:
+        """Use these servers from now on. Raises ConfigError, and changes nothing, if a URL is invalid."""
+        ...
+
+    async def loads(self) -> list[Load]:
+        """What the servers say about their load; those that say nothing are left out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class ChatGeneration:
     """One answer of a server that handles messages."""
 

@@ -3,6 +3,7 @@ imported here, only when the settings need them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from toolyard.errors import ConfigError
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.tape import Tape
 from toolyard.rewards.registry import load_reward
+from toolyard.rollout.admission import Loads
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
@@ -42,6 +44,7 @@ Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
 _TURN_START = 3
 """Tokens before an assistant's turn that tell it from a user's with the same text."""
+_HAVE_SERVERS = frozenset({"sglang", "vllm", "openai"})
 _TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
 """Token engines that accept images with the prompt. The scripted and replay engines ignore them."""
 
@@ -56,9 +59,15 @@ class OpenedRollout:
 
 @asynccontextmanager
 async def open_rollout(
-    config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None
+    config: RolloutConfig,
+    *,
+    tape: Tape | None = None,
+    note: Note = lambda _: None,
+    engine_urls: Sequence[str] | None = None,
 ) -> AsyncGenerator[OpenedRollout]:
     """Open the parts that `config` names and close them at the end. With a `tape`, no engine and no tools are opened.
+
+    `engine_urls`: what `engine.directory` contains, if the caller watches it.
 
     Raises:
         ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
@@ -79,8 +88,16 @@ async def open_rollout(
             schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
         else:
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
+        if config.engine.directory is not None and tape is None:
+            config = await _with_directory(config, config.engine.directory, engine_urls)
         speaker = await _open_speaker(config, stack, tape, schemas, note)
-        setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction)
+        if config.engine.directory is not None and speaker.servers is not None and engine_urls is None:
+            from toolyard.engines.http.directory import watch_directory
+
+            watch = watch_directory(config.engine.directory, config.engine.urls, speaker.servers.set_urls, note)
+            stack.push_async_callback(_end, asyncio.create_task(watch))
+        loads = _loads(config, speaker) if config.adaptive_concurrency and tape is None else None
+        setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction, loads)
         yield OpenedRollout(setting, schemas)
 
 
@@ -303,15 +320,39 @@ def _http(config: RolloutConfig) -> HttpOptions:
         "api_key": None if engine.api_key is None else engine.api_key.get_secret_value(),
         "request_timeout": engine.request_timeout_seconds,
         "silence_seconds": engine.silence_seconds,
+        "waits_for_servers": engine.directory is not None,
     }
 
 
 def _urls(config: RolloutConfig) -> tuple[str, ...]:
-    if not config.engine.urls:
+    if not config.engine.urls and config.engine.directory is None:
         raise ConfigError(
             f"engine.urls: {config.engine.kind} needs a server URL, for example --url http://127.0.0.1:30000"
         )
     return config.engine.urls
+
+
+async def _with_directory(config: RolloutConfig, path: str, urls: Sequence[str] | None) -> RolloutConfig:
+    """The config with the URLs of its engine directory, or with `urls`."""
+    if config.engine.kind not in _HAVE_SERVERS:
+        raise ConfigError(f"engine.directory {path!r}: {config.engine.kind} has no servers")
+    if config.engine.urls:
+        raise ConfigError(f"engine.directory {path!r}: there are engine.urls, too; choose one")
+    from toolyard.engines.http.directory import read_directory
+
+    found = await asyncio.to_thread(read_directory, path) if urls is None else tuple(urls)
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": found})})
+
+
+def _loads(config: RolloutConfig, speaker: Speaker) -> Loads:
+    if speaker.servers is None:
+        raise ConfigError(f"adaptive_concurrency: {config.engine.kind} has no servers that could say what they do")
+    return speaker.servers.loads
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _scripted(config: RolloutConfig, tokenizer: Tokenizer, chat: ChatFormat) -> Engine:

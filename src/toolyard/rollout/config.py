@@ -50,7 +50,10 @@ class EngineConfig(_Part):
     adapter: str | None = None
     """transformers: a folder with a LoRA adapter in PEFT's format. It is merged into the model's weights."""
     urls: tuple[str, ...] = ()
-    """Server URLs. All turns of a request go to the same server, to use its prefix cache."""
+    """Server URLs. All turns of a request go to the same server, to use its prefix cache; so do the first turns of a
+    group, if its load allows."""
+    directory: str | None = None
+    """Instead of `urls`: a file with one URL per line, which may change during the run (`toolyard engines`)."""
     api_key: SecretStr | None = None
     """`${NAME}` reads it from the environment."""
     request_timeout_seconds: PositiveFloat = 600.0
@@ -183,6 +186,9 @@ class RolloutConfig(_Part):
     concurrency: PositiveInt | None = None
     """Maximum number of requests in flight; on a cluster, in each worker. None: 256; with the embedded engine, twice
     its `max_batch_size`."""
+    adaptive_concurrency: bool = False
+    """Start fewer requests while the engine's servers queue, by their own figures (SGLang, vLLM); at most
+    `concurrency`. On a cluster, each worker does so for itself."""
     seed: int | None = 0
     """Seed for all sampling. None: engines choose."""
     step: NonNegativeInt = 0

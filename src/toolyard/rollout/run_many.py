@@ -27,6 +27,7 @@ from toolyard.errors import ConfigError
 from toolyard.execution.workplaces import open_limiters
 from toolyard.limits.protocol import Limiter
 from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.admission import AdaptiveConcurrency, Gate, Loads
 from toolyard.rollout.external import ExternalCalls, StartOverError
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.play.conclusion import lost_trajectory
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 SLOWEST = 20
 """How many running requests a status describes: those that have been in their state longest."""
+_LOAD_SECONDS = 1.0
+"""Time between two looks at the load of the engine's servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class RolloutRun:
         self._setting = setting
         self._requests = requests if isinstance(requests, AsyncIterator) else iter(requests)
         self._concurrency = concurrency
+        self._adaptive = AdaptiveConcurrency(concurrency)
+        self._gate = Gate(concurrency if setting.loads is None else self._adaptive.limit)
         self._chance_of = external_calls_for
         self._on_stuck = on_stuck
         self._watch = LoopWatch(self._note_stall)
@@ -110,6 +115,11 @@ class RolloutRun:
     def begun(self) -> AbstractSet[str]:
         """The ids of all requests that have started."""
         return self._begun
+
+    @property
+    def limit(self) -> int:
+        """How many requests may run now: `concurrency`, or fewer while the engine's servers queue."""
+        return self._gate.limit
 
     @property
     def stopping(self) -> bool:
@@ -204,7 +214,9 @@ class RolloutRun:
 
     # -------------------------------------------------------------------------------------------------------- inside
     async def _run(self) -> None:
-        watchdog = asyncio.create_task(self._watch_requests())
+        watching = [asyncio.create_task(self._watch_requests())]
+        if self._setting.loads is not None:
+            watching.append(asyncio.create_task(self._adapt(self._setting.loads)))
         self._watch.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -213,21 +225,26 @@ class RolloutRun:
         finally:
             self._watch.stop()
             self._ended.put_nowait(None)
-            watchdog.cancel()
-            await asyncio.wait([watchdog])
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
 
     async def _work(self) -> None:
         while True:
             await self._room.acquire()
+            await self._gate.enter()
             try:
-                request = await self._next()
-            except Exception:
-                self._closing = True
-                raise
-            if request is None:
-                self._room.release()  # for the other workers, which must end too
-                return
-            self._ended.put_nowait(await self._played(request))
+                try:
+                    request = await self._next()
+                except Exception:
+                    self._closing = True
+                    raise
+                if request is None:
+                    self._room.release()  # for the other workers, which must end too
+                    return
+                self._ended.put_nowait(await self._played(request))
+            finally:
+                self._gate.leave()
 
     async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
         play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
@@ -273,6 +290,11 @@ class RolloutRun:
                 )
             self._begun.add(request.request_id)
         return request
+
+    async def _adapt(self, loads: Loads) -> None:
+        while True:
+            await asyncio.sleep(_LOAD_SECONDS)
+            self._gate.resize(self._adaptive.decide(await loads(), len(self._plays)))
 
     async def _watch_requests(self) -> None:
         """Report stuck requests, once for each stage."""

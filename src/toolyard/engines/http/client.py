@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import secrets
 import time
@@ -26,19 +27,23 @@ from toolyard.engines.http.exchange import (
     base_url,
     permanent,
 )
+from toolyard.engines.http.survey import Survey, version_number
 from toolyard.engines.http.watchdog import Watchdog
-from toolyard.engines.protocol import ServerLoad
+from toolyard.engines.protocol import Load, ServerLoad
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.failover import Router
 from toolyard.supervision import Scope, loop_clock
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
 _MAX_RETRY_AFTER = 60.0
 """If a server asks to wait longer than this, it is not waited for: the caller may have better use of the time."""
 _ABORT_PATIENCE = (0.05, 0.2, 0.75)
 """Fractions of `abort_timeout`. An abort can overtake its request, so it is repeated."""
+_TEND_SECONDS = 2.0
+"""Time between two looks at which servers can join, and at the versions of the others' weights."""
 _random = random.SystemRandom()
 
 
@@ -53,6 +58,7 @@ class HttpOptions(TypedDict, total=False):
     max_connections: int
     max_response_bytes: int
     silence_seconds: float
+    waits_for_servers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class _Run:
     rid: str = ""
     attempt: Scope | None = None
     tries: int = 0
+    failures: int = 0
+    """Tries that count against `retries`."""
     left_because: str = ""
     last_error: str = ""
     is_aborted: bool = False
@@ -101,6 +109,7 @@ class HttpEngine:
         max_connections: int = 0,
         max_response_bytes: int = 64 * 2**20,
         silence_seconds: float = 30.0,
+        waits_for_servers: bool = False,
     ) -> None:
         """Args:
         urls: Servers of the same model. A request stays at one of them, and moves if that one fails.
@@ -112,12 +121,14 @@ class HttpEngine:
         max_response_bytes: A longer answer counts as broken.
         silence_seconds: With several servers, requests leave one that has answered nothing for this long while others
             answer. One that also fails its health checks is left after about 15 s.
+        waits_for_servers: Servers come and go (`set_urls`). One is used from when it passes its health check, and
+            `urls` may be empty. Without a server that can be reached, requests wait for one until `request_timeout`.
 
         Raises:
             ConfigError: a URL is invalid.
         """
         self._bases = [self._base_of(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._bases:
+        if not self._bases and not waits_for_servers:
             raise ConfigError(f"{type(self).__name__} needs the URL of a server")
         self._request_timeout = request_timeout
         self._connect_timeout = connect_timeout
@@ -129,15 +140,22 @@ class HttpEngine:
             max_connections=max_connections,
             max_bytes=max_response_bytes,
         )
-        self._router = Router(self._bases, probe_seconds=connect_timeout)
+        self._waits = waits_for_servers
+        self._router = Router(() if waits_for_servers else self._bases, probe_seconds=connect_timeout)
+        self._survey = Survey(self._exchanges, seconds=connect_timeout)
+        self._arrived = asyncio.Event()
+        """A server has joined."""
+        self._changed = asyncio.Event()
+        """`set_urls` was called."""
+        self._unhealthy: set[str] = set()
+        """Servers that have not joined yet, and about which the log says so."""
         self._vigil = Watchdog(
-            self._bases,
             self._router,
             is_healthy=self._is_healthy,
             move=self._move,
             silence_seconds=silence_seconds,
         )
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._is_open = False
         self._running: dict[str, set[_Run]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
@@ -154,15 +172,24 @@ class HttpEngine:
     async def __aenter__(self) -> Self:
         await self._exchanges.open()
         self._is_open = True
-        if len(self._bases) > 1:
-            self._watching = asyncio.get_running_loop().create_task(self._vigil.watch())
+        if self._waits:
+            # Before the first request, or all would settle on the server that joins first.
+            try:
+                await self._look_at_servers()
+            except BaseException:
+                await self._exchanges.close()
+                raise
+        if self._waits or len(self._bases) > 1:
+            self._watch()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        for watching in self._watching:
+            watching.cancel()
+        if self._watching:
+            await asyncio.wait(self._watching)
+            self._watching.clear()
         try:
             async with asyncio.TaskGroup() as ending:
                 for run in [run for runs in self._running.values() for run in runs]:
@@ -192,6 +219,69 @@ class HttpEngine:
         """The servers with their load. Can be called from any thread."""
         return [ServerLoad(*load) for load in self._router.loads(time.monotonic())]
 
+    # ------------------------------------------------------------------------------------- servers that come and go
+    @property
+    def urls(self) -> list[str]:
+        """The servers in use: those that have joined."""
+        return self._router.servers
+
+    def set_urls(self, urls: Sequence[str]) -> None:
+        """Use these servers from now on. New ones join when they pass their health check. Those that are missing get
+        nothing more; what they are sampling may end.
+
+        Raises:
+            ConfigError: a URL is invalid; nothing has changed.
+        """
+        bases = list(dict.fromkeys(self._base_of(url) for url in urls))
+        for base in self._bases:
+            if base not in bases:
+                self._router.remove(base)
+                self._models.pop(base, None)
+                self._unhealthy.discard(base)
+        self._bases = bases
+        self._changed.set()
+        if self._is_open and not self._watching:
+            self._watch()
+
+    async def loads(self) -> list[Load]:
+        """What the servers in use say about their load; those that say nothing are left out."""
+        async with asyncio.TaskGroup() as asking:
+            asked = [asking.create_task(self._survey.load(base)) for base in self.urls]
+        return [load for load in (task.result() for task in asked) if load is not None]
+
+    def _watch(self) -> None:
+        start = asyncio.get_running_loop().create_task
+        self._watching = [start(self._vigil.watch()), start(self._tend())]
+
+    async def _tend(self) -> None:
+        while True:
+            self._changed.clear()
+            await self._look_at_servers()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TEND_SECONDS):
+                    await self._changed.wait()
+
+    async def _look_at_servers(self) -> None:
+        """Let healthy servers join, and note the versions of all weights."""
+        async with asyncio.TaskGroup() as asking:
+            for base in self._bases:
+                asking.create_task(self._look_at(base))
+
+    async def _look_at(self, base: str) -> None:
+        joined = base in self.urls
+        if not joined and not await self._is_healthy(base):
+            if base not in self._unhealthy:
+                self._unhealthy.add(base)
+                _log.warning("%s does not pass its health check; it gets requests as soon as it does", base)
+            return
+        version = await self._survey.version(base)
+        if base not in self._bases:
+            return  # removed meanwhile
+        self._router.add(base)
+        self._router.know_version(base, version_number(version))
+        self._unhealthy.discard(base)
+        self._arrived.set()
+
     # ------------------------------------------------------------------------------------------- for subclasses
     _health_path = "/health"
 
@@ -203,8 +293,10 @@ class HttpEngine:
         return False
 
     # ---------------------------------------------------------------------------------------------- a whole request
-    async def _perform(self, request_id: str, attempt: Callable[[str, str], Awaitable[T]]) -> T | None:
+    async def _perform(self, request_id: str, prefix: str, attempt: Callable[[str, str], Awaitable[T]]) -> T | None:
         """Return what `attempt` returns for a server and the request's id there. None if it was aborted.
+
+        `prefix`: the same for requests with the same prompt, which share a server if its load allows.
 
         Raises:
             EngineRequestError: a server refused.
@@ -220,11 +312,13 @@ class HttpEngine:
         try:
             with run.hang_up:
                 runs.add(run)
-                return await self._try_until_answered(request_id, run, attempt)
+                return await self._try_until_answered(request_id, prefix, run, attempt)
             if run.is_aborted:
                 return None
             if run.base is not None:
                 self._router.failed(run.base, _now(), gone=False)
+            elif not self.urls:
+                raise EngineError(f"no server for {request_id!r} within {seconds:g} s: {self._why_none()}")
             raise _at(run.base, f"{run}: no answer to {request_id!r} within {seconds:g} s")
         finally:
             run.ended.set()
@@ -233,13 +327,17 @@ class HttpEngine:
                 del self._running[request_id]
 
     async def _try_until_answered(
-        self, request_id: str, run: _Run, attempt: Callable[[str, str], Awaitable[T]]
+        self, request_id: str, prefix: str, run: _Run, attempt: Callable[[str, str], Awaitable[T]]
     ) -> T | None:
         task, clock = asyncio.current_task(), loop_clock()
         assert task is not None
         while True:
+            while not self.urls:
+                run.last_error = self._why_none()
+                self._arrived.clear()
+                await self._arrived.wait()
             run.tries += 1
-            base = self._router.pick(request_id, _now())
+            base = self._router.pick(request_id, _now(), prefix)
             run.base, run.rid, run.left_because = base, self._new_rid(request_id), ""
             run.attempt = Scope(task, clock, self._request_timeout)
             began, answered = _now(), False
@@ -258,9 +356,10 @@ class HttpEngine:
                 if run.is_aborted:
                     return None
                 run.last_error = str(error)
-                delay = error.wish + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**run.tries))
+                run.failures += not (self._waits and error.gone)
+                delay = error.wish + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(run.tries, 10)))
                 left = run.deadline - clock.now()
-                if run.tries > self._retries or delay > left or error.wish > _MAX_RETRY_AFTER:
+                if run.failures > self._retries or delay > left or error.wish > _MAX_RETRY_AFTER:
                     raise _at(base, f"{error} (tries: {run.tries})") from error
             except EngineRequestError as error:
                 answered = True
@@ -282,6 +381,11 @@ class HttpEngine:
             run.base = None
             self.retried += 1
             await asyncio.sleep(delay)
+
+    def _why_none(self) -> str:
+        if not self._bases:
+            return "there is no server; add one to the engine directory"
+        return f"no server passes its health check: {', '.join(self._bases)}"
 
     def _note_failure(self, base: str, error: ServerFailedError) -> None:
         if error.busy:
@@ -319,15 +423,7 @@ class HttpEngine:
                 run.attempt.expire()
 
     async def _is_healthy(self, base: str) -> bool:
-        """Any answer counts as healthy, unless it reports a failure."""
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                await self._exchanges.tell(f"{base}{self._health_path}", None)
-        except RefusedError:
-            return True
-        except (EngineError, TimeoutError):
-            return False
-        return True
+        return await self._survey.is_healthy(base, self._health_path)
 
     async def _tell_abort(self, base: str, rid: str) -> bool:
         try:
@@ -350,9 +446,11 @@ class HttpEngine:
 
     # --------------------------------------------------------------------------------------------------- all servers
     async def _ask_all(self, path: str, body: JSON | None = None) -> dict[str, JSON]:
-        """Ask every server concurrently; if one fails, this fails too, naming one that did."""
+        """Ask every server in use concurrently; if one fails, this fails too, naming one that did."""
         if not self._is_open:
             raise self._not_open()
+        if not self.urls:
+            raise EngineError(f"{path}: {self._why_none()}")
 
         async def one(base: str) -> JSON | EngineError:
             try:
@@ -364,7 +462,7 @@ class HttpEngine:
                 return error
 
         async with asyncio.TaskGroup() as tasks:
-            asked = {base: tasks.create_task(one(base)) for base in self._bases}
+            asked = {base: tasks.create_task(one(base)) for base in self.urls}
         answers: dict[str, JSON] = {}
         for base, task in asked.items():
             found = task.result()

@@ -88,6 +88,10 @@ class Exchanges:
             raise ServerFailedError(f"{where}: the answer is not a JSON object: {_short(content)}")
         return found
 
+    async def get(self, where: str) -> bytes:
+        """GET. Raises what `ask` raises."""
+        return await self._exchange(where, None, {})
+
     async def tell(self, where: str, body: JSON | None) -> None:
         """Like `ask`, for a server that sends no answer."""
         await self._exchange(where, body, {})

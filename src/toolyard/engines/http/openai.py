@@ -6,6 +6,7 @@ answers of other servers can be evaluated and distilled from, but not trained on
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, Unpack
 from urllib.parse import urlsplit
@@ -77,7 +78,8 @@ class OpenaiEngine(HttpEngine):
                 raise permanent(f"{base}{self._models_path} lists no model; set `model`")
             return await self._chat(base, needed | {"model": model}, extras, request_id)
 
-        found = await self._perform(request_id, attempt)
+        prefix = f"{len(messages)} {zlib.crc32(str(needed['messages'][-1]).encode('utf-8', 'surrogatepass'))}"
+        found = await self._perform(request_id, prefix, attempt)
         return found or ChatGeneration(Message("assistant", ""), Finish.ABORT)
 
     async def _chat(self, base: str, needed: JSON, extras: JSON, request_id: str) -> ChatGeneration:

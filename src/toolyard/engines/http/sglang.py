@@ -20,6 +20,7 @@ from toolyard.engines.http.wire import (
     generation,
     integers,
     log_probabilities,
+    prefix_of,
     room_for,
     spanned_version,
     wire_seed,
@@ -55,7 +56,7 @@ class SglangEngine(HttpEngine):
             answer = await self._exchanges.ask(f"{base}/generate", body, headers=routing_headers(request_id))
             return _generation(f"{base}/generate", answer, sampling, most)
 
-        return await self._perform(request_id, attempt) or aborted()
+        return await self._perform(request_id, prefix_of(ids), attempt) or aborted()
 
     async def weight_version(self) -> str | None:
         """Return the version of the weights on all servers.

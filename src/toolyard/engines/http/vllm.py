@@ -21,6 +21,7 @@ from toolyard.engines.http.wire import (
     generation,
     integers,
     log_probabilities,
+    prefix_of,
     room_for,
     spanned_version,
     wire_seed,
@@ -86,7 +87,7 @@ class VllmEngine(HttpEngine):
             answer = await self._exchanges.ask(f"{base}{_COMPLETIONS}", body, headers=headers)
             return _of_completion(f"{base}{_COMPLETIONS}", answer, sampling, most)
 
-        return await self._perform(request_id, attempt) or aborted()
+        return await self._perform(request_id, prefix_of(ids), attempt) or aborted()
 
     async def _abort_at(self, base: str, rid: str) -> bool:
         # vLLM adds its own prefix and suffix to the id it was given.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from toolyard.failover import Router
@@ -41,14 +42,14 @@ class Watchdog:
 
     def __init__(
         self,
-        servers: Sequence[str],
         router: Router,
         *,
         is_healthy: Callable[[str], Awaitable[bool]],
         move: Callable[[str, str], None],
         silence_seconds: float,
     ) -> None:
-        self._servers = {server: _Server() for server in servers}
+        self._servers: defaultdict[str, _Server] = defaultdict(_Server)
+        """All that were ever sent a request: what is in flight on a server that was removed is still watched."""
         self._router = router
         self._is_healthy = is_healthy
         self._move = move

@@ -27,6 +27,12 @@ def checked_prompt(prompt_ids: Ids) -> list[int]:
     return ids
 
 
+def prefix_of(ids: list[int]) -> str:
+    """A name for the prompt, the same in all processes. Its end tells prompts apart; hashing all of it would cost time
+    in every turn."""
+    return f"{len(ids)} {hash(tuple(ids[-512:]))}"
+
+
 def room_for(ids: list[int], sampling: Sampling, context: int | None) -> int:
     """Return how many tokens may be requested: servers refuse what could exceed their context."""
     if context is None:

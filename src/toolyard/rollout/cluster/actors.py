@@ -120,6 +120,9 @@ class WorkerActor:
     def drain(self) -> None:
         self._worker.drain()
 
+    def set_engine_urls(self, urls: tuple[str, ...], number: int) -> None:
+        self._worker.set_engine_urls(urls, number)
+
     def fetch(self, indices: Sequence[int]) -> list[bytes | None]:
         return self._worker.fetch(indices)
 

@@ -20,11 +20,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolyard.engines.http.directory import read_directory, watch_directory
 from toolyard.errors import ClusterError, RecordError, ToolyardError
 from toolyard.limits.cluster.ray import LimiterReader
 from toolyard.messages import JSON
@@ -143,6 +144,7 @@ class ClusterRun:
         self._owner: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._poked = asyncio.Event()
+        self._engine_changes = 0
         self._started_ray = False
         self.stopping = False
 
@@ -231,8 +233,10 @@ class ClusterRun:
     async def __aenter__(self) -> Self:
         """
         Raises:
-            ClusterError, ConfigError: there is no such cluster.
+            ClusterError, ConfigError: there is no such cluster, or the engine directory cannot be read.
         """
+        directory = self._config.engine.directory
+        urls = None if directory is None else await asyncio.to_thread(read_directory, directory)
         self._started_ray = await asyncio.to_thread(connect, self._cluster.address, "cluster.address")
         token = uuid.uuid4().hex
         if self._folder is not None:
@@ -240,7 +244,7 @@ class ClusterRun:
             (self._folder / TOKEN).write_text(token)
         folder = None if self._folder is None else str(self._folder.absolute())
         alone = self._config.model_copy(update={"cluster": None})
-        self._setup = Setup(alone, self._cluster.term_seconds, os.getcwd(), folder, token, self._marks)
+        self._setup = Setup(alone, self._cluster.term_seconds, os.getcwd(), folder, token, self._marks, urls)
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )
@@ -250,6 +254,8 @@ class ClusterRun:
             .remote(self._cluster.term_seconds, self._config.in_flight)
         )
         self._owner = asyncio.create_task(self._manage())
+        if directory is not None and urls is not None:
+            self._tasks.add(asyncio.create_task(watch_directory(directory, urls, self._set_engine_urls, self._note)))
         return self
 
     async def __aexit__(
@@ -459,6 +465,13 @@ class ClusterRun:
                 raise _cause(error, f"worker {hand.name}: ") from None
             except ray.exceptions.RayError as error:
                 self._died(hand, str(error).strip().partition("\n")[0], on_live_node=hand.node in alive)
+
+    def _set_engine_urls(self, urls: tuple[str, ...]) -> None:
+        """The engine directory has changed. Workers hear of it from here: not all of them may see the file."""
+        self._setup = replace(self._setup, engine_urls=urls)
+        self._engine_changes += 1
+        for hand in self._hands.values():
+            hand.actor.set_engine_urls.remote(urls, self._engine_changes)
 
     def _died(self, hand: _Hand, why: str, *, on_live_node: bool) -> None:
         self._note(f"worker {hand.name} died; others play its requests")

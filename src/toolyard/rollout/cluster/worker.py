@@ -61,6 +61,8 @@ class Setup:
     """What a file of this name in `folder` contains, if it is the same folder."""
     marks: JSON = field(default_factory=dict[str, object])
     """Metrics for every line of the dump."""
+    engine_urls: tuple[str, ...] | None = None
+    """What `engine.directory` contains; only the driver reads that file."""
 
 
 class Payload(NamedTuple):
@@ -194,6 +196,8 @@ class Worker:
         self._weights = weights
         self._speaker: Speaker | None = None
         self._is_open = threading.Event()
+        self._engine_urls = setup.engine_urls
+        self._engine_change = 0
 
     # -------------------------------------------------------------------------------------------------- from any thread
     def run(self) -> None:
@@ -233,6 +237,15 @@ class Worker:
         self._draining = True
         self._poked.set()
 
+    def set_engine_urls(self, urls: tuple[str, ...], number: int) -> None:
+        """`number`: of the change. They may arrive in another order, since several threads take calls."""
+        with self._lock:
+            if number < self._engine_change:
+                return
+            self._engine_change, self._engine_urls = number, urls
+            if self._speaker is not None and self._speaker.servers is not None:
+                self._later(self._speaker.servers.set_urls, urls)
+
     def fetch(self, indices: Iterable[int]) -> list[bytes | None]:
         """Results that are not in the shared folder."""
         assert self._results is not None
@@ -244,11 +257,13 @@ class Worker:
         self._leased = _Leased(self._begin)
         folder = Path(self.setup.folder) if self.shares and self.setup.folder is not None else None
         config = self.setup.config
-        async with open_rollout(config) as opened:
+        async with open_rollout(config, engine_urls=self._engine_urls) as opened:
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
             self._tool_schemas, self._setting = opened.tool_schemas, opened.setting
             self._speaker = opened.setting.speaker
+            if self._engine_urls is not None and self._speaker.servers is not None:
+                self._speaker.servers.set_urls(self._engine_urls)  # they may have changed meanwhile
             if self._weights is not None:
                 await self._give(self._weights)
                 self._weights = None
@@ -381,7 +396,7 @@ class Worker:
         report = Report(
             self._name_now,
             self._ledger,
-            max(0, self.setup.config.in_flight - busy),
+            max(0, self._run.limit - busy),
             [held.index for held in holds],
             [held.index for held in holds if held.begun],
             finished,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.protocol import FinalReward
+from toolyard.rollout.admission import Loads
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.speaker import Speaker
@@ -23,3 +24,5 @@ class Setting:
     final_reward: FinalReward | None = None
     weights: Weights = field(default_factory=Weights)
     interaction: BaseInteraction | None = None
+    loads: Loads | None = None
+    """How much the engine's servers have to do. While they queue, fewer requests run than could."""

@@ -21,6 +21,7 @@ from toolyard.engines.protocol import (
     Engine,
     Finish,
     Generation,
+    HasServers,
     ImageEngine,
     ReportsActivity,
     ReportsServers,
@@ -73,6 +74,7 @@ class Speaker(ABC):
         self._talking = engine if isinstance(engine, ReportsActivity) else None
         self.reports_servers = engine if isinstance(engine, ReportsServers) else None
         self.engine_name = "" if engine is None else repr(engine)
+        self.servers = engine if isinstance(engine, HasServers) else None
 
     @abstractmethod
     def begin(self, request: AsyncRolloutRequest) -> int:

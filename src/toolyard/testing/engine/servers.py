@@ -60,6 +60,7 @@ class EngineServer:
         model: ByteModel | None = None,
         context: int = 4096,
         token_seconds: float = 0.0,
+        slots: int | None = None,
         api_key: str | None = None,
         refuses_unknown: bool = False,
         chat: Callable[[JSON], JSON] | None = None,
@@ -67,6 +68,7 @@ class EngineServer:
         """
         Args:
             token_seconds: Time per token; 32 are sampled at a time.
+            slots: Maximum requests that are sampled at the same time; others wait. None: no limit.
             refuses_unknown: Reject chat requests with fields other than OpenAI's oldest.
             chat: Makes the message that answers a chat request, in OpenAI's format.
         """
@@ -83,9 +85,14 @@ class EngineServer:
         """Number of clients that disconnected before their answer."""
         self.running: dict[str, _Run] = {}
         self.weight_version = "default"
+        self.is_healthy = True
+        self.waiting = 0
+        """Requests that wait for a slot."""
+        self.most_waiting = 0
         self._model = model or ByteModel()
         self._context = context
-        self._token_seconds = token_seconds
+        self.token_seconds = token_seconds
+        self._slots = asyncio.Semaphore(slots or 1 << 30)
         self._api_key = api_key
         self._refuses_unknown = refuses_unknown
         self._chat = chat
@@ -151,9 +158,15 @@ class EngineServer:
             if dialect in self._speaks
             for path, act in routes.items()
         ]
-        info = [web.get("/model_info", self._get(self._model_info))] if SGLANG in self._speaks else []
+        own: list[web.RouteDef] = []
+        if SGLANG in self._speaks:
+            own += [web.get("/model_info", self._get(self._model_info)), web.get("/v1/loads", self._get(self._loads))]
+        if VLLM in self._speaks:
+            own += [web.get("/metrics", self._metrics)]
+        if VLLM_TOKENS in self._speaks:
+            own += [web.get("/weight_info", self._get(lambda: {"weight_version": self.weight_version}))]
         off = [web.post("/inference/v1/{route}", _switched_off)] if VLLM_TOKENS not in self._speaks else []
-        return [listed, *info, *posts, *off]
+        return [listed, web.get("/health", self._health), *own, *posts, *off]
 
     def _get(self, answer: Callable[[], JSON]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def serve(request: web.Request) -> web.StreamResponse:
@@ -212,11 +225,18 @@ class EngineServer:
         while self._loading:  # noqa: ASYNC110 - until the test continues
             await asyncio.sleep(0.005)
         run = _Run(ids, sampling, ignore_eos)
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting if self._slots.locked() else 0)
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
         self.running[name] = run
         try:
             await self._run(run)
         finally:
             self.running.pop(name, None)
+            self._slots.release()
         return run
 
     async def _run(self, run: _Run) -> None:
@@ -225,7 +245,7 @@ class EngineServer:
         longest = max((len(text) for text in run.sampling.stop), default=0)
         for n in range(run.sampling.max_tokens):
             if n and n % _PACE == 0:
-                await asyncio.sleep(_PACE * self._token_seconds)
+                await asyncio.sleep(_PACE * self.token_seconds)
             while self._paused and not run.aborted.is_set():  # noqa: ASYNC110 - waits for two conditions
                 await asyncio.sleep(0.005)
             if run.aborted.is_set():
@@ -256,7 +276,14 @@ class EngineServer:
     def _model_info(self) -> JSON:
         return {"model_path": "byte-model", "is_generation": True, "weight_version": self.weight_version}
 
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return self._turned_away(request) or web.Response(status=200 if self.is_healthy else 503)
+
     # -------------------------------------------------------------------------------------------------------- SGLang
+    def _loads(self) -> JSON:
+        row = {"dp_rank": 0, "num_running_reqs": len(self.running), "num_waiting_reqs": self.waiting}
+        return {"version": "0.5.23", "loads": [row | {"token_usage": 0.1}]}
+
     async def _sglang_generate(self, body: JSON) -> JSON:
         given: JSON = body.get("sampling_params") or {}
         sampling = _sampling(given, most="max_new_tokens", seed="sampling_seed")
@@ -318,6 +345,17 @@ class EngineServer:
         return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     # ---------------------------------------------------------------------------------------------------------- vLLM
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        labels = '{engine="0",model_name="byte-model"}'
+        lines = [
+            "# TYPE vllm:num_requests_running gauge",
+            f"vllm:num_requests_running{labels} {float(len(self.running))}",
+            f"vllm:num_requests_waiting{labels} {float(self.waiting)}",
+            f'vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} {float(self.waiting)}',
+            f"vllm:kv_cache_usage_perc{labels} 0.1",
+        ]
+        return self._turned_away(request) or web.Response(text="\n".join(lines) + "\n")
+
     async def _vllm_completions(self, body: JSON) -> JSON:
         sampling = _sampling(body, most="max_tokens", seed="seed")
         run = await self._answer(f"cmpl-{body['request_id']}-0", body.get("prompt"), sampling)
