@@ -211,6 +211,7 @@ class Job:
 
 
 TIMES = {"seconds", "started", "generating", "tool_calling", "pending", "interacting", "timings", "stuck"}
+TIMES |= {"started_at", "queue_seconds"}
 
 
 def timeless(value: Any) -> Any:

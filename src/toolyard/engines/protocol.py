@@ -70,6 +70,8 @@ class Generation:
     """How many prompt tokens came from the cache."""
     stop_text: str | None = None
     """The stop string that ended it, if any."""
+    queue_seconds: float = 0.0
+    """How long it waited before the engine began it, as far as that is known."""
 
 
 @runtime_checkable
@@ -130,6 +132,7 @@ class ChatGeneration:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     weight_version: str | None = None
+    queue_seconds: float = 0.0
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
@@ -27,7 +27,11 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Accounting, Summary
+from toolyard.rollout.traces import open_traces
 from toolyard.supervision import Stall
+
+if TYPE_CHECKING:
+    from toolyard.records.traces.opentelemetry import TraceReport, TraceSender
 
 
 class Running(Protocol):
@@ -86,6 +90,8 @@ class RolloutResult:
     dump: Path | None = None
     stalls: list[Stall] = field(default_factory=list[Stall])
     """Times when the event loop was blocked."""
+    traces: TraceReport | None = None
+    """None if no traces were asked for."""
 
     @property
     def done_before(self) -> int:
@@ -103,6 +109,7 @@ class RolloutResult:
             "done_before": self.done_before,
             "missing": self.missing,
             "accounting": self.accounting.as_json(),
+            "traces": None if self.traces is None else self.traces.as_json(),
             "stalls": [{"seconds": round(one.seconds, 3), "what": one.what, "line": one.line} for one in self.stalls],
             **self.summary.as_json(),
         }
@@ -124,7 +131,13 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
     result = RolloutResult()
     accounting = result.accounting
     accounting.planned = len(wanted)
+
+    def sent(report: TraceReport) -> None:
+        result.traces = report
+        observer.note(str(report))
+
     async with AsyncExitStack() as stack:
+        traces = await stack.enter_async_context(open_traces(config.otel, sent))
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
         if tape is not None:
             found = _on_tape(tape, wanted, observer.note)
@@ -139,7 +152,7 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
             marks = {"accepted_changes": accepted} if accepted else {}
         if additions := prompt_additions(config):
             observer.note(f"every prompt gets {additions}")
-        book = _Book(config, observer, result, dump, tasks, marks)
+        book = _Book(config, observer, result, dump, tasks, marks, traces)
         if config.cluster is None or tape is not None:
             await _play_here(book, wanted, tape, stack)
         else:
@@ -163,6 +176,7 @@ class _Book:
     """Digests of the tasks, by request id."""
     marks: JSON
     """Metrics for every line."""
+    traces: TraceSender | None
 
     async def enter(self, trajectory: Trajectory, line: bytes | None = None) -> None:
         """`line`: the trajectory as it is to be written, if that is known."""
@@ -172,6 +186,8 @@ class _Book:
                 await self.dump.write(replace(trajectory, metrics=kept))
             else:
                 await self.dump.write_line(trajectory.step, line)
+        if self.traces is not None:
+            self.traces.send(trajectory)
         self.result.accounting.dumped.add(trajectory.request_id)
         self.result.summary.add(trajectory)
         self.observer.ended(trajectory, self.result.summary)
@@ -317,7 +333,7 @@ def _external_calls_for(
 def _tape_meta(config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
     return {
         "tool_schemas": [schema.model_dump(mode="json") for schema in tool_schemas],
-        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster"}),
+        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster", "otel"}),
     }
 
 

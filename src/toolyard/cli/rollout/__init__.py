@@ -123,6 +123,14 @@ def rollout(
         str | None,
         _run_option(metavar="TAPE", help="Replay a recorded run bit for bit, without a model or tools."),
     ] = None,
+    otel: Annotated[
+        str | None,
+        _run_option(
+            metavar="URL",
+            help="Send traces to this OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318, or `env` "
+            "for the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         _run_option(
@@ -187,6 +195,7 @@ def rollout(
         "cluster.address": ray,
         "record": record,
         "replay": replay,
+        "otel": otel,
     }
     embedded = config is None and engine is None and model is None
     changed = [*OVERRIDES_FOR_OWN_TASKS] if embedded and tasks is not None else []

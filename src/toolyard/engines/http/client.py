@@ -12,7 +12,7 @@ import contextlib
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar
 
 from toolyard.engines.http.exchange import (
@@ -231,6 +231,7 @@ class HttpEngine:
     ) -> T | None:
         task, clock = asyncio.current_task(), loop_clock()
         assert task is not None
+        asked = _now()
         while True:
             run.tries += 1
             base = self._router.pick(request_id, _now())
@@ -268,7 +269,7 @@ class HttpEngine:
                 raise
             else:
                 self._router.answered(base)
-                return answer
+                return answer if run.tries == 1 else replace(answer, queue_seconds=round(began - asked, 6))
             finally:
                 run.attempt = None
                 self._vigil.ended(base, answered=answered, seconds=_now() - began)

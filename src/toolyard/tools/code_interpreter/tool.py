@@ -291,6 +291,7 @@ def _metrics(execution: Execution, waited: float) -> dict[str, Any]:
         "exit_code": execution.exit_code,
         "run_seconds": execution.wall_seconds,
         "queue_seconds": waited + execution.queue_seconds,
+        "permit_seconds": waited,
         "isolation": str(execution.isolation),
     }
 
@@ -300,5 +301,6 @@ def _cell_metrics(cell: CellResult, waited: float) -> dict[str, Any]:
         "verdict": cell.verdict.value,
         "run_seconds": cell.wall_seconds,
         "queue_seconds": waited,
+        "permit_seconds": waited,
         "session_lost": cell.session_lost,
     }

@@ -18,9 +18,11 @@ from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
+from toolyard.rollout.traces import open_traces
 from toolyard.tasks.protocol import Task
 
 if TYPE_CHECKING:
+    from toolyard.records.traces.opentelemetry import TraceReport, TraceSender
     from toolyard.train.trl.weights import WeightSync
 
 _log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Player:
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config
         self._stage: _Stage | None = None
+        self._traces: TraceSender | None = None
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
 
@@ -78,7 +81,7 @@ class Player:
         """
         if self._stage is None:
             process = int(trainer.accelerator.process_index)
-            self._stage = blocking.run(self._opened(_with_trainer_url(self._config, trainer), process))
+            self._stage, self._traces = blocking.run(self._opened(_with_trainer_url(self._config, trainer), process))
         if self._synced != step:
             self._stage.sync.hand_over(trainer, str(step))
             self._synced = step
@@ -88,8 +91,15 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
         assert self._stage is not None, "after `prepare`"
+        traces = self._traces
+
+        def finished(trajectory: Trajectory) -> None:
+            if traces is not None:
+                traces.send(trajectory)
+            ended(trajectory)
+
         try:
-            return blocking.run(self._stage.play(numbered, step, ended))
+            return blocking.run(self._stage.play(numbered, step, finished))
         except BaseException:  # a cluster would go on playing
             self.close()
             raise
@@ -111,8 +121,8 @@ class Player:
             blocking.run(blocking.discard(self))
 
     # -------------------------------------------------------------------------------------------------- in their loop
-    async def _opened(self, config: RolloutConfig, process: int) -> _Stage:
-        return await blocking.kept(self, lambda: _staged(config, process))
+    async def _opened(self, config: RolloutConfig, process: int) -> tuple[_Stage, TraceSender | None]:
+        return await blocking.kept(self, lambda: _traced(config, process))
 
     async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
         async with DumpWriter(folder) as dump:
@@ -121,6 +131,12 @@ class Player:
                 dump.forget(step, again)
             for trajectory in trajectories:
                 await dump.write(trajectory)
+
+
+@asynccontextmanager
+async def _traced(config: RolloutConfig, process: int) -> AsyncGenerator[tuple[_Stage, TraceSender | None]]:
+    async with open_traces(config.otel, _tell_traces) as traces, _staged(config, process) as stage:
+        yield stage, traces
 
 
 @asynccontextmanager
@@ -151,6 +167,10 @@ def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:
         )
     url = str(trainer.vllm_generation.vllm_client.base_url)
     return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": (url,)})})
+
+
+def _tell_traces(report: TraceReport) -> None:
+    _log.log(logging.WARNING if report.dropped else logging.INFO, "%s", report)
 
 
 def _tell(stuck: Stuck) -> None:
