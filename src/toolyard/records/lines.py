@@ -28,6 +28,9 @@ _OURS = frozenset(
     | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "started_at", "extra"}
 )
 
+_LATER = frozenset({"started", "queue_seconds"})
+"""Fields that earlier versions did not write. Left out if they are 0, so that earlier tapes still give the same bytes."""
+
 _MOST_IMAGE_BYTES = 1 << 30
 """Practically unlimited: the run's own limits applied when the line was written."""
 
@@ -70,8 +73,9 @@ def _line(it: Trajectory) -> JSON:
         "data_source": it.data_source,
         "token_exact": it.token_exact,
         "failure": None if it.failure is None else _fields(it.failure),
-        "started_at": it.started_at,
     }
+    if it.started_at is not None:
+        line["started_at"] = it.started_at
     extra: JSON = _ordered(it.extra)
     line |= {key: value for key, value in extra.items() if key not in _OURS}
     if homonyms := {key: value for key, value in extra.items() if key in _OURS}:
@@ -88,7 +92,8 @@ def _turn_fields(turn: Turn) -> JSON:
 
 
 def _fields(part: Any) -> JSON:
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    said = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return {name: value for name, value in said.items() if value or name not in _LATER}
 
 
 def _ordered(value: Any) -> Any:

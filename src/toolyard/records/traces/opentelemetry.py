@@ -116,7 +116,8 @@ class TraceSender:
             if self._waiting:
                 self._drop(self._waiting, self._problem or f"no answer within {patience:g} s")
         self._exporter.shutdown()
-        return TraceReport(self._endpoint, self._sent, self._dropped, self._without_times, self._problem)
+        problem = self._problem if self._dropped else ""
+        return TraceReport(self._endpoint, self._sent, self._dropped, self._without_times, problem)
 
     # ---------------------------------------------------------------------------------------------------- the thread
     def _run(self) -> None:

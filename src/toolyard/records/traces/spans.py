@@ -37,6 +37,7 @@ _LATEST = 1.8e10
 """Unix seconds whose nanoseconds fit into 64 bits."""
 _ROUNDING = 1e-4
 _OK = "ok"
+_NOT_MADE = frozenset({"malformed", "too_many_calls"})
 _NAMED_BY_THE_MODEL = frozenset({"unknown_tool", "unknown"})
 """Outcomes of calls whose name may be any text."""
 
@@ -126,8 +127,8 @@ def _turn(layout: _Layout, number: int, turn: Turn, start: float, root: int) -> 
     sampled = start + duration(timings.get("generating"))
     called = sampled + duration(timings.get("tool_calling"))
     end = called + duration(timings.get("interacting"))
-    malformed = sum(call.outcome == "malformed" for call in turn.tool_calls)
-    inside = layout.add("turn", start, end, root, {"turn": number, "malformed_calls": malformed})
+    not_made = sum(call.outcome in _NOT_MADE for call in turn.tool_calls)
+    inside = layout.add("turn", start, end, root, {"turn": number, "calls_not_made": not_made})
     if sampled > start:
         said = turn.sampled
         about: Attributes = {
@@ -139,10 +140,10 @@ def _turn(layout: _Layout, number: int, turn: Turn, start: float, root: int) -> 
         }
         asked = layout.add("generate", start, sampled, inside, about)
         layout.stage("wait for engine", start, said.queue_seconds, asked)
-    made = [call for call in turn.tool_calls if duration(call.seconds)]
-    for call in made:
-        _call(layout, call, sampled + duration(call.started), inside)
-    if not made:  # they did not end, for example because of a deadline
+    for call in turn.tool_calls:
+        if call.outcome not in _NOT_MADE:
+            _call(layout, call, sampled + duration(call.started), inside)
+    if not turn.tool_calls:  # they did not end, for example because of a deadline
         layout.stage("tools", sampled, timings.get("tool_calling"), inside, error="no result")
     layout.stage("interaction", called, timings.get("interacting"), inside)
     return end
