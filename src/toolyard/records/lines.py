@@ -29,7 +29,7 @@ _OURS = frozenset(
 )
 
 _LATER = frozenset({"started", "queue_seconds"})
-"""Fields that earlier versions did not write. Left out if they are 0, so that earlier tapes still give the same bytes."""
+"""Fields that earlier versions did not write. Left out if they are 0, so that earlier tapes give the same bytes."""
 
 _MOST_IMAGE_BYTES = 1 << 30
 """Practically unlimited: the run's own limits applied when the line was written."""
