@@ -211,8 +211,8 @@ class Job:
 
 
 TIMES = {
-    "seconds", "queue_seconds", "started", "started_at", "generating", "tool_calling", "pending", "interacting", "timings",
-    "stuck",
+    "seconds", "queue_seconds", "started", "started_at", "generating", "tool_calling", "pending", "interacting",
+    "timings", "stuck",
 }  # fmt: skip
 
 

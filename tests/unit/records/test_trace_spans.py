@@ -57,7 +57,7 @@ def test_stages_and_waits_lie_where_they_happened() -> None:
         "tool python": (1.75, 3.5),
         "wait for tool slot": (1.75, 2.0),
         "wait for permit": (2.0, 2.5),
-        "wait for sandbox slot": (2.5, 2.75),
+        "wait for sandbox": (2.5, 2.75),
         "sandbox run": (2.75, 3.25),
         "reward": (3.5, 3.75),
     }
@@ -65,7 +65,7 @@ def test_stages_and_waits_lie_where_they_happened() -> None:
 
 def test_what_a_retried_call_reports_is_about_its_last_attempt() -> None:
     found = times(spans_of(with_call(attempts=2, metrics={"queue_seconds": 0.25, "run_seconds": 0.5})))
-    assert found["wait for sandbox slot"] == (2.75, 3.0)
+    assert found["wait for sandbox"] == (2.75, 3.0)
     assert found["sandbox run"] == (3.0, 3.5)
 
 

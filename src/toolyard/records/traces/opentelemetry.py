@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from textwrap import shorten
 from urllib.parse import urlsplit
 
 from toolyard._version import __version__
@@ -33,12 +34,14 @@ except ImportError as error:
 FROM_ENVIRONMENT = "env"
 """As an endpoint: the one in OTEL_EXPORTER_OTLP_ENDPOINT, or a collector on this machine."""
 _MAX_QUEUED = 1 << 15
-"""Spans that wait to be sent; about 10 MB."""
+"""Spans that wait to be sent; about 20 MB."""
 _BATCH = 1024
 """Spans in one request to the collector. A trace is not split."""
 _CLOSE_SECONDS = 5.0
 """How long the end of a run waits for the rest to be sent."""
 _CLOSE_SECONDS_IF_FAILING = 1.0
+_MOST_CHARS = 200
+"""Of the exporter's message about a failure."""
 _SCOPE = InstrumentationScope("toolyard", __version__)
 
 
@@ -167,7 +170,7 @@ class TraceSender:
         """Keep what the exporter would log from this thread: it is reported once, at the end."""
         if record.thread != self._thread.ident:
             return True
-        self._problem = " ".join(record.getMessage().split())[:300]
+        self._problem = shorten(record.getMessage(), _MOST_CHARS, placeholder=" …")
         self._failing = True
         return False
 

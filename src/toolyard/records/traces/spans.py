@@ -8,7 +8,7 @@
     │  ├─ tool NAME            one for each call that was made; they run concurrently
     │  │  ├─ wait for tool slot
     │  │  ├─ wait for permit
-    │  │  ├─ wait for sandbox slot
+    │  │  ├─ wait for sandbox
     │  │  └─ sandbox run
     │  └─ interaction          the user simulator
     └─ reward                  tools are released, the final reward is computed
@@ -169,7 +169,7 @@ def _call(layout: _Layout, call: CallRecord, start: float, turn: int) -> None:
     if call.attempts > 1:  # what a tool reports is about its last attempt
         now = max(now, end - permit - slot - run)
     now = layout.stage("wait for permit", now, permit, tool)
-    now = layout.stage("wait for sandbox slot", now, slot, tool)
+    now = layout.stage("wait for sandbox", now, slot, tool)
     told = {key: str(metrics[key]) for key in ("verdict", "isolation") if key in metrics}
     layout.stage("sandbox run", now, run, tool, told)
 
