@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import make_model, make_place
 
 from collector import collector
 from toolyard.errors import ConfigError, MissingDependencyError
 from toolyard.train.config import load_train_config
 from toolyard.train.metrics import read_metrics
+from training import make_model, make_place
 
 _BLOCK = 1 << 15
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the trackers and their protobufs
