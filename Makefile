@@ -100,7 +100,7 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl,docs]'
+	$(PIP) --editable '.[dev,server,ray,mcp,hf,parquet,math,viewer,trl,otel,tensorboard,wandb,docs]'
 	$(BIN)/toolyard models fetch
 	$(BIN)/python tests/fetch_material.py || echo "tests with real tokenizers and templates will be skipped"
 	@touch $@ $(VENV)/.ready-to-run

@@ -210,7 +210,10 @@ class Job:
         }
 
 
-TIMES = {"seconds", "started", "generating", "tool_calling", "pending", "interacting", "timings", "stuck"}
+TIMES = {
+    "seconds", "queue_seconds", "started", "started_at", "generating", "tool_calling", "pending", "interacting",
+    "timings", "stuck",
+}  # fmt: skip
 
 
 def timeless(value: Any) -> Any:

@@ -20,6 +20,7 @@ import yaml
 from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
 from prometheus_client.parser import text_string_to_metric_families
 
+from collector import collector
 from engine_process import engine_process
 from patience import patient
 from toolyard.engines.http.directory import add_urls
@@ -101,15 +102,24 @@ def ran_once(job: Job, ended: Counter[tuple[str, int]], kills: Sequence[float] =
 def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     job.tools(repeatable=True)
-    run, kills = job.start("--ray", nodes.address), []
-    for number in (10, 60):
-        begun(job, number)
-        kills.append(time.time())
-        kill([random.choice(nodes.workers)])
-    told = job.end(run)
+    with collector() as there:
+        run, kills = job.start("--ray", nodes.address, "--otel", there.url), []
+        for number in (10, 60):
+            begun(job, number)
+            kills.append(time.time())
+            kill([random.choice(nodes.workers)])
+        told = job.end(run)
     assert told["completed"] == 32
     ran_once(job, job.check(), kills)
     assert (job.folder / "stderr").read_text().count("died; others play its requests") == 2
+    # The traces are those of the trajectories in the dump, each once, with all their turns.
+    roots = [span for span in there.spans if not span.parent]
+    lines = {line["request_id"]: line["started_at"] for line in job.lines()}
+    assert sorted(span.attributes["toolyard.request_id"] for span in roots) == sorted(lines)
+    assert all(span.start == pytest.approx(lines[span.attributes["toolyard.request_id"]] * 1e9) for span in roots)
+    names = Counter(span.name for span in there.spans)
+    assert (names["turn"], names["tool count"]) == (32 * 7, 32 * 6)
+    assert told["traces"]["spans_sent"] == len(there.spans) == len({(span.trace, span.id) for span in there.spans})
 
 
 def test_a_killed_ledger_costs_nothing(nodes: Nodes, tmp_path: Path) -> None:

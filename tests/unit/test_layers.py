@@ -34,7 +34,11 @@ LAYERS = (
 """Lowest first. What stands in one line does not import each other."""
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-MODULE_OF = {"pyyaml": "yaml"}
+MODULE_OF = {
+    "pyyaml": "yaml",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
 """Where a distribution's module is not called as the distribution."""
 
 SERVER = {"prometheus_client", "starlette", "uvicorn", "uvloop"}

@@ -8,7 +8,7 @@ token-exact unless its server also returns ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -70,6 +70,8 @@ class Generation:
     """How many prompt tokens came from the cache."""
     stop_text: str | None = None
     """The stop string that ended it, if any."""
+    queue_seconds: float = field(default=0.0, compare=False)
+    """How long it waited before the engine began it, as far as that is known."""
 
 
 @runtime_checkable
@@ -177,6 +179,7 @@ class ChatGeneration:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     weight_version: str | None = None
+    queue_seconds: float = field(default=0.0, compare=False)
 
 
 @runtime_checkable

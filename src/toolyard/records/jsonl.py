@@ -81,6 +81,16 @@ def finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def duration(value: Any) -> float:
+    """`value` as seconds, or 0 if it is not a positive number: a line may contain anything."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 0.0
+    try:
+        return float(value) if math.isfinite(value) and value > 0 else 0.0
+    except OverflowError:  # an integer too large for a float
+        return 0.0
+
+
 def _has_nan(value: Any) -> bool:
     """Whether it contains NaN or an infinity. Long lists of plain numbers are checked at C speed."""
     stack = [value]

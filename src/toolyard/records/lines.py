@@ -25,8 +25,11 @@ UNKNOWN = "unknown"
 _VERL = ("input", "output", "gts", "score", "step", "request_id")
 _OURS = frozenset(
     {*_VERL, "finish_reason", "messages", "tokens", "turns", "rewards", "metrics", "format_version"}
-    | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "extra"}
+    | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "started_at", "extra"}
 )
+
+_LATER = frozenset({"started", "queue_seconds"})
+"""Fields that earlier versions did not write. Left out if they are 0, so that earlier tapes give the same bytes."""
 
 _MOST_IMAGE_BYTES = 1 << 30
 """Practically unlimited: the run's own limits applied when the line was written."""
@@ -71,6 +74,8 @@ def _line(it: Trajectory) -> JSON:
         "token_exact": it.token_exact,
         "failure": None if it.failure is None else _fields(it.failure),
     }
+    if it.started_at is not None:
+        line["started_at"] = it.started_at
     extra: JSON = _ordered(it.extra)
     line |= {key: value for key, value in extra.items() if key not in _OURS}
     if homonyms := {key: value for key, value in extra.items() if key in _OURS}:
@@ -87,7 +92,8 @@ def _turn_fields(turn: Turn) -> JSON:
 
 
 def _fields(part: Any) -> JSON:
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    said = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return {name: value for name, value in said.items() if value or name not in _LATER}
 
 
 def _ordered(value: Any) -> Any:
@@ -177,6 +183,7 @@ def _of_ours(fields: _Fields) -> Trajectory:
         data_source=fields.text("data_source", UNKNOWN),
         token_exact=fields.flag("token_exact"),
         failure=fields.optional("failure", lambda name: _failure(fields.object(name))),
+        started_at=fields.optional("started_at", fields.number),
         extra=extra | fields.object("extra").said,
     )
 
@@ -201,6 +208,7 @@ def _turn(fields: _Fields) -> Turn:
             cached_tokens=sampled.optional("cached_tokens", sampled.integer),
             attempts=sampled.integer("attempts", 1),
             stopped_by=sampled.said.get("stopped_by", ""),
+            queue_seconds=sampled.number("queue_seconds", 0.0),
         ),
         tool_calls=fields.each("tool_calls", _call),
         timings=fields.object("timings").said,
@@ -220,6 +228,8 @@ def _call(fields: _Fields) -> CallRecord:
         attempts=fields.integer("attempts", 0),
         truncated=fields.flag("truncated"),
         error=fields.optional("error", fields.text),
+        started=fields.number("started", 0.0),
+        queue_seconds=fields.number("queue_seconds", 0.0),
     )
 
 

@@ -45,6 +45,8 @@ class Sampled:
     """Number of calls to the engine: more than one after failures, or aborts that Toolyard did not request."""
     stopped_by: int | str | None = ""
     """If `finish` is stop: the stop token, which is the last token, or the stop text; empty if unknown."""
+    queue_seconds: float = 0.0
+    """Wait for the engine, as far as it is known: failed attempts, pauses, and the embedded engine's own queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class CallRecord:
     attempts: int = 0
     truncated: bool = False
     error: str | None = None
+    started: float = 0.0
+    """Offset from the start of the turn's tool calls."""
+    queue_seconds: float = 0.0
+    """Wait for one of the tool's slots (`call.concurrency`), as part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +125,7 @@ class Trajectory:
     token_exact: bool = True
     """Whether `tokens` are exactly the tokens that the model sampled and saw."""
     failure: Failure | None = None
+    started_at: float | None = None
+    """When the request began, in Unix seconds; None if the line does not say."""
     extra: JSON = field(default_factory=dict[str, Any])
     """Unknown fields of the line, unchanged."""

@@ -209,6 +209,9 @@ class RolloutConfig(_Part):
     """Write a tape to this file."""
     replay: str | None = None
     """Play this tape: no model, no tools."""
+    otel: str | None = None
+    """Send traces to this OpenTelemetry collector (OTLP over HTTP), for example `http://127.0.0.1:4318`. `env`: to the
+    one in OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     @property
     def in_flight(self) -> int:

@@ -33,6 +33,8 @@ class ExternalCalls:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self.started_at: float | None = round(time.time(), 6)
+        """Unix seconds; None if it is played from a tape that does not say."""
 
     def now(self) -> float:
         """Seconds since the request began."""
@@ -74,6 +76,8 @@ class LoggedCalls(ExternalCalls, ABC):
         super().__init__()
         self._request_id = request_id
         self._clock: list[float] = []
+        self._dated = False
+        """`started_at` is in an entry."""
 
     @abstractmethod
     def record(self, kind: str, asked: Any, got: Any) -> None:
@@ -102,8 +106,11 @@ class LoggedCalls(ExternalCalls, ABC):
         self._record("ended", {}, None)
 
     def _record(self, kind: str, asked: JSON, answer: Any) -> None:
-        self.record(kind, asked, {"answer": answer, "clock": self._clock})
-        self._clock = []
+        got = {"answer": answer, "clock": self._clock}
+        if not self._dated:
+            got["started_at"] = self.started_at
+        self.record(kind, asked, got)
+        self._clock, self._dated = [], True
 
 
 class RecordedCalls(LoggedCalls):
@@ -127,7 +134,9 @@ class ReplayedCalls(ExternalCalls):
     def __init__(self, tape: Tape, request_id: str) -> None:
         super().__init__()
         self._replay = Replay(tape, request_id)
-        self._clock = deque(reading for entry in tape.entries(request_id) for reading in entry.got["clock"])
+        entries = tape.entries(request_id)
+        self._clock = deque(reading for entry in entries for reading in entry.got["clock"])
+        self.started_at = entries[0].got.get("started_at")
 
     def now(self) -> float:
         # A request that diverged may read the clock more often than the tape did.

@@ -26,8 +26,8 @@ from toolyard.tasks.protocol import Task
 
 _CONTENTS, _ACCEPTED = "contents", "accepted_changes"
 _NOT_PLAYED = (
-    "accept_changes", "adaptive_concurrency", "cluster", "concurrency", "logs", "metrics", "n", "record", "replay",
-    "retry_failed", "rollout_data_dir", "step", "tasks.path", "tasks.limit", "tasks.skip_bad_rows",
+    "accept_changes", "adaptive_concurrency", "cluster", "concurrency", "logs", "metrics", "n", "otel", "record",
+    "replay", "retry_failed", "rollout_data_dir", "step", "tasks.path", "tasks.limit", "tasks.skip_bad_rows",
     "engine.api_key", "engine.directory", "engine.urls", "engine.request_timeout_seconds", "engine.silence_seconds",
     "limits.grace_seconds", "limits.stuck_after_seconds",
 )  # fmt: skip

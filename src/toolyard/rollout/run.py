@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
@@ -22,12 +23,16 @@ from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls, RecordedCalls, ReplayedCalls
 from toolyard.rollout.fingerprint import check_resumed
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.observer import Observer
+from toolyard.rollout.observer import Observer, Observers
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.rollout.summary import Accounting, Summary
+from toolyard.rollout.traces import open_traces
 from toolyard.rollout.watching.setup import watched
 from toolyard.supervision import Stall
+
+if TYPE_CHECKING:
+    from toolyard.records.traces.opentelemetry import TraceReport
 
 
 @dataclass(slots=True)
@@ -37,6 +42,8 @@ class RolloutResult:
     dump: Path | None = None
     stalls: list[Stall] = field(default_factory=list[Stall])
     """Times when the event loop was blocked."""
+    traces: TraceReport | None = None
+    """None if no traces were asked for."""
 
     @property
     def done_before(self) -> int:
@@ -54,6 +61,7 @@ class RolloutResult:
             "done_before": self.done_before,
             "missing": self.missing,
             "accounting": self.accounting.as_json(),
+            "traces": None if self.traces is None else self.traces.as_json(),
             "stalls": [{"seconds": round(one.seconds, 3), "what": one.what, "line": one.line} for one in self.stalls],
             **self.summary.as_json(),
         }
@@ -79,7 +87,13 @@ async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutRes
     result = RolloutResult()
     accounting = result.accounting
     accounting.planned = len(wanted)
+
+    def sent(report: TraceReport) -> None:
+        result.traces = report
+        observer.note(str(report))
+
     async with AsyncExitStack() as stack:
+        observer = Observers(await stack.enter_async_context(open_traces(config.otel, sent)), observer)
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
         if tape is not None:
             found = _on_tape(tape, wanted, observer.note)
@@ -272,7 +286,7 @@ def _external_calls_for(
 def _tape_meta(config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
     return {
         "tool_schemas": [schema.model_dump(mode="json") for schema in tool_schemas],
-        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster", "logs", "metrics"}),
+        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster", "logs", "metrics", "otel"}),
     }
 
 

@@ -71,12 +71,17 @@ class ToolResult:
     """What failed, if that is more specific than the tool's name: a server's URL."""
     cause: str = ""
     """The root cause of a failure, on one line."""
+    started: float = 0.0
+    """When it began, in seconds after the turn's tool calls began."""
+    queue_seconds: float = 0.0
+    """Wait for one of the tool's slots."""
 
 
 @dataclass(slots=True)
 class _Attempts:
     start: float
     abandoned: list[str]
+    queued: float = 0.0
     count: int = 0
     failure: BaseException | None = None
     """The last failure of ours that was retried."""
@@ -128,6 +133,7 @@ class ToolHandle:
             return await self._execute(instance_id, parameters, kwargs, measure, attempts)
         try:
             async with self._limiter.permit(instance_id):
+                attempts.queued = time.monotonic() - attempts.start
                 return await self._execute(instance_id, parameters, kwargs, measure, attempts)
         except LimiterError as error:
             return self._failure(error, attempts)
@@ -169,7 +175,17 @@ class ToolHandle:
             return self._failure(error, attempts)
         response, cut = shorten(full_response, self.policy, measure)
         seconds = time.monotonic() - attempts.start
-        return ToolResult(self.tool.name, ToolOutcome.OK, response, reward, metrics, seconds, attempts.count, cut)
+        return ToolResult(
+            self.tool.name,
+            ToolOutcome.OK,
+            response,
+            reward,
+            metrics,
+            seconds,
+            attempts.count,
+            cut,
+            queue_seconds=attempts.queued,
+        )
 
     def _timed_out(self, problem: BaseException | None, attempts: _Attempts) -> ToolResult:
         if attempts.failure is not None:  # the time went into retrying our failure
@@ -191,7 +207,13 @@ class ToolHandle:
     def _error_result(self, outcome: ToolOutcome, message: str, error: str, attempts: _Attempts) -> ToolResult:
         seconds = time.monotonic() - attempts.start
         return ToolResult(
-            self.tool.name, outcome, ToolResponse(text=message), seconds=seconds, attempts=attempts.count, error=error
+            self.tool.name,
+            outcome,
+            ToolResponse(text=message),
+            seconds=seconds,
+            attempts=attempts.count,
+            error=error,
+            queue_seconds=attempts.queued,
         )
 
 

@@ -42,6 +42,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
 class LoraConfig(_Part):
     """Train a small adapter and leave the weights unchanged (needs `peft`)."""
 
@@ -127,6 +130,8 @@ class TrainConfig(_Part):
     precision: Literal["auto", "float32", "mixed", "bfloat16"] = "auto"
     """mixed: weights in float32, computation in bfloat16. bfloat16: the weights too, which halves the memory but loses
     small updates unless there is an adapter. auto: float32 on the CPU, otherwise mixed."""
+    tracker: Tracker | tuple[Tracker, ...] = ()
+    """Also send every step's metrics to tensorboard, wandb or trackio, or to a list of them."""
     trl: JSON = Field(default_factory=dict[str, Any])
     """Any other settings of TRL's GRPOConfig, such as `{loss_type: dr_grpo, gradient_checkpointing: false}`."""
 
@@ -163,6 +168,10 @@ class TrainConfig(_Part):
             if getattr(rollout, name) != RolloutConfig.model_fields[name].default:
                 raise ConfigError(f"rollout.{name}: only for `toolyard rollout`, not for training")
         return self
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        return (self.tracker,) if isinstance(self.tracker, str) else self.tracker
 
     def with_output_dir(self, output_dir: str) -> TrainConfig:
         """A copy with this output folder. Trajectories go to `rollouts` in it, unless a folder is set for them."""

@@ -13,6 +13,7 @@ from toolyard.errors import RecordError
 from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode
 from toolyard.records.writer import LineFile
+from toolyard.rollout.summary import Summary
 from toolyard.train.trl.rollout import StepReport
 
 METRICS = "metrics.jsonl"
@@ -55,6 +56,12 @@ class Measure:
     response_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
     """Trajectories not trained on, by reason."""
+    part_sums: Counter[str] = field(default_factory=Counter[str])
+    """Sums of the parts of the reward, by name."""
+    part_counts: Counter[str] = field(default_factory=Counter[str])
+    finish_reasons: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """Calls as `tool/outcome`; for programs, the sandbox's verdict."""
     request_seconds: Counter[str] = field(default_factory=Counter[str])
     """Seconds by stage, summed over all requests, which run concurrently."""
     wall_seconds: Counter[str] = field(default_factory=Counter[str])
@@ -75,6 +82,10 @@ class Measure:
             sampled_tokens=summary.sampled_tokens,
             response_tokens=summary.response_tokens,
             refused=Counter(str(one.refusal) for one in report.refused),
+            part_sums=Counter({name: part.mean * part.count for name, part in summary.rewards.items()}),
+            part_counts=Counter({name: part.count for name, part in summary.rewards.items()}),
+            finish_reasons=Counter(summary.finish_reasons),
+            outcomes=_outcomes(summary),
             request_seconds=Counter(summary.seconds),
             wall_seconds=Counter(report.seconds),
         )
@@ -104,6 +115,10 @@ class Measure:
             self.sampled_tokens + other.sampled_tokens,
             self.response_tokens + other.response_tokens,
             self.refused + other.refused,
+            _sum(self.part_sums, other.part_sums),
+            self.part_counts + other.part_counts,
+            self.finish_reasons + other.finish_reasons,
+            self.outcomes + other.outcomes,
             self.request_seconds + other.request_seconds,
             wall_seconds,
         )
@@ -121,6 +136,9 @@ class Measure:
             "trajectories": self.trajectories,
             "completed": self.completed,
             "refused": dict(self.refused),
+            "rewards": {name: _ratio(self.part_sums[name], count) for name, count in self.part_counts.items()},
+            "finish_reasons": dict(self.finish_reasons),
+            "outcomes": dict(self.outcomes),
         }
 
 
@@ -148,6 +166,19 @@ def step_line(step: int, measure: Measure, seconds: float, logs: Mapping[str, An
 def evaluation_line(step: int, measure: Measure) -> JSON:
     """The line of one evaluation, after `step` updates."""
     return {"step": step, **measure.as_json(), "seconds": _rounded(measure.wall_seconds)}
+
+
+def _outcomes(summary: Summary) -> Counter[str]:
+    found = Counter[str]()
+    for (tool, outcome), count in summary.outcomes.items():
+        # The model may call an unknown tool anything; each name would be a new curve.
+        found[f"{'?' if outcome == 'unknown_tool' else tool}/{outcome}"] += count
+    return found
+
+
+def _sum(one: Counter[str], other: Counter[str]) -> Counter[str]:
+    """Like `+`, which would leave out what is not positive."""
+    return Counter({name: one[name] + other[name] for name in one.keys() | other.keys()})
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from toolyard.messages import Message, ToolCall
+from toolyard.records.jsonl import duration
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
 from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
-from toolyard.viewer.timeline import duration
 
 _FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*)\n", re.MULTILINE)
 _THOUGHT = re.compile(r"<think>\n?(?P<text>.*?)(?:</think>\n?|\Z)", re.DOTALL)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from toolyard.records.jsonl import duration
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
 from toolyard.viewer.protocol import RequestTimeline, Segment, Stage, StepTimeline
 
@@ -90,16 +90,6 @@ def step_timeline(step: int, timelines: Iterable[RequestTimeline]) -> StepTimeli
     return StepTimeline(
         step, len(known), critical.seconds, by_stage, critical, of_critical, verdict, tuple(known[:_SLOWEST])
     )
-
-
-def duration(value: Any) -> float:
-    """`value` as seconds, or 0 if it is not a positive number: a line may contain anything."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return 0.0
-    try:
-        return float(value) if math.isfinite(value) and value > 0 else 0.0
-    except OverflowError:  # an integer too large for a float
-        return 0.0
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -92,6 +92,7 @@ trajectories = st.builds(
     data_source=texts,
     token_exact=st.booleans(),
     failure=st.none() | st.builds(Failure, texts, texts, texts),
+    started_at=st.none() | st.floats(0, 4e9),
     extra=st.dictionaries(texts | st.sampled_from(FIELDS), json_values, max_size=3),
 )  # fmt: skip
 

@@ -27,7 +27,11 @@ def report(*, scores: list[float], seconds: dict[str, float] | None = None) -> S
         response_tokens=120,
         with_calls=2,
         score=score,
-        outcomes=Counter({("python", "ok"): 3, ("python", "failed"): 1, ("python", "bad_arguments"): 1}),
+        rewards={"final": score},
+        finish_reasons=Counter({"stop": 3, "tool_failure": 1}),
+        outcomes=Counter(
+            {("python", "ok"): 3, ("python", "failed"): 1, ("made up", "unknown_tool"): 2, ("too", "unknown_tool"): 1}
+        ),
         seconds=Counter({"generating": 6.0, "tool_calling": 2.0}),
     )
     refused = (Refused("r", Refusal.FAILED_REQUEST, "it failed"),)
@@ -43,8 +47,8 @@ def test_a_line_says_what_was_earned_how_tools_were_used_and_where_the_time_went
     assert found == {
         "step": 4,
         "reward": 0.5,
-        "tool_calls": 1.25,
-        "calls_ok": 0.6,
+        "tool_calls": 1.75,
+        "calls_ok": 0.428571,
         "with_calls": 0.5,
         "turns": 2.0,
         "sampled_tokens": 25.0,
@@ -52,6 +56,9 @@ def test_a_line_says_what_was_earned_how_tools_were_used_and_where_the_time_went
         "trajectories": 4,
         "completed": 3,
         "refused": {"failed_request": 1},
+        "rewards": {"final": 0.5},
+        "finish_reasons": {"stop": 3, "tool_failure": 1},
+        "outcomes": {"python/ok": 3, "python/failed": 1, "?/unknown_tool": 3},
         "seconds": {"sync": 1.0, "rollout": 4.0, "update": 5.0, "step": 10.0},
         "request_seconds": {"generating": 6.0, "tool_calling": 2.0},
         "loss": 0.25,
@@ -70,7 +77,9 @@ def test_processes_add_up_and_the_slowest_counts():
     other = Measure.of(report(scores=[0.0, 0.5], seconds={"sync": 2.0, "rollout": 3.0}))
     both = Measure.of_all([one, other])
     assert both.as_json()["reward"] == 0.5
-    assert (both.trajectories, both.calls, both.calls_ok, both.refused) == (8, 10, 6, {"failed_request": 2})
+    assert (both.trajectories, both.calls, both.calls_ok, both.refused) == (8, 14, 6, {"failed_request": 2})
+    assert both.as_json()["rewards"] == {"final": 0.5}
+    assert (both.finish_reasons["stop"], both.outcomes["python/ok"]) == (6, 6)
     assert both.wall_seconds == {"sync": 2.0, "rollout": 4.0}
     assert (one + other).wall_seconds == {"sync": 3.0, "rollout": 7.0}, "one after the other"
 
@@ -131,3 +140,8 @@ def test_the_plot_takes_one_step_and_many_with_gaps_and_evaluations(tmp_path):
         draw(lines, [evaluation_line(0, Measure.of(report(scores=[0.5])))], path)
         assert path.read_bytes().startswith(b"\x89PNG")
     assert [left.name for left in tmp_path.iterdir()] == ["metrics.png"]
+
+
+def test_parts_of_the_reward_that_cancel_out_are_zero_and_not_missing():
+    one, other = (Measure.of(report(scores=[score])) for score in (-1.0, 1.0))
+    assert (one + other).as_json()["rewards"] == {"final": 0.0}

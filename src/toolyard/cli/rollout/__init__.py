@@ -129,6 +129,14 @@ def rollout(
     log_file: Annotated[
         str | None, _watch_option(metavar="FILE", help="Append logs to this file instead of writing them to stderr.")
     ] = None,
+    otel: Annotated[
+        str | None,
+        _run_option(
+            metavar="URL",
+            help="Send traces to this OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318, or `env` "
+            "for the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         _run_option(
@@ -199,6 +207,7 @@ def rollout(
         "logs.file": log_file,
         "record": record,
         "replay": replay,
+        "otel": otel,
     }
     embedded = config is None and engine is None and model is None
     changed = [*OVERRIDES_FOR_OWN_TASKS] if embedded and tasks is not None else []

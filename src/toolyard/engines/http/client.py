@@ -14,7 +14,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar
 
 from toolyard.engines.http.exchange import (
@@ -331,6 +331,7 @@ class HttpEngine:
     ) -> T | None:
         task, clock = asyncio.current_task(), loop_clock()
         assert task is not None
+        asked = _now()
         while True:
             while not self.urls:
                 run.last_error = self._why_none()
@@ -373,7 +374,7 @@ class HttpEngine:
                 raise
             else:
                 self._router.answered(base)
-                return answer
+                return answer if run.tries == 1 else replace(answer, queue_seconds=round(began - asked, 6))
             finally:
                 run.attempt = None
                 self._vigil.ended(base, answered=answered, seconds=_now() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ class EngineJob:
     aborted: bool = False
     cancelled: bool = False
     """Nobody waits for it: end it, and keep nothing."""
+    added: float = field(default_factory=time.monotonic)
+    queued: float = 0.0
+    """Seconds until it was first admitted."""
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -55,7 +59,8 @@ class EngineJob:
         return not (self.aborted or self.cancelled)
 
     def end(self, finish: Finish, version: str | None, stop_text: str | None = None) -> None:
-        self.deliver(Generation(self.ids[self.prompt :], self.logprobs, finish, version, self.cached, stop_text))
+        sampled = self.ids[self.prompt :]
+        self.deliver(Generation(sampled, self.logprobs, finish, version, self.cached, stop_text, self.queued))
 
 
 class Batch:
@@ -194,7 +199,7 @@ class Batch:
             job.span.copy_from(source, shared)
         job.done = shared
         if job.chooser is None:  # otherwise it was interrupted by new weights and continues
-            job.cached = shared
+            job.cached, job.queued = shared, round(time.monotonic() - job.added, 6)
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
 
     def _next_pieces(self) -> Iterator[tuple[EngineJob, Piece]]:

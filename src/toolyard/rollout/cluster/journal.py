@@ -200,7 +200,9 @@ class JournalledCalls(LoggedCalls):
         self._readings = deque(reading for entry in past for reading in entry["got"]["clock"])
         for entry in past:
             self._kept(encode(entry, nan=True))
-        self._began = time.monotonic() - max(self._readings, default=0.0)
+        if past:
+            self._began = time.monotonic() - max(self._readings, default=0.0)
+            self.started_at, self._dated = past[0]["got"].get("started_at"), True
 
     def now(self) -> float:
         return self._readings.popleft() if self._readings else super().now()

@@ -46,6 +46,8 @@ def call_records(
             attempts=result.attempts,
             truncated=result.truncated or cut,
             error=result.error,
+            started=result.started,
+            queue_seconds=result.queue_seconds,
         )
         records.append(record)
     for call in parsed.calls[len(results) :]:
@@ -76,8 +78,9 @@ def _id_of(turn: int, index: int, given: str | None) -> str:
     return given or f"call_{turn}_{index}"
 
 
-def plain(result: ToolResult) -> ToolResult:
-    return replace(result, metrics=plain_metrics(result.metrics)) if result.metrics else result
+def plain(result: ToolResult, started: float) -> ToolResult:
+    """The result with JSON metrics and the time when the call began."""
+    return replace(result, metrics=plain_metrics(result.metrics) if result.metrics else {}, started=started)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> JSON:

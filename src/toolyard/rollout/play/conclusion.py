@@ -151,6 +151,7 @@ def lost_trajectory(play: Ending, error: BaseException) -> Trajectory:
         data_source=request.task.data_source,
         token_exact=False,
         failure=play.failure,
+        started_at=play.external.started_at,
     )
 
 
@@ -281,6 +282,7 @@ def _trajectory(play: Ending, combined: Combined) -> Trajectory:
         data_source=request.task.data_source,
         token_exact=request.token_exact,
         failure=play.failure,
+        started_at=play.external.started_at,
     )
 
 

@@ -343,11 +343,12 @@ class Play:
         return told
 
     async def _executed(self, calls: Sequence[ParsedCall]) -> list[ToolResult]:
+        started = round(time.monotonic() - self.request.stage_since, 6)
         if len(calls) == 1:  # the usual case; a separate task would cost as much as the call
-            return [plain(await self._call(calls[0]))]
+            return [plain(await self._call(calls[0]), started)]
         async with asyncio.TaskGroup() as group:
             running = list(map(group.create_task, map(self._call, calls)))
-        return [plain(task.result()) for task in running]
+        return [plain(task.result(), started) for task in running]
 
     async def _executed_again(
         self, calls: Sequence[ParsedCall], before: list[ToolResult] | StageFailure

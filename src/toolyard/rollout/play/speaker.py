@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,6 +53,8 @@ class EngineAnswer:
     """The prompt ids that such a server reports, if any."""
     tokens: int = 0
     """Number of sampled tokens, even if their ids are unknown."""
+    queue_seconds: float = 0.0
+    """Failed attempts, the pauses after them, and the wait in the engine's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +122,16 @@ class Speaker(ABC):
 
     async def _retried(
         self, request: AsyncRolloutRequest, attempts: int, ask: Callable[[], Awaitable[T]]
-    ) -> tuple[T, int]:
-        """Call `ask` until it succeeds; return its result and the number of attempts. Nothing is kept of a failed
-        attempt, so retrying is safe."""
+    ) -> tuple[T, int, float]:
+        """Call `ask` until it succeeds; return its result, the number of attempts, and the seconds before the last.
+        Nothing is kept of a failed attempt, so retrying is safe."""
+        first = began = time.monotonic()
         pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
         cancellations = 0 if task is None else task.cancelling()
         while True:
             attempts += 1
             try:
-                return await ask(), attempts
+                return await ask(), attempts, began - first
             except EngineError as error:
                 if task is not None and task.cancelling() > cancellations:
                     raise asyncio.CancelledError from error  # it was cancelled, whatever the engine raised for that
@@ -136,6 +140,7 @@ class Speaker(ABC):
                 request.waits_for = f"{self.engine_name}, attempt {attempts + 1} (the last: {error})"
             await asyncio.sleep(pause)
             pause *= 2
+            began = time.monotonic()
 
 
 class TokenSpeaker(Speaker):
@@ -195,14 +200,16 @@ class TokenSpeaker(Speaker):
         logprobs: list[float] | None = []
         versions: list[str] = []
         attempts = fruitless = 0
+        queued = 0.0
         cached: int | None = None
         while True:
             prompt = [*request.input_ids, *ids] if ids else request.input_ids
             asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
-            got, tries = await self._retried(
+            got, tries, failing = await self._retried(
                 request, fruitless, partial(self._generate, prompt, images, asked, request.request_id)
             )
             attempts += tries - fruitless
+            queued = round(queued + failing + got.queue_seconds, 6)
             fruitless = 0 if got.token_ids else tries
             joint = len(ids)
             ids += got.token_ids
@@ -214,14 +221,14 @@ class TokenSpeaker(Speaker):
             if end is not None:
                 logprobs = None if logprobs is None else logprobs[:end]
                 whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
-                return EngineAnswer(whole, attempts, tuple(versions), tokens=end)
+                return EngineAnswer(whole, attempts, tuple(versions), tokens=end, queue_seconds=queued)
             if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
                 break
             # Aborted by the engine, for new weights for example. The request continues exactly where it was.
             await asyncio.sleep(self._limits.engine_retry_pause_seconds if fruitless else 0)
         finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
         whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
-        return EngineAnswer(whole, attempts, tuple(versions), tokens=len(ids))
+        return EngineAnswer(whole, attempts, tuple(versions), tokens=len(ids), queue_seconds=queued)
 
     def _stop_across(self, ids: list[int], joint: int, sampling: Sampling) -> int | None:
         """The end of a stop text that began before `joint`, or None: the engine's new call at `joint` missed it."""
@@ -348,12 +355,13 @@ class MessageSpeaker(Speaker):
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
         sampling = self._sampling_of(request, max_tokens)
-        got, attempts = await self._retried(request, 0, partial(self._chat, request, sampling))
+        got, attempts, failing = await self._retried(request, 0, partial(self._chat, request, sampling))
         versions = () if got.weight_version is None else (got.weight_version,)
         ids = got.token_ids or []
         generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
         tokens = got.completion_tokens if got.completion_tokens is not None else len(ids)
-        return EngineAnswer(generation, attempts, versions, got.message, _prompt_of(got), tokens)
+        queued = round(failing + got.queue_seconds, 6)
+        return EngineAnswer(generation, attempts, versions, got.message, _prompt_of(got), tokens, queued)
 
     async def _chat(self, request: AsyncRolloutRequest, sampling: Sampling) -> ChatGeneration:
         assert self._engine is not None, "a replay has no engine"
@@ -428,6 +436,7 @@ def _sampled(
         cached_tokens=answer.generation.cached_tokens,
         attempts=answer.attempts,
         stopped_by=stopped_by,
+        queue_seconds=answer.queue_seconds,
     )
 
 

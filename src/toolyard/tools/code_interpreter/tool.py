@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
@@ -189,21 +189,22 @@ class SandboxFusionTool(BaseTool):
         most = self.settings.max_output_chars
         python = language == "python"
         sandbox, limiter = await self._places.here()
+        opened = time.monotonic()
         if python and self.settings.stateful:
             code = code if self.settings.display_last else f"{code}\nNone"  # a cell shows its last expression
             async with session.turn, permits(self._workers, limiter, tenant):
-                waited = time.monotonic() - asked
+                waits = _Waits.now(asked, opened)
                 cell, state_lost = await session.run(sandbox, self._limits, code, limits.run_seconds)
             text = (f"{LOST}\n" if state_lost else "") + cell_text(cell, limits, most, stateful=True)
-            return text, _cell_metrics(cell, waited)
+            return text, _cell_metrics(cell, waits)
         async with permits(self._workers, limiter, tenant):
-            waited = time.monotonic() - asked
+            waits = _Waits.now(asked, opened)
             if python and self.settings.display_last:
                 async with sandbox.session(limits) as interpreter:
                     cell = await interpreter.run(code, seconds=limits.run_seconds)
-                return cell_text(cell, limits, most, stateful=False), _cell_metrics(cell, waited)
+                return cell_text(cell, limits, most, stateful=False), _cell_metrics(cell, waits)
             execution = await sandbox.run(Program(code, language), limits)
-        return execution_text(execution, limits, most, python=python), _metrics(execution, waited)
+        return execution_text(execution, limits, most, python=python), _metrics(execution, waits)
 
     def _limits_for(self, seconds: float) -> Limits:
         limits = Limits(run_seconds=seconds, compile_seconds=max(seconds, _COMPILE_SECONDS))
@@ -291,20 +292,35 @@ def _source(code: Any) -> str:
     return code if code.isascii() else code.encode("utf-8", "backslashreplace").decode()
 
 
-def _metrics(execution: Execution, waited: float) -> dict[str, Any]:
+class _Waits(NamedTuple):
+    """Seconds before a program could run."""
+
+    total: float
+    permit: float
+    """Without opening the sandbox, which the first call does."""
+
+    @classmethod
+    def now(cls, asked: float, opened: float) -> Self:
+        now = time.monotonic()
+        return cls(now - asked, now - opened)
+
+
+def _metrics(execution: Execution, waits: _Waits) -> dict[str, Any]:
     return {
         "verdict": execution.verdict.value,
         "exit_code": execution.exit_code,
         "run_seconds": execution.wall_seconds,
-        "queue_seconds": waited + execution.queue_seconds,
+        "queue_seconds": waits.total + execution.queue_seconds,
+        "permit_seconds": waits.permit,
         "isolation": str(execution.isolation),
     }
 
 
-def _cell_metrics(cell: CellResult, waited: float) -> dict[str, Any]:
+def _cell_metrics(cell: CellResult, waits: _Waits) -> dict[str, Any]:
     return {
         "verdict": cell.verdict.value,
         "run_seconds": cell.wall_seconds,
-        "queue_seconds": waited,
+        "queue_seconds": waits.total,
+        "permit_seconds": waits.permit,
         "session_lost": cell.session_lost,
     }

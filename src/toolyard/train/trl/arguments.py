@@ -23,6 +23,8 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingDependencyError((missing.name or "trl").partition(".")[0], "trl", "training") from missing
 
+from toolyard.train.trl.trackers import check_trackers, tracking_arguments  # isort: skip
+
 _trl: Any = trl
 """TRL imports its names lazily, which type checkers cannot follow."""
 _INSTEAD = {
@@ -38,6 +40,7 @@ _INSTEAD = {
     "max_steps": "steps",
     "per_device_train_batch_size": "micro_batch_size",
     "repetition_penalty": "rollout.sampling",
+    "report_to": "tracker",
     "save_steps": "save_every",
     "save_strategy": "save_every",
     "save_total_limit": "keep_checkpoints",
@@ -81,9 +84,10 @@ def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
     """TRL's `GRPOConfig` for a run.
 
     Raises:
-        ConfigError: TRL rejects the settings, or a key of `trl` is set elsewhere here.
+        ConfigError: TRL rejects the settings, a key of `trl` is set elsewhere here, or a tracker is not installed.
     """
     _check_keys(config)
+    check_trackers(config.trackers)
     batches = Batches.of(config, processes)
     rollout, sampling = config.rollout, config.rollout.sampling
     assert config.output_dir is not None
@@ -110,7 +114,7 @@ def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
         "save_total_limit": config.keep_checkpoints,
         "logging_strategy": "steps",
         "logging_steps": 1,
-        "report_to": "none",
+        **tracking_arguments(config.trackers, Path(config.output_dir)),
         "disable_tqdm": True,
         "use_cpu": cpu,
         "bf16": is_mixed(config, cpu=cpu),

@@ -18,6 +18,7 @@ from toolyard.train.observer import TrainObserver
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals
+from toolyard.train.trl.trackers import track
 
 
 class TrainingCallback(transformers.TrainerCallback):
@@ -76,6 +77,7 @@ class TrainingCallback(transformers.TrainerCallback):
         if self._files is not None:
             self._files[METRICS].write(line)
         self._observer.stepped(line)
+        track(line, self.trainer, prefix="toolyard/")
         wanted = self._config.evaluate
         done = state.global_step >= self._config.steps
         if wanted is not None and (done or (wanted.every and state.global_step % wanted.every == 0)):
@@ -100,6 +102,7 @@ class TrainingCallback(transformers.TrainerCallback):
         if self._files is not None:
             self._files[EVALUATIONS].write(line)
         self._observer.evaluated(line)
+        track(line, self.trainer, prefix="eval_")
 
     def _stop_if_requested(self, control: Any) -> None:
         """Stop if any process was asked to: one that stops alone would leave the others waiting."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,15 +15,17 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
 from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
-from toolyard.rollout.observer import Observer
+from toolyard.rollout.observer import Observer, Observers
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Summary
+from toolyard.rollout.traces import open_traces
 from toolyard.rollout.watching.setup import watched
 from toolyard.tasks.protocol import Task
 
 if TYPE_CHECKING:
+    from toolyard.records.traces.opentelemetry import TraceReport
     from toolyard.train.trl.weights import WeightSync
 
 _log = logging.getLogger(__name__)
@@ -148,20 +150,21 @@ class Player:
 
 @asynccontextmanager
 async def _staged(config: RolloutConfig, process: int, told: Observer) -> AsyncGenerator[_Stage]:
-    with watched(config, told) as observer:
+    async with AsyncExitStack() as stack:
+        watching = stack.enter_context(watched(config, told))
+        observer = Observers(await stack.enter_async_context(open_traces(config.otel, _tell_traces)), watching)
         if config.cluster is not None:
             from toolyard.train.trl.cluster import on_cluster
 
-            async with on_cluster(config, process, observer) as stage:
-                yield stage
+            yield await stack.enter_async_context(on_cluster(config, process, observer))
             return
         from toolyard.train.trl.weights import weight_sync
 
-        async with open_rollout(config, note=_log.info) as opened:
-            speaker = opened.setting.speaker
-            assert isinstance(speaker, TokenSpeaker)
-            assert speaker.engine is not None
-            yield _Here(config, opened, weight_sync(speaker.engine), observer)
+        opened = await stack.enter_async_context(open_rollout(config, note=_log.info))
+        speaker = opened.setting.speaker
+        assert isinstance(speaker, TokenSpeaker)
+        assert speaker.engine is not None
+        yield _Here(config, opened, weight_sync(speaker.engine), observer)
 
 
 def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:
@@ -189,3 +192,7 @@ class _Told(Observer):
 
     def stuck(self, stuck: Stuck) -> None:
         _log.warning("%s", stuck)
+
+
+def _tell_traces(report: TraceReport) -> None:
+    _log.log(logging.WARNING if report.dropped else logging.INFO, "%s", report)

@@ -31,6 +31,7 @@ from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals
 from toolyard.train.trl.supervised import supervised_start
+from toolyard.train.trl.trackers import open_trackers
 
 import torch  # isort: skip
 import transformers  # isort: skip
@@ -116,6 +117,7 @@ class _Run:
 
     def _trained(self, stack: ExitStack, args: Any, checkpoint: Checkpoint | None) -> int:
         """Train, and return the number of steps that are done."""
+        stack.enter_context(open_trackers(self.config.trackers, self.folder))
         reports = Reports(self.observer)
         rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports))
         dataset = self._in_order(rollout.dataset())

@@ -87,6 +87,7 @@ _OURS = (
     *_optional("tokens", "rewards", "metrics", "extra", types=(dict,)),
     *_optional("messages", "turns", types=(list,)),
     *_optional("failure", types=(dict, _NONE)),
+    ("started_at", None, frozenset((float, _NONE))),
 )
 _TOKENS = (
     *_optional("prompt_ids", "response_ids", "response_mask", types=(list,)),
@@ -107,11 +108,12 @@ _SAMPLED = (
     *_optional("cached_tokens", types=(int, _NONE)),
     *_optional("text", "finish", types=(str,)),
     *_optional("weight_versions", types=(list,)),
+    *_optional("queue_seconds", types=(float,)),
 )
 _CALL = (
     *_needed("id", "name", types=(str,)),
     *_optional("arguments", "outcome", "response", types=(str,)),
-    *_optional("seconds", types=(float,)),
+    *_optional("seconds", "started", "queue_seconds", types=(float,)),
     *_optional("reward", types=(float, _NONE)),
     *_optional("error", types=(str, _NONE)),
     *_optional("metrics", types=(dict,)),

@@ -1,0 +1,1 @@
+"""Traces: where the time of a request went, as spans for OpenTelemetry."""
