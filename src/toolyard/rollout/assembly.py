@@ -37,6 +37,7 @@ from toolyard.tools.registry import initialize_tools_from_config
 if TYPE_CHECKING:
     from toolyard.engines.http.client import HttpOptions
     from toolyard.engines.http.sglang import SglangEngine
+    from toolyard.rollout.faults.inject import Faults
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
@@ -56,9 +57,10 @@ class OpenedRollout:
 
 @asynccontextmanager
 async def open_rollout(
-    config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None
+    config: RolloutConfig, *, tape: Tape | None = None, note: Note = lambda _: None, faults: Faults | None = None
 ) -> AsyncGenerator[OpenedRollout]:
     """Open the parts that `config` names and close them at the end. With a `tape`, no engine and no tools are opened.
+    With `faults`, engine and tools have them; the calls of requests must go through `Faults.calls`.
 
     Raises:
         ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
@@ -77,9 +79,11 @@ async def open_rollout(
             for tool in tools.values():
                 stack.push_async_callback(tool.close)
             schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
+            if faults is not None:
+                faults.take_over(tools.values())
         else:
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
-        speaker = await _open_speaker(config, stack, tape, schemas, note)
+        speaker = await _open_speaker(config, stack, tape, schemas, note, faults)
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction)
         yield OpenedRollout(setting, schemas)
 
@@ -111,14 +115,21 @@ def requests_of(
                 yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
 
 
+@asynccontextmanager
+async def tools_of(config: RolloutConfig) -> AsyncGenerator[list[BaseTool]]:
+    """The tools, which are closed again."""
+    _find_users_modules(config)
+    async with AsyncExitStack() as stack:
+        tools = _open_tools(config)
+        for tool in tools:
+            stack.push_async_callback(tool.close)
+        yield tools
+
+
 async def schemas_of(config: RolloutConfig) -> list[OpenAIFunctionToolSchema]:
     """The schemas of the tools, which are opened and closed again."""
-    _find_users_modules(config)
-    tools = _open_tools(config)
-    schemas = [tool.get_openai_tool_schema() for tool in tools]
-    for tool in tools:
-        await tool.close()
-    return schemas
+    async with tools_of(config) as tools:
+        return [tool.get_openai_tool_schema() for tool in tools]
 
 
 # Tasks ----------------------------------------------------------------------------------------------------------------
@@ -197,8 +208,15 @@ async def _open_speaker(
     tape: Tape | None,
     schemas: Sequence[OpenAIFunctionToolSchema],
     note: Note,
+    faults: Faults | None,
 ) -> Speaker:
     engine = config.engine
+    if faults is not None and tape is None and engine.urls:
+        from toolyard.rollout.faults.proxy import engine_proxy
+
+        urls = await stack.enter_async_context(engine_proxy(faults, engine.kind, engine.urls))
+        engine = engine.model_copy(update={"urls": urls})
+        config = config.model_copy(update={"engine": engine})
     if engine.adapter is not None and engine.kind != "transformers":
         raise ConfigError(f"engine.adapter {engine.adapter!r}: only transformers can merge one, not {engine.kind}")
     if engine.kind == "openai":
@@ -228,7 +246,15 @@ async def _open_speaker(
         return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
     _refuse_tools_that_are_not_offered(config, chat, schemas)
     made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
-    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+    return TokenSpeaker(
+        made,
+        chat,
+        config.sampling,
+        config.limits,
+        tell_near_misses=tell,
+        hides_images=hides,
+        before_attempt=None if faults is None or engine.urls else faults.before_attempt,
+    )
 
 
 def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:

@@ -175,6 +175,8 @@ class RolloutConfig(_Part):
     """Resume a dump that was started with other settings or tasks. Every new line names the changes."""
     cluster: ClusterConfig | None = None
     """Play on a Ray cluster. None: in this process."""
+    faults: str | None = None
+    """Inject faults: flaky-engine, flaky-tools, chaos, or a YAML file of your own."""
     record: str | None = None
     """Write a tape to this file."""
     replay: str | None = None

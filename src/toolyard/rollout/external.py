@@ -33,6 +33,8 @@ class ExternalCalls:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self.faults: list[JSON] = []
+        """Faults that were injected into the request: see `toolyard.rollout.faults`."""
 
     def now(self) -> float:
         """Seconds since the request began."""
@@ -74,6 +76,7 @@ class LoggedCalls(ExternalCalls, ABC):
         super().__init__()
         self._request_id = request_id
         self._clock: list[float] = []
+        self._faults_recorded = 0
 
     @abstractmethod
     def record(self, kind: str, asked: Any, got: Any) -> None:
@@ -102,8 +105,11 @@ class LoggedCalls(ExternalCalls, ABC):
         self._record("ended", {}, None)
 
     def _record(self, kind: str, asked: JSON, answer: Any) -> None:
-        self.record(kind, asked, {"answer": answer, "clock": self._clock})
-        self._clock = []
+        got = {"answer": answer, "clock": self._clock}
+        if new := self.faults[self._faults_recorded :]:
+            got["faults"] = new
+        self.record(kind, asked, got)
+        self._clock, self._faults_recorded = [], len(self.faults)
 
 
 class RecordedCalls(LoggedCalls):
@@ -143,7 +149,9 @@ class ReplayedCalls(ExternalCalls):
         redo: Redo[T] | None = None,
         once: str = "",
     ) -> T:
-        return adapter.validate_python(self._replay.next(kind, question())["answer"])
+        got = self._replay.next(kind, question())
+        self.faults += got.get("faults", ())
+        return adapter.validate_python(got["answer"])
 
     def ended(self) -> None:
         self._replay.next("ended", {})

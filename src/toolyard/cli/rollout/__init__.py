@@ -116,6 +116,13 @@ def rollout(
             "machine alone.",
         ),
     ] = None,
+    faults: Annotated[
+        str | None,
+        _run_option(
+            metavar="PROFILE",
+            help="Inject faults on purpose: flaky-engine, flaky-tools, chaos, or a YAML file of your own.",
+        ),
+    ] = None,
     record: Annotated[
         str | None, _run_option(metavar="TAPE", help="Record all model outputs and tool results to this file.")
     ] = None,
@@ -157,6 +164,9 @@ def rollout(
     # the same on all nodes of a Ray cluster
     toolyard rollout rollout.yaml --ray --out /shared/runs/a
 
+    # what survives when engine, tools and sandbox fail now and then
+    toolyard rollout --faults chaos
+
     # record a run, then replay it without the model and the sandbox
     toolyard rollout --record a.tape --out runs/a
     toolyard rollout --replay a.tape --out runs/b
@@ -185,6 +195,7 @@ def rollout(
         "seed": seed,
         "concurrency": concurrency,
         "cluster.address": ray,
+        "faults": faults,
         "record": record,
         "replay": replay,
     }

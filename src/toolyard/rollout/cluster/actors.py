@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -119,6 +120,10 @@ class WorkerActor:
 
     def drain(self) -> None:
         self._worker.drain()
+
+    def die(self) -> None:
+        """For fault injection."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def fetch(self, indices: Sequence[int]) -> list[bytes | None]:
         return self._worker.fetch(indices)
