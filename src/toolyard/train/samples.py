@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from toolyard.messages import JSON
 from toolyard.records.audit import audit
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -180,8 +181,8 @@ def _refusal(trajectory: Trajectory, max_response_length: int | None) -> tuple[R
     images = sum(len(message.images) for message in trajectory.messages)
     if images:
         return Refusal.HAS_IMAGES, f"the model saw {images} images, but trainers get only tokens"
-    faults = (trajectory.metrics.get("faults") or {}).get("injected")
-    if faults:
+    mark: JSON = trajectory.metrics.get("faults") or {}
+    if faults := mark.get("injected"):
         return Refusal.FAULTS, f"{len(faults)} faults were injected into it, the first: {faults[0].get('kind')}"
     return None
 

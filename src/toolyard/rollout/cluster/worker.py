@@ -261,7 +261,6 @@ class Worker:
         profile = self.setup.faults
         self._faults = None if profile is None else Faults(profile)
         async with open_rollout(config, faults=self._faults) as opened:
-            self._speaker = opened.setting.speaker
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
             self._tool_schemas = opened.tool_schemas

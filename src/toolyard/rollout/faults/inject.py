@@ -48,7 +48,7 @@ class Faults:
         self.playing: WeakValueDictionary[str, FaultyCalls] = WeakValueDictionary()
         """By request id."""
 
-    def calls(self, calls: ExternalCalls | None, request: AsyncRolloutRequest, speaker: Speaker) -> FaultyCalls:
+    def calls(self, calls: ExternalCalls | None, request: AsyncRolloutRequest, speaker: Speaker | None) -> FaultyCalls:
         """The same calls, with faults. Marks the request."""
         faulty = FaultyCalls(calls or ExternalCalls(), request, speaker, self.profile)
         self.playing[request.request_id] = faulty
@@ -79,7 +79,7 @@ class FaultyCalls(ExternalCalls):
     """The calls of one request, with faults."""
 
     def __init__(
-        self, calls: ExternalCalls, request: AsyncRolloutRequest, speaker: Speaker, profile: FaultProfile
+        self, calls: ExternalCalls, request: AsyncRolloutRequest, speaker: Speaker | None, profile: FaultProfile
     ) -> None:
         super().__init__()
         self.faults = calls.faults
