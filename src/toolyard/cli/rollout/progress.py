@@ -270,11 +270,10 @@ def _print_faults(report: FaultReport, accounting: Accounting, console: Console)
         table.add_row(kind, str(count.planned), str(count.injected), str(count.survived), ended)
     if table.row_count:
         console.print(table)
-    name = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were hit"
-    lines = "and no failure of ours has a score" if not report.scored_failures else ""
+    told = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were hit"
     if not accounting.problems:
-        name += f"; each of {accounting.planned - len(accounting.missing)} ids has one line, {lines}"
-    console.print(name, soft_wrap=True)
+        told += f"; each of {accounting.in_dump} ids has one line, and no failure of ours has a score"
+    console.print(told, soft_wrap=True)
     if report.file is not None and report.kinds:
         console.print(f"each fault: {escape(str(report.file))}", soft_wrap=True)
 
