@@ -201,6 +201,15 @@ async def test_kinds_that_the_run_cannot_have_are_refused_before_it_starts_or_sk
     assert set(kinds) == {"engine_error"}
 
 
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:1"])
+async def test_a_sandbox_that_is_not_embedded_cannot_be_killed(job: Job, url: str | None):
+    own = "toolyard.tools.code_interpreter.SandboxFusionTool", {"type": "native", "sandbox_fusion_url": url}
+    name, config = own if url else ("toolyard.tools.gsm8k.Gsm8kTool", {"type": "native"})
+    (job.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [{"class_name": name, "config": config}]}))
+    with pytest.raises(ConfigError, match=r"cannot have sandbox_kill \(no tool has an embedded sandbox\)"):
+        await job.run(job.profile(sandbox_kill={"rate": 0.1}), tools=str(job.folder / "tools.yaml"))
+
+
 async def test_a_dump_without_faults_is_not_continued_with_them(job: Job):
     await job.run(None, tasks={**job.settings["tasks"], "limit": 2})
     with pytest.raises(ConfigError, match=r"faults: null → "):

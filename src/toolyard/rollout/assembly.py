@@ -65,7 +65,7 @@ async def open_rollout(
     Raises:
         ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
     """
-    _find_users_modules(config)
+    find_users_modules(config)
     reward = load_reward(config.rewards.final, config.rewards.options)
     interaction = None
     if config.interaction is not None:
@@ -115,21 +115,14 @@ def requests_of(
                 yield create_request(task, offset, tool_schemas=tool_schemas, step=config.step, seed=config.seed)
 
 
-@asynccontextmanager
-async def tools_of(config: RolloutConfig) -> AsyncGenerator[list[BaseTool]]:
-    """The tools, which are closed again."""
-    _find_users_modules(config)
-    async with AsyncExitStack() as stack:
-        tools = _open_tools(config)
-        for tool in tools:
-            stack.push_async_callback(tool.close)
-        yield tools
-
-
 async def schemas_of(config: RolloutConfig) -> list[OpenAIFunctionToolSchema]:
     """The schemas of the tools, which are opened and closed again."""
-    async with tools_of(config) as tools:
-        return [tool.get_openai_tool_schema() for tool in tools]
+    find_users_modules(config)
+    tools = _open_tools(config)
+    schemas = [tool.get_openai_tool_schema() for tool in tools]
+    for tool in tools:
+        await tool.close()
+    return schemas
 
 
 # Tasks ----------------------------------------------------------------------------------------------------------------
@@ -190,7 +183,8 @@ def _open_tools(config: RolloutConfig) -> list[BaseTool]:
     return initialize_tools_from_config(config.tools)
 
 
-def _find_users_modules(config: RolloutConfig) -> None:
+def find_users_modules(config: RolloutConfig) -> None:
+    """Make modules beside the tools file, and in the working directory, importable."""
     folders = [os.getcwd()]
     if config.tools is not None:
         folders.append(str(Path(config.tools).absolute().parent))

@@ -136,7 +136,7 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
             found = _on_tape(tape, wanted, observer.note)
             accounting.missing = dict.fromkeys(wanted - found, "not on the tape")
             wanted = found
-        faults = await open_faults(config, tape, observer.note)
+        faults = await asyncio.to_thread(open_faults, config, tape, observer.note)
         dump = None
         marks: JSON = {}
         if config.rollout_data_dir is not None:

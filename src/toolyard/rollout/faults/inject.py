@@ -13,10 +13,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,7 @@ from toolyard.tools.base import BaseTool
 from toolyard.tools.calls import ToolHandle, ToolResult, use_handle
 from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.policy import Measure
+from toolyard.tools.registry import get_tool_class, read_entries
 
 T = TypeVar("T")
 SERVERS = frozenset({"sglang", "vllm", "openai"})
@@ -228,15 +230,13 @@ def _kill_limiter(tool: SandboxFusionTool, fault: JSON) -> None:
         fault["failed"] = str(error)
 
 
-def check_profile(
-    profile: FaultProfile, config: RolloutConfig, tools: Collection[BaseTool], note: Callable[[str], None]
-) -> FaultProfile:
+def check_profile(profile: FaultProfile, config: RolloutConfig, note: Callable[[str], None]) -> FaultProfile:
     """Compare the kinds of a profile with what this run has. Returns it without those that are skipped.
 
     Raises:
         ConfigError: the run cannot have one of them, and the profile does not skip such kinds.
     """
-    missing = {kind: why for kind in profile.kinds if (why := _why_missing(kind, config, tools))}
+    missing = {kind: why for kind in profile.kinds if (why := _why_missing(kind, config))}
     told = "; ".join(f"{kind} ({why})" for kind, why in missing.items())
     if missing and profile.if_missing == "error":
         raise ConfigError(
@@ -247,20 +247,19 @@ def check_profile(
     return profile.model_copy(update=dict.fromkeys(missing))
 
 
-def _why_missing(kind: str, config: RolloutConfig, tools: Collection[BaseTool]) -> str:
+def _why_missing(kind: str, config: RolloutConfig) -> str:
     engine, ray = config.engine.kind, sys.modules.get("ray")
-    interpreters = [tool for tool in tools if isinstance(tool, SandboxFusionTool)]
     on_ray = config.cluster is not None or (ray is not None and ray.is_initialized())
     match kind:
         case "engine_busy" | "engine_reset" if engine not in SERVERS:
             return f"the engine {engine} is not a server"
         case "malformed_call" if engine == "openai":
             return "an openai server parses the calls itself"
-        case "tool_timeout" if not tools:
-            return "there are no tools"
-        case "sandbox_kill" if not any(not tool.settings.sandbox_fusion_url for tool in interpreters):
+        case "sandbox_kill" if all(given.get("sandbox_fusion_url") for given in _interpreters(config)):
             return "no tool has an embedded sandbox"
-        case "limiter_kill" if not on_ray or not any(tool.settings.enable_global_rate_limit for tool in interpreters):
+        case "limiter_kill" if not on_ray or not any(
+            given.get("enable_global_rate_limit", True) for given in _interpreters(config)
+        ):
             return "there is no code_interpreter with a limiter on Ray"
         case "worker_kill" if config.cluster is None:
             return "only runs on a cluster have workers (--ray)"
@@ -268,3 +267,12 @@ def _why_missing(kind: str, config: RolloutConfig, tools: Collection[BaseTool]) 
             return "there is no dump"
         case _:
             return ""
+
+
+def _interpreters(config: RolloutConfig) -> list[JSON]:
+    """The configs of the run's code interpreters, which are not opened."""
+    if config.tools is None:
+        return [{}]
+    entries = [entry for _, entry in read_entries(Path(config.tools))]
+    classes = [(get_tool_class(entry.class_name), entry.config) for entry in entries]
+    return [given for found, given in classes if isinstance(found, type) and issubclass(found, SandboxFusionTool)]

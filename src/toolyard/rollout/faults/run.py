@@ -11,7 +11,7 @@ from typing import Protocol
 from toolyard.messages import JSON
 from toolyard.records.tape import Tape
 from toolyard.records.trajectory import Trajectory
-from toolyard.rollout.assembly import tools_of
+from toolyard.rollout.assembly import find_users_modules
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.faults.inject import check_profile
 from toolyard.rollout.faults.profile import FaultProfile, load_profile
@@ -53,7 +53,7 @@ class RunFaults:
             self.report.add_own("worker_kill", None, lines=number, **told)
 
 
-async def open_faults(config: RolloutConfig, tape: Tape | None, note: Callable[[str], None]) -> RunFaults | None:
+def open_faults(config: RolloutConfig, tape: Tape | None, note: Callable[[str], None]) -> RunFaults | None:
     """None: there are none. A replay injects nothing: its tape has the faults of the recorded run.
 
     Raises:
@@ -67,8 +67,7 @@ async def open_faults(config: RolloutConfig, tape: Tape | None, note: Callable[[
     elif config.faults is None:
         profile = None
     else:
-        profile = load_profile(config.faults)
-        async with tools_of(config) as tools:
-            profile = check_profile(profile, config, tools, note)
+        find_users_modules(config)
+        profile = check_profile(load_profile(config.faults), config, note)
     folder = config.rollout_data_dir
     return profile and RunFaults(profile, None if folder is None else Path(folder) / f"faults-{config.step}.jsonl")
