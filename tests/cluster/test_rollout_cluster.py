@@ -356,3 +356,53 @@ def test_engines_come_and_go_while_a_cluster_plays(nodes: Nodes, tmp_path: Path,
     assert versions["step-1"] + versions["step-2"] == 320
     assert len(versions) == 2
     assert f"added {second}" in (job.folder / "stderr").read_text()
+
+
+# Faults on purpose ----------------------------------------------------------------------------------------------------
+
+
+def faults_of(job: Job, out: str) -> dict[str, list[tuple[str, int, int | None]]]:
+    return {
+        line["request_id"]: [
+            (one["kind"], one["turn"], one.get("call")) for one in line["metrics"]["faults"]["injected"]
+        ]
+        for line in job.lines(out)
+    }
+
+
+def test_injected_faults_are_those_of_one_process_though_workers_are_killed(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=8, n=2)
+    job.tools(repeatable=True)
+    faults = {
+        "tool_timeout": {"rate": 0.2, "seconds": 0.1},
+        "malformed_call": {"rate": 0.2},
+        "engine_error": {"rate": 0.2},
+    }
+    (job.folder / "mine.yaml").write_text(
+        yaml.safe_dump({**faults, "if_missing": "skip", "worker_kill": {"rate": 0.15}})
+    )
+    job.run("--faults", "mine.yaml", out="alone")
+    told = job.run("--faults", "mine.yaml", "--ray", nodes.address, "--record", "a.tape")
+    job.check()
+    assert faults_of(job, "out") == faults_of(job, "alone")
+    kinds = told["faults"]["kinds"]
+    killed = kinds.pop("worker_kill")
+    assert killed["planned"] >= killed["injected"] >= 1
+    assert (job.folder / "stderr").read_text().count("died; others play its requests") >= 1
+    assert sum(count["planned"] for count in kinds.values()) == sum(map(len, faults_of(job, "out").values()))
+    job.run("--replay", "a.tape", out="replayed")
+    there = set((job.folder / "out" / "0.jsonl").read_bytes().splitlines())
+    assert set((job.folder / "replayed" / "0.jsonl").read_bytes().splitlines()) == there
+
+
+@pytest.mark.slow
+def test_the_limiter_of_a_run_is_killed_and_comes_back(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=12)
+    entry = {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": {"type": "native"}}
+    (job.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    said = [f"{number} {call('code_interpreter', code='print(1)')}" for number in range(3)]
+    (job.folder / "script.json").write_text(json.dumps([*said, "Done."]))
+    (job.folder / "mine.yaml").write_text(yaml.safe_dump({"limiter_kill": {"rate": 0.1}}))
+    told = job.run("--faults", "mine.yaml", "--ray", nodes.address)
+    assert told["completed"] == 12
+    assert told["faults"]["kinds"]["limiter_kill"]["injected"] >= 1

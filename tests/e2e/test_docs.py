@@ -29,6 +29,7 @@ import yaml
 from toolyard.cli.app import command
 from toolyard.limits.pool.local import ExecutionPool
 from toolyard.rollout.config import load_config
+from toolyard.rollout.faults.profile import load_profile
 from toolyard.tools.registry import initialize_tools_from_config
 
 CHECKOUT = Path(__file__).parents[2]
@@ -172,6 +173,7 @@ def _mcp(file: Path, runner: asyncio.Runner) -> None:
 
 LOADERS: dict[str, Callable[[Path, asyncio.Runner], object]] = {
     "tools.yaml": _tools,
+    "faults.yaml": lambda file, runner: load_profile(str(file)),
     "rollout.yaml": lambda file, runner: load_config(file),
     "train.yaml": _train,
     "agent_loop.yaml": _agent_loop,

@@ -39,6 +39,7 @@ from toolyard.tools.registry import initialize_tools_from_config
 if TYPE_CHECKING:
     from toolyard.engines.http.client import HttpOptions
     from toolyard.engines.http.sglang import SglangEngine
+    from toolyard.rollout.faults.inject import Faults
 
 Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
@@ -64,15 +65,17 @@ async def open_rollout(
     tape: Tape | None = None,
     note: Note = lambda _: None,
     engine_urls: Sequence[str] | None = None,
+    faults: Faults | None = None,
 ) -> AsyncGenerator[OpenedRollout]:
     """Open the parts that `config` names and close them at the end. With a `tape`, no engine and no tools are opened.
+    With `faults`, engine and tools have them; the calls of requests must go through `Faults.calls`.
 
     `engine_urls`: what `engine.directory` contains, if the caller watches it.
 
     Raises:
         ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
     """
-    _find_users_modules(config)
+    find_users_modules(config)
     reward = load_reward(config.rewards.final, config.rewards.options)
     interaction = None
     if config.interaction is not None:
@@ -86,11 +89,13 @@ async def open_rollout(
             for tool in tools.values():
                 stack.push_async_callback(tool.close)
             schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
+            if faults is not None:
+                faults.take_over(tools.values())
         else:
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
         if config.engine.directory is not None and tape is None:
             config = await _with_directory(config, config.engine.directory, engine_urls)
-        speaker = await _open_speaker(config, stack, tape, schemas, note)
+        speaker = await _open_speaker(config, stack, tape, schemas, note, faults)
         if config.engine.directory is not None and speaker.servers is not None and engine_urls is None:
             from toolyard.engines.http.directory import watch_directory
 
@@ -130,7 +135,7 @@ def requests_of(
 
 async def schemas_of(config: RolloutConfig) -> list[OpenAIFunctionToolSchema]:
     """The schemas of the tools, which are opened and closed again."""
-    _find_users_modules(config)
+    find_users_modules(config)
     tools = _open_tools(config)
     schemas = [tool.get_openai_tool_schema() for tool in tools]
     for tool in tools:
@@ -196,7 +201,8 @@ def _open_tools(config: RolloutConfig) -> list[BaseTool]:
     return initialize_tools_from_config(config.tools)
 
 
-def _find_users_modules(config: RolloutConfig) -> None:
+def find_users_modules(config: RolloutConfig) -> None:
+    """Make modules beside the tools file, and in the working directory, importable."""
     folders = [os.getcwd()]
     if config.tools is not None:
         folders.append(str(Path(config.tools).absolute().parent))
@@ -214,8 +220,15 @@ async def _open_speaker(
     tape: Tape | None,
     schemas: Sequence[OpenAIFunctionToolSchema],
     note: Note,
+    faults: Faults | None,
 ) -> Speaker:
     engine = config.engine
+    if faults is not None and tape is None and engine.urls:
+        from toolyard.rollout.faults.proxy import engine_proxy
+
+        urls = await stack.enter_async_context(engine_proxy(faults, engine.kind, engine.urls))
+        engine = engine.model_copy(update={"urls": urls})
+        config = config.model_copy(update={"engine": engine})
     if engine.adapter is not None and engine.kind != "transformers":
         raise ConfigError(f"engine.adapter {engine.adapter!r}: only transformers can merge one, not {engine.kind}")
     if engine.kind == "openai":
@@ -245,7 +258,15 @@ async def _open_speaker(
         return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
     _refuse_tools_that_are_not_offered(config, chat, schemas)
     made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
-    return TokenSpeaker(made, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+    return TokenSpeaker(
+        made,
+        chat,
+        config.sampling,
+        config.limits,
+        tell_near_misses=tell,
+        hides_images=hides,
+        before_attempt=None if faults is None or engine.urls else faults.before_attempt,
+    )
 
 
 def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:

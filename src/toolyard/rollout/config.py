@@ -205,6 +205,8 @@ class RolloutConfig(_Part):
     """Serve figures of the run over HTTP. None: do not."""
     logs: LogConfig | None = None
     """None: only warnings, as plain text on stderr."""
+    faults: str | None = None
+    """Inject faults: flaky-engine, flaky-tools, chaos, or a YAML file of your own."""
     record: str | None = None
     """Write a tape to this file."""
     replay: str | None = None

@@ -35,6 +35,8 @@ class ExternalCalls:
         self._began = time.monotonic()
         self.started_at: float | None = round(time.time(), 6)
         """Unix seconds; None if it is played from a tape that does not say."""
+        self.faults: list[JSON] = []
+        """Faults that were injected into the request: see `toolyard.rollout.faults`."""
 
     def now(self) -> float:
         """Seconds since the request began."""
@@ -78,6 +80,7 @@ class LoggedCalls(ExternalCalls, ABC):
         self._clock: list[float] = []
         self._dated = False
         """`started_at` is in an entry."""
+        self._faults_recorded = 0
 
     @abstractmethod
     def record(self, kind: str, asked: Any, got: Any) -> None:
@@ -109,8 +112,10 @@ class LoggedCalls(ExternalCalls, ABC):
         got = {"answer": answer, "clock": self._clock}
         if not self._dated:
             got["started_at"] = self.started_at
+        if new := self.faults[self._faults_recorded :]:
+            got["faults"] = new
         self.record(kind, asked, got)
-        self._clock, self._dated = [], True
+        self._clock, self._dated, self._faults_recorded = [], True, len(self.faults)
 
 
 class RecordedCalls(LoggedCalls):
@@ -152,7 +157,9 @@ class ReplayedCalls(ExternalCalls):
         redo: Redo[T] | None = None,
         once: str = "",
     ) -> T:
-        return adapter.validate_python(self._replay.next(kind, question())["answer"])
+        got = self._replay.next(kind, question())
+        self.faults += got.get("faults", ())
+        return adapter.validate_python(got["answer"])
 
     def ended(self) -> None:
         self._replay.next("ended", {})

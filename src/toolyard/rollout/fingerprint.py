@@ -56,6 +56,7 @@ class Fingerprint:
             "chat.chat_template": config.chat.chat_template,
             "engine.script": config.engine.script,
             "engine.tape": config.engine.tape,
+            "faults": config.faults,
         }
         contents = {key: _digest_of_file(path) for key, path in named.items() if path is not None}
         for path in _servers_of(config.tools):

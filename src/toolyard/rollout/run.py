@@ -21,6 +21,9 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.assembly import OpenedRollout, open_rollout, planned, prompt_additions, requests_of, schemas_of
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls, RecordedCalls, ReplayedCalls
+from toolyard.rollout.faults.inject import Faults
+from toolyard.rollout.faults.report import FaultReport
+from toolyard.rollout.faults.run import RunFaults, open_faults
 from toolyard.rollout.fingerprint import check_resumed
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.observer import Observer, Observers
@@ -44,6 +47,8 @@ class RolloutResult:
     """Times when the event loop was blocked."""
     traces: TraceReport | None = None
     """None if no traces were asked for."""
+    faults: FaultReport | None = None
+    """If faults were injected."""
 
     @property
     def done_before(self) -> int:
@@ -63,6 +68,7 @@ class RolloutResult:
             "accounting": self.accounting.as_json(),
             "traces": None if self.traces is None else self.traces.as_json(),
             "stalls": [{"seconds": round(one.seconds, 3), "what": one.what, "line": one.line} for one in self.stalls],
+            **({} if self.faults is None else {"faults": self.faults.as_json()}),
             **self.summary.as_json(),
         }
 
@@ -99,6 +105,7 @@ async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutRes
             found = _on_tape(tape, wanted, observer.note)
             accounting.missing = dict.fromkeys(wanted - found, "not on the tape")
             wanted = found
+        faults = await asyncio.to_thread(open_faults, config, tape, observer.note)
         dump = None
         marks: JSON = {}
         if config.rollout_data_dir is not None:
@@ -106,15 +113,20 @@ async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutRes
             result.dump = dump.folder / f"{config.step}.jsonl"
             accounting.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
             marks = {"accepted_changes": accepted} if accepted else {}
+        if faults is not None:
+            result.faults = faults.report
+            await asyncio.to_thread(faults.report.resume, tasks.keys() - wanted)
         if additions := prompt_additions(config):
             observer.note(f"every prompt gets {additions}")
-        book = _Book(config, observer, result, dump, tasks, marks)
+        book = _Book(config, observer, result, dump, tasks, marks, faults)
         if config.cluster is None or tape is not None:
             await _play_here(book, wanted, tape, stack)
         else:
             await _play_on_cluster(book, wanted, stack)
         if dump is not None:
             await asyncio.to_thread(_recount, dump, config.step, accounting)
+        if result.faults is not None:
+            accounting.problems += result.faults.problems
         for repair in () if dump is None else dump.repairs:
             observer.note(str(repair))
     return result
@@ -132,9 +144,12 @@ class _Book:
     """Digests of the tasks, by request id."""
     marks: JSON
     """Metrics for every line."""
+    faults: RunFaults | None
 
     async def enter(self, trajectory: Trajectory, line: bytes | None = None) -> None:
         """`line`: the trajectory as it is to be written, if that is known."""
+        if self.faults is not None:
+            await self.faults.before_line(trajectory)
         if self.dump is not None:
             if line is None:
                 kept = {**trajectory.metrics, "task_digest": self.tasks[trajectory.request_id], **self.marks}
@@ -148,16 +163,19 @@ class _Book:
 
 async def _play_here(book: _Book, wanted: set[str], tape: Tape | None, stack: AsyncExitStack) -> None:
     config, observer, accounting = book.config, book.observer, book.result.accounting
-    opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note))
+    faults = None if book.faults is None else Faults(book.faults.profile)
+    opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note, faults=faults))
     observer.opened(accounting.planned, accounting.before)
     run = RolloutRun(
         opened.setting,
         requests_of(config, opened.tool_schemas, wanted),
         concurrency=config.in_flight,
-        external_calls_for=_external_calls_for(config, opened, tape, stack),
+        external_calls_for=_external_calls_for(book, opened, tape, stack, faults),
         on_stuck=observer.stuck,
         on_stall=observer.stalled,
     )
+    if book.faults is not None:
+        book.faults.is_stopping = lambda: run.stopping
     async with run:
         observer.began(run)
         async for trajectory in _in_order(run, tape, wanted):
@@ -181,7 +199,7 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
     folder = None if book.dump is None else book.dump.folder / ".cluster" / str(config.step)
     writer = None
     if config.record is not None:
-        writer = stack.enter_context(TapeWriter(config.record, _tape_meta(config, await schemas_of(config))))
+        writer = stack.enter_context(TapeWriter(config.record, _tape_meta(book, await schemas_of(config))))
     observer.opened(accounting.planned, accounting.before)
     if folder is not None:
         if book.marks:
@@ -198,12 +216,17 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
         offers_of(config, book.tasks, left),
         folder=folder,
         marks=book.marks,
+        faults=book.faults and book.faults.profile,
         note=observer.note,
         tell=observer.told,
     ) as run:
+        if book.faults is not None:
+            book.faults.is_stopping = lambda: run.stopping
         observer.began(run)
         async for result in run:
             await _enter(book, writer, trajectory_of(result.line), result.line, result.entries)
+            if book.faults is not None:
+                book.faults.after_line(run, accounting.in_dump)
     if run.stopping:
         for request_id in left - accounting.dumped:
             accounting.missing[request_id] = "stopped before it ended"
@@ -273,20 +296,30 @@ def _resumed(
 
 
 def _external_calls_for(
-    config: RolloutConfig, opened: OpenedRollout, tape: Tape | None, stack: AsyncExitStack
-) -> Callable[[AsyncRolloutRequest], ExternalCalls] | None:
-    if tape is not None:
-        return lambda request: ReplayedCalls(tape, request.request_id)
-    if config.record is None:
-        return None
-    writer = stack.enter_context(TapeWriter(config.record, _tape_meta(config, opened.tool_schemas)))
-    return lambda request: RecordedCalls(writer, request.request_id)
+    book: _Book, opened: OpenedRollout, tape: Tape | None, stack: AsyncExitStack, faults: Faults | None
+) -> Callable[[AsyncRolloutRequest], ExternalCalls]:
+    writer = None
+    if tape is None and book.config.record is not None:
+        writer = stack.enter_context(TapeWriter(book.config.record, _tape_meta(book, opened.tool_schemas)))
+
+    def calls_of(request: AsyncRolloutRequest) -> ExternalCalls:
+        if tape is not None:
+            return ReplayedCalls(tape, request.request_id)
+        return ExternalCalls() if writer is None else RecordedCalls(writer, request.request_id)
+
+    if faults is None:
+        return calls_of
+    return lambda request: faults.calls(calls_of(request), request, opened.setting.speaker)
 
 
-def _tape_meta(config: RolloutConfig, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
+_NOT_ON_TAPE = {"record", "engine", "cluster", "logs", "metrics", "otel"}
+
+
+def _tape_meta(book: _Book, tool_schemas: Sequence[OpenAIFunctionToolSchema]) -> JSON:
     return {
         "tool_schemas": [schema.model_dump(mode="json") for schema in tool_schemas],
-        "config": config.model_dump(mode="json", exclude={"record", "engine", "cluster", "logs", "metrics", "otel"}),
+        "config": book.config.model_dump(mode="json", exclude=_NOT_ON_TAPE),
+        **({} if book.faults is None else {"faults": book.faults.profile.mark}),
     }
 
 

@@ -230,8 +230,13 @@ def handle_of(tool: BaseTool) -> ToolHandle:
     handle: ToolHandle | None = getattr(tool, "_toolyard_handle", None)
     if handle is None:
         handle = ToolHandle(tool)
-        tool._toolyard_handle = handle  # pyright: ignore  # noqa: SLF001 - lives and dies with the tool
+        use_handle(handle)
     return handle
+
+
+def use_handle(handle: ToolHandle) -> None:
+    """Make it the handle of its tool."""
+    handle.tool._toolyard_handle = handle  # pyright: ignore  # noqa: SLF001 - lives and dies with the tool
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -65,8 +65,7 @@ def initialize_tools_from_config(tools_config_file: str | Path) -> list[BaseTool
     """
     path = Path(tools_config_file)
     # The whole file is checked first, so that an error in the last entry does not start the servers of the first.
-    entries = [(f"{path}: tools[{index}]", raw) for index, raw in enumerate(_read(path))]
-    checked = [(place, _validated(place, raw)) for place, raw in entries]
+    checked = read_entries(path)
     tools: list[BaseTool] = []
     places: dict[str, str] = {}
     try:
@@ -81,6 +80,16 @@ def initialize_tools_from_config(tools_config_file: str | Path) -> list[BaseTool
         background().run(_close(tools)).result()
         raise
     return tools
+
+
+def read_entries(path: Path) -> list[tuple[str, ToolEntry]]:
+    """The entries of a tools file, each with its place for messages. Nothing is imported or opened.
+
+    Raises:
+        ConfigError: the file, an entry or a field is wrong.
+    """
+    entries = [(f"{path}: tools[{index}]", raw) for index, raw in enumerate(_read(path))]
+    return [(place, _validated(place, raw)) for place, raw in entries]
 
 
 def builtin_tools() -> list[BaseTool]:

@@ -35,7 +35,7 @@ SMOKE: JSON = {
 """The smallest run that exercises every part."""
 
 _TRAINABLE = ("transformers", "vllm", "sglang")
-_NOT_FOR_TRAINING = ("step", "record", "replay", "retry_failed")
+_NOT_FOR_TRAINING = ("step", "record", "replay", "retry_failed", "faults")
 
 
 class _Part(BaseModel):

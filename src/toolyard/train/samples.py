@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from toolyard.messages import JSON
 from toolyard.records.audit import audit
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -89,6 +90,8 @@ class Refusal(StrEnum):
     """The response is longer than the trainer accepts. If cut, it would be rewarded for tokens no longer in it."""
     HAS_IMAGES = "has_images"
     """The model saw images. Its tokens, one for each image, do not contain them, and our trainers take only tokens."""
+    FAULTS = "faults"
+    """Faults were injected into it (`toolyard rollout --faults`): the model may have seen them."""
     DUPLICATE = "duplicate"
     """There is already a sample of the same request; a second one would count double in its group."""
 
@@ -178,6 +181,9 @@ def _refusal(trajectory: Trajectory, max_response_length: int | None) -> tuple[R
     images = sum(len(message.images) for message in trajectory.messages)
     if images:
         return Refusal.HAS_IMAGES, f"the model saw {images} images, but trainers get only tokens"
+    mark: JSON = trajectory.metrics.get("faults") or {}
+    if faults := mark.get("injected"):
+        return Refusal.FAULTS, f"{len(faults)} faults were injected into it, the first: {faults[0].get('kind')}"
     return None
 
 

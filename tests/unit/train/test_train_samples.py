@@ -197,6 +197,15 @@ def test_tokens_that_are_not_exact_are_refused() -> None:
     assert refused(replace(good_trajectory(), token_exact=False)).refusal is Refusal.NOT_TOKEN_EXACT
 
 
+def test_injected_faults_are_refused_and_the_mark_of_their_run_alone_is_not():
+    def of_a_run_with_faults(*injected):
+        return replace(good_trajectory(), metrics={"faults": {"profile": "chaos", "seed": 0, "injected": injected}})
+
+    found = refused(of_a_run_with_faults({"kind": "tool_timeout", "turn": 0}))
+    assert (found.refusal, "the first: tool_timeout" in found.why) == (Refusal.FAULTS, True)
+    assert isinstance(sample_of(of_a_run_with_faults()), TrainingSample)
+
+
 def test_what_saw_images_is_refused_since_trainers_get_tokens_only() -> None:
     good = good_trajectory()
     seen = replace(good.messages[-1], images=(image_of(png()),))

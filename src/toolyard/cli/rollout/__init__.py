@@ -104,6 +104,13 @@ def rollout(
             "machine alone.",
         ),
     ] = None,
+    faults: Annotated[
+        str | None,
+        _run_option(
+            metavar="PROFILE",
+            help="Inject faults on purpose: flaky-engine, flaky-tools, chaos, or a YAML file of your own.",
+        ),
+    ] = None,
     record: Annotated[
         str | None, _run_option(metavar="TAPE", help="Record all model outputs and tool results to this file.")
     ] = None,
@@ -174,6 +181,9 @@ def rollout(
     # with metrics; `toolyard top runs/a` shows them live
     toolyard rollout rollout.yaml --metrics-port 9464 --out runs/a
 
+    # what survives when engine, tools and sandbox fail now and then
+    toolyard rollout --faults chaos
+
     # record a run, then replay it without the model and the sandbox
     toolyard rollout --record a.tape --out runs/a
     toolyard rollout --replay a.tape --out runs/b
@@ -205,6 +215,7 @@ def rollout(
         "metrics.port": metrics_port,
         "logs.format": log_format,
         "logs.file": log_file,
+        "faults": faults,
         "record": record,
         "replay": replay,
         "otel": otel,

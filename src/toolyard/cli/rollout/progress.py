@@ -23,11 +23,12 @@ from rich.text import Text
 from toolyard.cli.outcomes import duration
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.faults.report import FaultReport
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.observer import Observer, Running
 from toolyard.rollout.run import RolloutResult, run_rollouts
 from toolyard.rollout.run_many import Stuck
-from toolyard.rollout.summary import Summary
+from toolyard.rollout.summary import Accounting, Summary
 from toolyard.supervision import Stall
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ def print_result(result: RolloutResult, seconds: float, console: Console | None)
         for table in (_rewards(summary), _finish_reasons(summary), _calls(summary), _times(summary, seconds)):
             if table.row_count:
                 console.print(table)
+    if result.faults is not None:
+        _print_faults(result.faults, result.accounting, console)
     for what, count in summary.abandoned.most_common():
         console.print(f"[yellow]abandoned[/] {count} ×: {escape(what)}")
     for stall in result.stalls:
@@ -259,6 +262,21 @@ def _calls(summary: Summary) -> Table:
     if summary.near_misses:
         table.add_row("[yellow]text that looks like a call[/]", "near miss", str(summary.near_misses))
     return table
+
+
+def _print_faults(report: FaultReport, accounting: Accounting, console: Console) -> None:
+    table = _table("fault", "planned", "injected", "survived", "ended the trajectory")
+    for kind, count in report.kinds.items():
+        ended = ", ".join(f"{number} × {how}" for how, number in count.ended.most_common()) or "0"
+        table.add_row(kind, str(count.planned), str(count.injected), str(count.survived), ended)
+    if table.row_count:
+        console.print(table)
+    told = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were hit"
+    if not accounting.problems:
+        told += f"; each of {accounting.in_dump} ids has one line, and no failure of ours has a score"
+    console.print(told, soft_wrap=True)
+    if report.file is not None and report.kinds:
+        console.print(f"each fault: {escape(str(report.file))}", soft_wrap=True)
 
 
 def _times(summary: Summary, seconds: float) -> Table:

@@ -102,8 +102,13 @@ class OpenaiEngine(HttpEngine):
                 return _answer(where, answer)
 
     def _base_of(self, url: str) -> str:
-        base = base_url(url)
-        return base if urlsplit(base).path else f"{base}/v1"
+        return openai_base(url)
+
+
+def openai_base(url: str) -> str:
+    """The URL with `/v1` if it has no path. Raises ConfigError if it is invalid."""
+    base = base_url(url)
+    return base if urlsplit(base).path else f"{base}/v1"
 
 
 def _asked(sampling: Sampling) -> JSON:

@@ -131,6 +131,18 @@ class RayLimiter:
         if leaving is not None and not self._client.desk.in_use:
             await asyncio.wrap_future(leaving)
 
+    def kill_lender(self) -> None:
+        """Kill the lender's process, for fault injection. Ray starts it again. Blocks.
+
+        Raises:
+            LimiterError: there is none.
+        """
+        name, _, namespace, _ = self._spec
+        try:
+            ray.kill(ray.get_actor(PREFIX + name, namespace), no_restart=False)
+        except (ValueError, ray.exceptions.RayError) as error:
+            raise LimiterError(f"limiter {name!r}: its lender cannot be killed: {error}") from error
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, self._spec
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,6 +123,10 @@ class WorkerActor:
 
     def set_engine_urls(self, urls: tuple[str, ...], number: int) -> None:
         self._worker.set_engine_urls(urls, number)
+
+    def die(self) -> None:
+        """For fault injection."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def fetch(self, indices: Sequence[int]) -> list[bytes | None]:
         return self._worker.fetch(indices)

@@ -241,6 +241,8 @@ class JournalledCalls(LoggedCalls):
         if entry["kind"] != kind or encode(entry["asked"], sort=True) != encode(asked, sort=True):
             raise StartOverError(f"request {self._request_id}: its journal has another {kind}")
         answer = adapter.validate_python(entry["got"]["answer"])
+        self.faults += entry["got"].get("faults", ())
+        self._faults_recorded = len(self.faults)
         if redo is None:
             return answer
         again = await redo(answer)

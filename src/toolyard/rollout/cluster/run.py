@@ -36,6 +36,7 @@ from toolyard.rollout.cluster.ledger import Result
 from toolyard.rollout.cluster.results import Place, check_result, read_result, results_in
 from toolyard.rollout.cluster.worker import JOURNALS, SHARDS, TOKEN, Payload, Setup, Weights
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.faults.profile import FaultProfile
 from toolyard.rollout.finish import RolloutState
 from toolyard.rollout.request import request_id_of
 from toolyard.rollout.status import Status
@@ -97,6 +98,7 @@ class ClusterRun:
         *,
         folder: Path | None,
         marks: JSON | None = None,
+        faults: FaultProfile | None = None,
         note: Callable[[str], None] = lambda _: None,
         tell: Callable[[str, str], None] = lambda _, __: None,
     ) -> None:
@@ -107,6 +109,7 @@ class ClusterRun:
                 `play`, and the run goes on until it is left.
             folder: For journals and results on machines that share it.
             marks: Metrics for every line of the dump.
+            faults: Faults that the workers inject.
             note: Called with messages for the user.
             tell: Called with the kind (stuck, blocked) and text of what workers report.
         """
@@ -119,7 +122,7 @@ class ClusterRun:
         """The reference to the weights of the workers, if they have other ones than the model's own."""
         self._folder = folder if self._cluster.shared_folder else None
         self._note, self._tell = note, tell
-        self._marks = marks or {}
+        self._marks, self._faults = marks or {}, faults
         self._setup: Setup
         self._ledger: Any = None
         self._ledger_id = ""
@@ -230,6 +233,19 @@ class ClusterRun:
         self.stopping = True
         self._poked.set()
 
+    def kill_worker(self, choose: Callable[[int], int]) -> str | None:
+        """For fault injection: kill -9 of one of the workers that have started. Returns its name; None if none has.
+
+        `choose`: which one of a number of workers.
+        """
+        known = [hand for hand in self._hands.values() if hand.shares is not None or hand.name in self._statuses]
+        begun = sorted(known, key=lambda hand: hand.began)
+        if not begun:
+            return None
+        hand = begun[choose(len(begun))]
+        hand.actor.die.remote()
+        return hand.name
+
     async def __aenter__(self) -> Self:
         """
         Raises:
@@ -244,7 +260,8 @@ class ClusterRun:
             (self._folder / TOKEN).write_text(token)
         folder = None if self._folder is None else str(self._folder.absolute())
         alone = self._config.model_copy(update={"cluster": None})
-        self._setup = Setup(alone, self._cluster.term_seconds, os.getcwd(), folder, token, self._marks, urls)
+        term, marks = self._cluster.term_seconds, self._marks
+        self._setup = Setup(alone, term, os.getcwd(), folder, token, marks, engine_urls=urls, faults=self._faults)
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )

@@ -28,6 +28,8 @@ from toolyard.rollout.cluster.ledger import Answer, Lease, Report
 from toolyard.rollout.cluster.results import Results
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCalls
+from toolyard.rollout.faults.inject import Faults
+from toolyard.rollout.faults.profile import FaultProfile
 from toolyard.rollout.finish import FinishReason
 from toolyard.rollout.play.speaker import Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
@@ -63,6 +65,7 @@ class Setup:
     """Metrics for every line of the dump."""
     engine_urls: tuple[str, ...] | None = None
     """What `engine.directory` contains; only the driver reads that file."""
+    faults: FaultProfile | None = None
 
 
 class Payload(NamedTuple):
@@ -257,7 +260,9 @@ class Worker:
         self._leased = _Leased(self._begin)
         folder = Path(self.setup.folder) if self.shares and self.setup.folder is not None else None
         config = self.setup.config
-        async with open_rollout(config, engine_urls=self._engine_urls) as opened:
+        profile = self.setup.faults
+        self._faults = None if profile is None else Faults(profile)
+        async with open_rollout(config, engine_urls=self._engine_urls, faults=self._faults) as opened:
             self._results = Results(None if folder is None else folder / SHARDS / f"{self.name}.jsonl")
             self._file_journals = None if folder is None else FolderJournals(folder / JOURNALS)
             self._tool_schemas, self._setting = opened.tool_schemas, opened.setting
@@ -320,7 +325,8 @@ class Worker:
         else:
             journal = held.journal = StreamedJournal(held.past, self._poked.set)
         held.past = ()  # if it starts over, its journal is empty
-        return JournalledCalls(journal, request.request_id, self._certain, keep)
+        calls = JournalledCalls(journal, request.request_id, self._certain, keep)
+        return calls if self._faults is None else self._faults.calls(calls, request, self._speaker)
 
     async def _certain(self) -> None:
         """Wait until it is certain that no other worker has this one's requests."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from toolyard.chat.protocol import ChatFormat, ParsedCall, ParsedTurn
+from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn
 from toolyard.engines.protocol import (
     ChatEngine,
     ChatGeneration,
@@ -55,6 +55,8 @@ class EngineAnswer:
     """Number of sampled tokens, even if their ids are unknown."""
     queue_seconds: float = 0.0
     """Failed attempts, the pauses after them, and the wait in the engine's queue."""
+    misread: bool = False
+    """An injected fault: its calls count as malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,12 @@ class TokenSpeaker(Speaker):
         *,
         tell_near_misses: bool = False,
         hides_images: str = "",
+        before_attempt: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             tell_near_misses: Answer text that looks like a call as if it were a malformed call.
+            before_attempt: Awaited with the request's id before every call of the engine: it may raise EngineError.
             hides_images: Why images are hidden although format and engine support them; empty to show them.
         """
         hides_images = hides_images or _why_hidden(engine, chat)
@@ -170,6 +174,7 @@ class TokenSpeaker(Speaker):
         self._chat = chat
         self._ends = frozenset(stops) | chat.special_ids
         self._tell_near_misses = tell_near_misses
+        self._before_attempt = before_attempt
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Recent prompts: the samples of a task share one and start one after another."""
 
@@ -259,6 +264,8 @@ class TokenSpeaker(Speaker):
         """Call the engine and check its answer."""
         engine = self._engine
         assert engine is not None, "a replay has no engine"
+        if self._before_attempt is not None:
+            await self._before_attempt(request_id)
         if images and isinstance(engine, ImageEngine):
             got = await engine.generate_with_images(prompt, images, sampling, request_id=request_id)
         else:
@@ -311,11 +318,17 @@ class TokenSpeaker(Speaker):
             request.metrics["near_misses"] = request.metrics.get("near_misses", 0) + len(parsed.near_misses)
             if self._tell_near_misses:
                 parsed = replace(parsed, malformed=parsed.near_misses)
+        if answer.misread:
+            damaged = [MalformedCall(call.arguments, "it is damaged; send it again") for call in parsed.calls]
+            parsed = replace(parsed, calls=(), malformed=(*damaged, *parsed.malformed))
         return SampledTurn(
             parsed,
             _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
             len(generation.token_ids),
         )
+
+    def has_calls(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> bool:
+        return bool(self._chat.parse(answer.generation.token_ids, request.tool_schemas).calls)
 
     def propose(self, request: AsyncRolloutRequest, sampled: Sampled, messages: Sequence[Message]) -> list[int]:
         start = request.prompt_tokens + sampled.start

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
 from toolyard.errors import SandboxError
@@ -16,6 +17,10 @@ _OVERTIME = 3.0
 """A worker that has not replied this long after its program's limit is broken and gets killed."""
 _AHEAD = 8 << 20
 """Bytes of replies buffered for a slow consumer; beyond it, the worker has to wait."""
+
+
+before_request: ContextVar[Callable[[int], None] | None] = ContextVar("before_request", default=None)
+"""Called with the pid of a worker that is about to get a request. For fault injection: it may kill the worker."""
 
 
 class WorkerReply(NamedTuple):
@@ -83,6 +88,8 @@ class Worker:
         answer = self._answer = self._loop.create_future()
         overdue = self._loop.call_later(seconds + frames.patience(seconds) + _OVERTIME, self._overdue)
         try:
+            if (notify := before_request.get()) is not None:
+                notify(self.pid)
             await self._send([header, *parts])
             return await answer
         except asyncio.CancelledError:

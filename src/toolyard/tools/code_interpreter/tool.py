@@ -131,6 +131,11 @@ class SandboxFusionTool(BaseTool):
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
         return getattr(self, "tool_schema", None) or SCHEMA
 
+    @property
+    def limiter(self) -> Limiter | None:
+        """The limiter of all executions. None: there is none, or no program has run yet."""
+        return self._places.limiter
+
     # ---------------------------------------------------------------------------------------------- life cycle
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         return self._trajectories.begin(instance_id, kwargs)[0], ToolResponse()
