@@ -162,10 +162,12 @@ class TestKernelChecks:
 
 class TestExtras:
     def test_the_table_is_the_one_of_pyproject(self) -> None:
+        def module(package: str) -> str:
+            return package.replace("-", "." if package.startswith("opentelemetry") else "_")
+
         project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
         declared = {
-            extra: {re.split(r"[\[<>=]", requirement)[0].replace("-", "_") for requirement in requirements}
-            - {"toolyard"}
+            extra: {module(re.split(r"[\[<>=]", requirement)[0]) for requirement in requirements} - {"toolyard"}
             for extra, requirements in project["optional-dependencies"].items()
             if extra not in ("dev", "docs")
         }

@@ -45,6 +45,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "math": ("math_verify",),
     "viewer": ("textual",),
+    "otel": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
     "trl": ("matplotlib", "peft", "trl"),
     "verl": ("verl",),
 }
