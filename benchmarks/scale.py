@@ -102,9 +102,20 @@ def ledger_throughput(console: Console, address: str) -> None:
         actor.order.remote(Orders(name, offers, gone))
         ray.get(actor.report.remote(Report(**{**fields(report), "ledger": name})))
     table.add_row("as an actor, one worker, offers of 1 kB", f"{count / (time.monotonic() - began):.0f}")
+    console.print(table)
+    count = 10_000
+    said = Report("another", name, 0, (), ())
+    waiting = [actor.report.remote(said) for _ in range(64)]
+    began = time.monotonic()
+    for _ in range(count):
+        done, waiting = ray.wait(waiting)
+        ray.get(done)
+        waiting.append(actor.report.remote(said))
+    console.print(
+        f"reports per second that say and bring nothing, 64 at a time: {count / (time.monotonic() - began):.0f}\n"
+    )
     ray.kill(actor)
     ray.shutdown()
-    console.print(table)
 
 
 def fields(report: Report) -> dict[str, Any]:
@@ -112,18 +123,21 @@ def fields(report: Report) -> dict[str, Any]:
 
 
 def driver_memory(console: Console, nodes: Nodes, folder: Path, most: int) -> None:
-    table = Table("requests", "driver MiB at most", "requests/s", title="The driver's memory")
+    table = Table(
+        "requests", "driver MiB at most", "its CPU ms per request", "requests/s", title="The driver's memory and work"
+    )
     for count in [size for size in (1_000, 10_000, 100_000) if size <= most]:
         job = Job(folder / f"memory-{count}", tasks=count, calls=0)
         options = ["--ray", nodes.address, "--set", "concurrency=64"]
         began = time.monotonic()
         run = job.start(*options)
-        peak = 0
+        peak, used = 0, 0.0
         while run.poll() is None:
-            peak = max(peak, peak_memory(run))
+            peak, used = max(peak, peak_memory(run)), max(used, processor_seconds(run))
             time.sleep(0.2)
         job.end(run)
-        table.add_row(str(count), str(peak), f"{count / (time.monotonic() - began):.0f}")
+        rate = count / (time.monotonic() - began)
+        table.add_row(str(count), str(peak), f"{1000 * used / count:.2f}", f"{rate:.0f}")
     console.print(table)
 
 
@@ -133,6 +147,14 @@ def peak_memory(process: subprocess.Popen[str]) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+def processor_seconds(process: subprocess.Popen[str]) -> float:
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from cluster_rollouts import Job, Nodes, call, kill, ray_nodes, until
 from prometheus_client.parser import text_string_to_metric_families
+from referee import Referee
 
 from collector import collector
 from engine_process import engine_process
@@ -356,6 +358,55 @@ def test_engines_come_and_go_while_a_cluster_plays(nodes: Nodes, tmp_path: Path,
     assert versions["step-1"] + versions["step-2"] == 320
     assert len(versions) == 2
     assert f"added {second}" in (job.folder / "stderr").read_text()
+
+
+LIMITED = '''
+import asyncio, socket
+from pathlib import Path
+from toolyard.limits import RayLimiter
+from toolyard.tools.function import tool
+
+limiters = []
+
+
+@tool
+async def count(number: int, instance_id: str) -> str:
+    """Count, with one of three permits of the cluster.
+
+    Args:
+        number: Which call of its trajectory it is.
+    """
+    if not limiters:
+        limiters.append(RayLimiter("three", 3))
+    async with limiters[0].permit(tenant=instance_id):
+        with socket.socket(socket.AF_UNIX) as held:
+            held.connect(Path(__file__).with_name("referee").read_text())
+            await asyncio.sleep(0.1)
+    return f"counted {number}"
+'''
+
+
+@pytest.mark.slow
+def test_the_limit_of_the_cluster_holds_while_workers_and_the_ledger_are_killed(nodes: Nodes, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", tasks=20, n=2)
+    job.tools(repeatable=True)
+    (job.folder / "counting.py").write_text(LIMITED)
+    with contextlib.closing(Referee()) as referee:
+        (job.folder / "referee").write_text(referee.path)
+        run = job.start("--ray", nodes.address)
+        for calls, victims in (
+            (15, lambda: nodes.workers[:1]),
+            (40, lambda: nodes.ledgers),
+            (60, lambda: nodes.workers[:2]),
+        ):
+            until(lambda calls=calls: referee.started >= calls, f"{calls} calls")
+            kill(victims())
+        told = job.end(run)
+        assert told["completed"] == 40
+        job.check()
+        assert referee.most == 3
+        assert referee.started >= 120
+        until(lambda: not referee.running, "every permit is back")
 
 
 # Faults on purpose ----------------------------------------------------------------------------------------------------
