@@ -26,6 +26,9 @@ LONGEST = (
 
 
 REPEATED = {
+    "test_injected_faults::test_a_bundled_profile_accounts_for_every_id_and_replays_to_the_bit": 1,
+    "test_injected_faults::test_what_always_strikes_ends_as_a_real_failure_does": 2,
+    "test_traces::test_a_bad_collector_neither_fails_nor_delays_a_run": 1,
     "test_call_syntaxes_oracle::test_renderers_finds_the_same": 3,
     "test_call_syntaxes_properties::test_any_text_is_read_and_what_is_found_can_be_called": 10,
     "test_call_syntaxes_properties::test_what_is_written_is_found_again_to_the_letter": 2,

@@ -77,6 +77,7 @@ def enter_namespaces(*, own_users: bool) -> None:
 
 
 def cover(*, masked: bool) -> None:
+    """Of cgroups there are none, or a sandbox in the pod would remove those of processes that it does not see."""
     if os.path.isdir("/sys/fs/cgroup"):
         kernel.mount("none", "/sys/fs/cgroup", "tmpfs", kernel.MS_RDONLY)
     if masked:
@@ -101,8 +102,8 @@ def become_contained(pod: dict[str, Any], volume: str) -> None:
     os.setgroups([])
     if security.get("readOnlyRootFilesystem"):
         kernel.make_read_only("/")
+    cover(masked=not privileged and security.get("procMount") != "Unmasked")
     if not privileged:
-        cover(masked=security.get("procMount") != "Unmasked")
         if security.get("appArmorProfile", {}).get("type") == "RuntimeDefault":
             kernel.install_seccomp(refusal(MOUNT[MACHINE]))
         if security.get("seccompProfile", {}).get("type") == "RuntimeDefault":

@@ -244,7 +244,7 @@ def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp
     run = job.start("--ray", nodes.address, seconds=2)
     begun(job, 2)
     until(lambda: sum(line[0] == "begin" for line in job.log()) > 10, "second calls")
-    kill(nodes.workers[:1])
+    kill([[pid for what, _, number, pid, _ in job.log() if what == "begin" and number == 1][-1]])
     told = job.end(run)
     ended = job.check()
     assert set(ended.values()) == {1}
@@ -421,6 +421,7 @@ def faults_of(job: Job, out: str) -> dict[str, list[tuple[str, int, int | None]]
     }
 
 
+@pytest.mark.slow
 def test_injected_faults_are_those_of_one_process_though_workers_are_killed(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, n=2)
     job.tools(repeatable=True)

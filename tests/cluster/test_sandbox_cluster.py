@@ -105,6 +105,7 @@ def descendants(pid: int) -> list[int]:
     return [*children, *(one for child in children for one in descendants(child))]
 
 
+@pytest.mark.slow
 async def test_programs_go_to_the_node_with_the_most_room(nodes: Nodes) -> None:
     async with RaySandbox() as sandbox:
         async with running(sandbox, SLEEP, 6):
@@ -121,6 +122,7 @@ async def test_programs_go_to_the_node_with_the_most_room(nodes: Nodes) -> None:
                 assert await until_busy(sandbox, 6) == {"127.0.0.2": 3, "127.0.0.3": 3}
 
 
+@pytest.mark.slow
 async def test_a_killed_service_costs_no_program_and_no_batch_and_its_sessions_say_that_they_are_lost(
     nodes: Nodes,
 ) -> None:
@@ -158,6 +160,7 @@ async def test_a_killed_service_costs_no_program_and_no_batch_and_its_sessions_s
             assert await until_busy(sandbox, 4) == {"127.0.0.2": 2, "127.0.0.3": 2}
 
 
+@pytest.mark.slow
 async def test_cancelling_stops_the_program(nodes: Nodes) -> None:
     async with RaySandbox() as sandbox:
         async with running(sandbox, SLEEP, 2):
@@ -179,6 +182,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_last_user_is_killed(nodes: Nodes) -> None:
     user = subprocess.Popen([sys.executable, "-c", USER, nodes.address], stdout=subprocess.PIPE, text=True)
     try:

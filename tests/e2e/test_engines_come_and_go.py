@@ -333,6 +333,7 @@ def engines(job: Path, *arguments: str) -> Any:
     return CliRunner().invoke(app, ["engines", *arguments, "--directory", str(job / "engines.yaml")])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_a_run_costs_nothing_and_the_commands_show_it(job: Path) -> None:
     with engine_process("step-1") as (killed, first), engine_process("step-1") as (_, second):
         assert engines(job, "add", first, second).exit_code == 0

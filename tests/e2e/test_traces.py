@@ -42,7 +42,7 @@ async def nap(seconds: float) -> str:
 """
 TOOLS_YAML = """
 tools:
-  - class_name: my_tools.nap
+  - class_name: napping.nap
     config: {call: {concurrency: 1}}
   - class_name: toolyard.tools.code_interpreter.SandboxFusionTool
     config: {type: native}
@@ -56,7 +56,7 @@ def call(name: str, **arguments: object) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my_tools.py").write_text(TOOLS)
+    (tmp_path / "napping.py").write_text(TOOLS)
     (tmp_path / "tools.yaml").write_text(TOOLS_YAML)
     rows = [{"id": f"t{number}", "prompt": f"{SECRET} {number}?", "answer": "42"} for number in range(2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -73,7 +73,7 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    sys.modules.pop("my_tools", None)
+    sys.modules.pop("napping", None)
 
 
 async def played(*settings: str) -> RolloutResult:

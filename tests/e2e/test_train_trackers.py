@@ -52,6 +52,7 @@ def of_wandb(folder: Path) -> Iterator[dict[str, Any]]:
                 yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_step_reaches_the_trackers_and_every_request_the_collector(place, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

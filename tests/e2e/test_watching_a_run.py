@@ -256,6 +256,7 @@ def until(found: Any, what: str, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_top_and_the_log_name_the_requests_and_the_run_may_vanish(place: Path) -> None:
     run = ["rollout", "rollout.yaml", "--out", "out", "--metrics-port", "0", "--log-format", "json", "--json"]
     with Path("stderr").open("w") as errors:

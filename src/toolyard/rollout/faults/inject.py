@@ -84,7 +84,7 @@ class FaultyCalls(ExternalCalls):
         self, calls: ExternalCalls, request: AsyncRolloutRequest, speaker: Speaker | None, profile: FaultProfile
     ) -> None:
         super().__init__()
-        self.faults = calls.faults
+        self.faults, self.started_at = calls.faults, calls.started_at
         self._calls = calls
         self._request = request
         self._speaker = speaker
