@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 LONGEST = (
+    "test_example_gsm8k_grpo",
+    "test_packaging",
+    "test_train_cluster",
+    "test_soak",
+    "test_sandbox_cluster",
+    "test_rollout_embedded",
+    "test_ray_sandbox",
     "test_train_command",
     "test_train_trl",
     "test_limiter_cluster",

@@ -178,7 +178,7 @@ class Job:
         finally:
             process.kill()
         (self.folder / "stderr").write_text(err)
-        assert process.returncode == 0, err[-6000:]
+        assert process.returncode == 0, f"{out[-3000:]}\n{err[-6000:]}"
         return json.loads(out)
 
     def run(self, *options: str, **more: Any) -> dict[str, Any]:
@@ -191,7 +191,8 @@ class Job:
 
     def log(self) -> list[tuple[str, str, int, int, float]]:
         with contextlib.suppress(FileNotFoundError):
-            return [tuple(json.loads(line)) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+            whole = (self.folder / "calls.jsonl").read_text().rpartition("\n")[0]  # the last one may be half written
+            return [tuple(json.loads(line)) for line in whole.splitlines()]
         return []
 
     def check(self, out: str = "out") -> Counter[tuple[str, int]]:
