@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from training import command, make_model, make_place, toolyard
 from typer.testing import CliRunner
 
 from toolyard.chat.tokenizers.opening import load_tokenizer
@@ -26,6 +25,7 @@ from toolyard.train.config import load_train_config
 from toolyard.train.metrics import read_metrics
 from toolyard.train.observer import TrainResult
 from toolyard.train.run_folder import last_checkpoint
+from training import command, make_model, make_place, toolyard
 
 TAUGHT = "warm_start={script: script.json, epochs: 120, learning_rate: 5.0e-3, batch_size: 4, min_score: null}"
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from training import make_model
-from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 from toolyard.errors import ConfigError, EngineError
 from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer
 from toolyard.train.trl.rollout import ToolyardRollout
+from training import make_model
+from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 pytestmark = [
     pytest.mark.filterwarnings("default::DeprecationWarning"),
