@@ -45,7 +45,6 @@ Note = Callable[[str], None]
 DEFAULT_MODEL = "smollm2-135m"
 _TURN_START = 3
 """Tokens before an assistant's turn that tell it from a user's with the same text."""
-_HAVE_SERVERS = frozenset({"sglang", "vllm", "openai"})
 _TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
 """Token engines that accept images with the prompt. The scripted and replay engines ignore them."""
 
@@ -355,7 +354,7 @@ def _urls(config: RolloutConfig) -> tuple[str, ...]:
 
 async def _with_directory(config: RolloutConfig, path: str, urls: Sequence[str] | None) -> RolloutConfig:
     """The config with the URLs of its engine directory, or with `urls`."""
-    if config.engine.kind not in _HAVE_SERVERS:
+    if not config.engine.has_servers:
         raise ConfigError(f"engine.directory {path!r}: {config.engine.kind} has no servers")
     if config.engine.urls:
         raise ConfigError(f"engine.directory {path!r}: there are engine.urls, too; choose one")

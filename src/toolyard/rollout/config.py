@@ -70,6 +70,10 @@ class EngineConfig(_Part):
     max_batch_size: PositiveInt = 16
     """transformers: maximum number of requests sampled at the same time."""
 
+    @property
+    def has_servers(self) -> bool:
+        return self.kind in ("sglang", "vllm", "openai")
+
 
 class ChatConfig(_Part):
     format: str = "auto"

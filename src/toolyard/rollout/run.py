@@ -26,11 +26,10 @@ from toolyard.rollout.faults.report import FaultReport
 from toolyard.rollout.faults.run import RunFaults, open_faults
 from toolyard.rollout.fingerprint import check_resumed
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.observer import Observer, Observers
+from toolyard.rollout.observer import Observer
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.rollout.summary import Accounting, Summary
-from toolyard.rollout.traces import open_traces
 from toolyard.rollout.watching.setup import watched
 from toolyard.supervision import Stall
 
@@ -82,24 +81,24 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
     Raises:
         ToolyardError: the run could not start, the dump could not be written, or a replay differs from its tape.
     """
-    with watched(config, observer or Observer()) as observer:
-        return await _run_rollouts(config, observer)
-
-
-async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutResult:
-    _check_tapes(config)
-    tasks = await asyncio.to_thread(planned, config, observer.note)
-    wanted = set(tasks)
-    result = RolloutResult()
-    accounting = result.accounting
-    accounting.planned = len(wanted)
+    result, told = RolloutResult(), observer or Observer()
 
     def sent(report: TraceReport) -> None:
         result.traces = report
-        observer.note(str(report))
+        told.note(str(report))
 
+    async with watched(config, told, sent) as watching:
+        await _run(config, watching, result)
+    return result
+
+
+async def _run(config: RolloutConfig, observer: Observer, result: RolloutResult) -> None:
+    _check_tapes(config)
+    tasks = await asyncio.to_thread(planned, config, observer.note)
+    wanted = set(tasks)
+    accounting = result.accounting
+    accounting.planned = len(wanted)
     async with AsyncExitStack() as stack:
-        observer = Observers(await stack.enter_async_context(open_traces(config.otel, sent)), observer)
         tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
         if tape is not None:
             found = _on_tape(tape, wanted, observer.note)
@@ -129,7 +128,6 @@ async def _run_rollouts(config: RolloutConfig, observer: Observer) -> RolloutRes
             accounting.problems += result.faults.problems
         for repair in () if dump is None else dump.repairs:
             observer.note(str(repair))
-    return result
 
 
 @dataclass(slots=True)

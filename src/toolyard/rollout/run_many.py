@@ -86,7 +86,7 @@ class RolloutRun:
         self._concurrency = concurrency
         self._adaptive = AdaptiveConcurrency(concurrency)
         self._gate = Gate(concurrency if setting.loads is None else self._adaptive.limit)
-        self._chance_of = external_calls_for
+        self._external_calls_for = external_calls_for
         self._on_stuck = on_stuck
         self._watch = LoopWatch(self._note_stall)
         self._on_stall = on_stall
@@ -247,7 +247,7 @@ class RolloutRun:
                 self._gate.leave()
 
     async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
-        play = Play(request, self._setting, self._chance_of(request) if self._chance_of else None)
+        play = Play(request, self._setting, self._external_calls_for(request) if self._external_calls_for else None)
         self._plays[request.request_id] = play
         before = CURRENT.set(request)
         try:

@@ -93,12 +93,8 @@ class FileJournal:
 
     def __init__(self, path: Path, fd: int, before: Sequence[Path], streamed: Sequence[bytes]) -> None:
         self._path, self._fd, self._before = path, fd, before
-        lines: Sequence[bytes] = streamed
-        for file in reversed(before):
-            found = _whole_lines(file)
-            if found:  # an older one has no more: each begins with a copy of the one before
-                lines = max(found, lines, key=len)
-                break
+        # The latest of the longest: a worker may have been killed while it copied.
+        lines: Sequence[bytes] = max([*map(_whole_lines, reversed(before)), streamed], key=len)
         self.past = [decode(line) for line in lines]
         if lines:
             self._write(b"".join(line + b"\n" for line in lines))

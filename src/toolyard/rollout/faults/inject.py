@@ -38,7 +38,6 @@ from toolyard.tools.policy import Measure
 from toolyard.tools.registry import get_tool_class, read_entries
 
 T = TypeVar("T")
-SERVERS = frozenset({"sglang", "vllm", "openai"})
 _playing: ContextVar[FaultyCalls | None] = ContextVar("playing", default=None)
 
 
@@ -251,7 +250,7 @@ def _why_missing(kind: str, config: RolloutConfig) -> str:
     engine, ray = config.engine.kind, sys.modules.get("ray")
     on_ray = config.cluster is not None or (ray is not None and ray.is_initialized())
     match kind:
-        case "engine_busy" | "engine_reset" if engine not in SERVERS:
+        case "engine_busy" | "engine_reset" if not config.engine.has_servers:
             return f"the engine {engine} is not a server"
         case "engine_error" | "engine_stall" | "engine_busy" | "engine_reset" if config.engine.directory is not None:
             return "servers that come and go (engine.directory) have no faults"

@@ -15,12 +15,11 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
 from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
-from toolyard.rollout.observer import Observer, Observers
+from toolyard.rollout.observer import Observer
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Summary
-from toolyard.rollout.traces import open_traces
 from toolyard.rollout.watching.setup import watched
 from toolyard.tasks.protocol import Task
 
@@ -151,8 +150,7 @@ class Player:
 @asynccontextmanager
 async def _staged(config: RolloutConfig, process: int, told: Observer) -> AsyncGenerator[_Stage]:
     async with AsyncExitStack() as stack:
-        watching = stack.enter_context(watched(config, told))
-        observer = Observers(await stack.enter_async_context(open_traces(config.otel, _tell_traces)), watching)
+        observer = await stack.enter_async_context(watched(config, told, _tell_traces))
         if config.cluster is not None:
             from toolyard.train.trl.cluster import on_cluster
 

@@ -197,6 +197,15 @@ def test_each_worker_writes_a_file_of_its_own_that_begins_with_a_copy(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_copy_that_was_not_finished_hides_nothing(tmp_path: Path):
+    journals = FolderJournals(tmp_path)
+    first = journals.open("r")
+    for number in range(3):
+        first.append(f'{{"number":{number}}}'.encode())
+    (tmp_path / "r.2").write_bytes(b'{"number":0}\n{"num')  # its worker was killed while it copied
+    assert [entry["number"] for entry in journals.open("r").past] == [0, 1, 2]
+
+
 def test_a_torn_entry_was_not_heard(tmp_path: Path):
     (tmp_path / "a.1").write_bytes(b'{"kind":"begin"}\n{"kind":"sam')
     assert [entry["kind"] for entry in FolderJournals(tmp_path).open("a").past] == ["begin"]
