@@ -8,8 +8,10 @@ would have written, finished calls ran once, and each driver's tape is replayed 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster_rollouts import Job, Nodes, kill, ray_nodes
 
@@ -27,6 +30,22 @@ UNHEARD_SECONDS = 0.5
 """Between the end of a call and its entry in the journal. Nobody can know of a call that ended then."""
 
 
+class Play(NamedTuple):
+    """A call that ended."""
+
+    pid: int
+    began: float
+    ended: float
+
+
+class Death(NamedTuple):
+    """Of a worker: when it was killed, or found to be gone."""
+
+    at: float
+    journals: dict[str, int] | None
+    """The number of calls in each journal then; None if it died with its driver."""
+
+
 @dataclass
 class Soak:
     job: Job
@@ -34,8 +53,8 @@ class Soak:
     kills: int
     seed: int = 0
     done: Counter[str] = field(default_factory=Counter)
-    deaths: dict[int, float] = field(default_factory=dict)
-    """When processes were killed, or found to be gone."""
+    deaths: dict[int, list[Death]] = field(default_factory=dict)
+    """Of workers, by process id, which may be used again."""
     stops: dict[int, list[float]] = field(default_factory=dict)
     tapes: int = 0
     _stopped: dict[int, float] = field(default_factory=dict)
@@ -80,8 +99,8 @@ class Soak:
             until_gone = set(self.nodes.workers)
             while until_gone:
                 alive = set(self.nodes.workers)
-                for pid in until_gone - alive:  # some may have been killed just before
-                    self.deaths.setdefault(pid, time.time())
+                for pid in until_gone - alive:
+                    self.deaths.setdefault(pid, []).append(Death(time.time(), None))
                 until_gone &= alive
                 self.wake()
                 time.sleep(0.02)
@@ -94,7 +113,8 @@ class Soak:
             self.done["workers stopped"] += 1
         elif workers:
             victim = choose.choice(workers)
-            self.deaths[victim] = time.time()
+            kill([victim], signal.SIGSTOP)  # so that it cannot write any more
+            self.deaths.setdefault(victim, []).append(Death(time.time(), self.calls_in_journals()))
             kill([victim])
             self.done["workers killed"] += 1
         return process
@@ -105,39 +125,54 @@ class Soak:
                 kill([pid], signal.SIGCONT)
                 del self._stopped[pid]
 
+    def calls_in_journals(self) -> dict[str, int]:
+        found = dict[str, int]()
+        for path in (self.job.folder / "out" / ".cluster" / "0" / "journals").glob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path.name] = path.read_bytes().count(b'"kind":"tools"')
+        return found
+
     def calls(self) -> int:
         log = self.job.folder / "calls.jsonl"
         return log.read_bytes().count(b'["end"') if log.exists() else 0
 
     def show(self, calls: int, total: int, began: float) -> None:
         told = ", ".join(f"{count} {what}" for what, count in self.done.items())
-        print(f"{time.monotonic() - began:6.0f} s  {calls}/{total} calls  {told}", file=sys.stderr, flush=True)
+        print(
+            f"{time.time():.2f} {time.monotonic() - began:6.0f} s  {calls}/{total} calls  {told}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     # ------------------------------------------------------------------------------------------------------- afterwards
     def check(self) -> dict[str, int]:
         ended = self.job.check()
         assert len(ended) == self.job.tasks * self.job.n * self.job.calls
-        again, excused = 0, 0
-        for one, times in self.ends().items():
-            for at, pid in times[:-1]:
-                again += 1
-                death = self.deaths.get(pid, 0.0)
-                unheard = 0 <= death - at < UNHEARD_SECONDS
-                stopped = any(since - 1.0 < at for since in self.stops.get(pid, ()))
-                assert unheard or stopped, (
-                    f"{one} ended at {at} in {pid} and again: {times}; its process died at {death}"
-                )
-                excused += 1
+        again = [(*call, play) for call, plays in self.plays().items() for play in plays[:-1]]
+        problems = [one for one in again if not self.was_unheard(*one)]
+        assert not problems, f"made again although they were heard of: {problems}"
         lines = [line for line in self.job.lines() if line["state"] != "COMPLETED"]
         assert not lines, lines[0]["failure"]
-        return {"calls": sum(ended.values()), "twice, and excused": excused}
+        return {"calls": sum(ended.values()), "twice, and excused": len(again)}
 
-    def ends(self) -> dict[tuple[str, int], list[tuple[float, int]]]:
-        found: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    def was_unheard(self, request: str, number: int, play: Play) -> bool:
+        """Whether nobody could know of this call when it was made again."""
+        if any(play.began < stop < play.ended + UNHEARD_SECONDS for stop in self.stops.get(play.pid, ())):
+            return True
+        death = next((one for one in self.deaths.get(play.pid, ()) if one.at >= play.ended), None)
+        if death is None or death.journals is None:
+            return death is not None and death.at - play.ended < UNHEARD_SECONDS
+        return max((calls for name, calls in death.journals.items() if name.startswith(request)), default=0) <= number
+
+    def plays(self) -> dict[tuple[str, int], list[Play]]:
+        """The calls that ended, by request and number, in the order in which they began."""
+        begun, found = dict[tuple[str, int, int], float](), dict[tuple[str, int], list[Play]]()
         for what, instance, number, pid, at in self.job.log():
-            if what == "end":
-                found.setdefault((instance, number), []).append((at, pid))
-        return {one: sorted(times) for one, times in found.items()}
+            if what == "begin":
+                begun[instance, number, pid] = at
+            else:
+                found.setdefault((instance, number), []).append(Play(pid, begun[instance, number, pid], at))
+        return {call: sorted(plays, key=lambda play: play.began) for call, plays in found.items()}
 
     def compare(self) -> None:
         """With what one process writes, and with what the tapes replay."""
@@ -171,8 +206,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ray_nodes(given.nodes) as nodes:
-        done, found = soak(Path(folder) / "job", nodes, given.requests, given.kills, given.seed)
+    folder = Path(tempfile.mkdtemp(prefix="toolyard-soak-"))
+    print(f"{folder} is deleted if all is well", file=sys.stderr)
+    with ray_nodes(given.nodes) as nodes:
+        done, found = soak(folder / "job", nodes, given.requests, given.kills, given.seed)
+    shutil.rmtree(folder)
     print(f"{given.requests} requests in {time.monotonic() - began:.0f} s; disturbed: {dict(done)}; {found}")
     print("each id once, as one process writes it; every tape replays to the bit")
 

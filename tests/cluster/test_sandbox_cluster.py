@@ -83,6 +83,14 @@ async def until_busy(sandbox: RaySandbox, count: int) -> dict[str, int]:
             await asyncio.sleep(0.02)
 
 
+async def until_reported(sandbox: RaySandbox, loads: dict[str, int]) -> None:
+    """Until this process has heard what others run on each node."""
+    servers = sandbox._servers._router._servers
+    async with asyncio.timeout(patient(60)):
+        while {urlsplit(url).hostname: server.reported for url, server in servers.items()} != loads:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def until_there(sandbox: RaySandbox, count: int) -> None:
     async with asyncio.timeout(patient(60)):
         while len(sandbox._servers) != count:  # noqa: ASYNC110 - nothing would set an event
@@ -115,9 +123,7 @@ async def test_programs_go_to_the_node_with_the_most_room(nodes: Nodes) -> None:
         url = next(url for url in sandbox._servers if urlsplit(url).hostname == "127.0.0.2")
         async with RemoteSandbox(url, sandbox._tokens[url]) as other, running(other, SLEEP, 3):
             await until_busy(sandbox, 3)
-            async with asyncio.timeout(patient(10)):
-                while not sandbox._servers._router._servers[url].reported:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until_reported(sandbox, {"127.0.0.2": 3, "127.0.0.3": 0})
             async with running(sandbox, SLEEP, 3):
                 assert await until_busy(sandbox, 6) == {"127.0.0.2": 3, "127.0.0.3": 3}
 
