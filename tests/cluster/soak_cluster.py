@@ -26,8 +26,6 @@ from cluster_rollouts import Job, Nodes, kill, ray_nodes
 
 STOP_SECONDS = 6.0
 """Longer than a term: others take over."""
-UNHEARD_SECONDS = 0.5
-"""Between the end of a call and its entry in the journal. Nobody can know of a call that ended then."""
 
 
 class Play(NamedTuple):
@@ -38,12 +36,12 @@ class Play(NamedTuple):
     ended: float
 
 
-class Death(NamedTuple):
-    """Of a worker: when it was killed, or found to be gone."""
+class Interruption(NamedTuple):
+    """Of a worker, which was stopped, killed, or lost with its driver."""
 
     at: float
-    journals: dict[str, int] | None
-    """The number of calls in each journal then; None if it died with its driver."""
+    journals: dict[str, int]
+    """The number of calls in each journal then. Nobody can know of others."""
 
 
 @dataclass
@@ -53,9 +51,8 @@ class Soak:
     kills: int
     seed: int = 0
     done: Counter[str] = field(default_factory=Counter)
-    deaths: dict[int, list[Death]] = field(default_factory=dict)
+    interruptions: dict[int, list[Interruption]] = field(default_factory=dict)
     """Of workers, by process id, which may be used again."""
-    stops: dict[int, list[float]] = field(default_factory=dict)
     tapes: int = 0
     _stopped: dict[int, float] = field(default_factory=dict)
 
@@ -96,25 +93,22 @@ class Soak:
             process.kill()
             process.communicate()
             self.done["drivers killed"] += 1
-            until_gone = set(self.nodes.workers)
-            while until_gone:
-                alive = set(self.nodes.workers)
-                for pid in until_gone - alive:
-                    self.deaths.setdefault(pid, []).append(Death(time.time(), None))
-                until_gone &= alive
+            workers = self.nodes.workers
+            while set(workers) & set(self.nodes.workers):
                 self.wake()
                 time.sleep(0.02)
+            self.interrupted(*workers)
             return self.start()
         elif dice < 0.16 and workers:
             victim = choose.choice(workers)
-            self._stopped[victim] = time.time()
-            self.stops.setdefault(victim, []).append(time.time())
             kill([victim], signal.SIGSTOP)
+            self._stopped[victim] = time.time()
+            self.interrupted(victim)
             self.done["workers stopped"] += 1
         elif workers:
             victim = choose.choice(workers)
             kill([victim], signal.SIGSTOP)  # so that it cannot write any more
-            self.deaths.setdefault(victim, []).append(Death(time.time(), self.calls_in_journals()))
+            self.interrupted(victim)
             kill([victim])
             self.done["workers killed"] += 1
         return process
@@ -125,12 +119,13 @@ class Soak:
                 kill([pid], signal.SIGCONT)
                 del self._stopped[pid]
 
-    def calls_in_journals(self) -> dict[str, int]:
+    def interrupted(self, *workers: int) -> None:
         found = dict[str, int]()
         for path in (self.job.folder / "out" / ".cluster" / "0" / "journals").glob("*"):
             with contextlib.suppress(FileNotFoundError):
                 found[path.name] = path.read_bytes().count(b'"kind":"tools"')
-        return found
+        for pid in workers:
+            self.interruptions.setdefault(pid, []).append(Interruption(time.time(), found))
 
     def calls(self) -> int:
         log = self.job.folder / "calls.jsonl"
@@ -150,6 +145,7 @@ class Soak:
         assert len(ended) == self.job.tasks * self.job.n * self.job.calls
         again = [(*call, play) for call, plays in self.plays().items() for play in plays[:-1]]
         problems = [one for one in again if not self.was_unheard(*one)]
+        (self.job.folder / "interruptions.json").write_text(json.dumps(self.interruptions))
         assert not problems, f"made again although they were heard of: {problems}"
         lines = [line for line in self.job.lines() if line["state"] != "COMPLETED"]
         assert not lines, lines[0]["failure"]
@@ -157,12 +153,10 @@ class Soak:
 
     def was_unheard(self, request: str, number: int, play: Play) -> bool:
         """Whether nobody could know of this call when it was made again."""
-        if any(play.began < stop < play.ended + UNHEARD_SECONDS for stop in self.stops.get(play.pid, ())):
-            return True
-        death = next((one for one in self.deaths.get(play.pid, ()) if one.at >= play.ended), None)
-        if death is None or death.journals is None:
-            return death is not None and death.at - play.ended < UNHEARD_SECONDS
-        return max((calls for name, calls in death.journals.items() if name.startswith(request)), default=0) <= number
+        first = next((one for one in self.interruptions.get(play.pid, ()) if one.at >= play.began), None)
+        known = {} if first is None else first.journals
+        heard = max((calls for name, calls in known.items() if name.startswith(request)), default=0)
+        return first is not None and heard <= number
 
     def plays(self) -> dict[tuple[str, int], list[Play]]:
         """The calls that ended, by request and number, in the order in which they began."""
