@@ -24,13 +24,27 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from toolyard.errors import RecordError
 from toolyard.records.trajectory import Trajectory
+from toolyard.viewer.calls import Call, report_of
+from toolyard.viewer.groups import Sample, changes_between, groups_of
 from toolyard.viewer.index.build import Builder, Progress
 from toolyard.viewer.index.files import MAX_LINE, DumpFile, Source
 from toolyard.viewer.index.place import IndexFolder, find_index_folder
 from toolyard.viewer.index.rows import label, trajectory_in
-from toolyard.viewer.index.sql import LOOKED_UP, NATURAL, ROW, TABLES, order_by, step_summaries, where
+from toolyard.viewer.index.sql import (
+    CALL,
+    LOOKED_UP,
+    NATURAL,
+    ROW,
+    SAMPLE,
+    TABLES,
+    order_by,
+    step_summaries,
+    values_of,
+    where,
+    where_calls,
+)
 from toolyard.viewer.index.store import State, Store, bytes_done
-from toolyard.viewer.protocol import Row, StepSummary
+from toolyard.viewer.protocol import CallReport, Group, Row, StepSummary, TaskChange
 from toolyard.viewer.query import Query
 
 RAW_CHARS = 1_000_000
@@ -167,10 +181,19 @@ class Library:
     def rows(self, query: Query | None = None, *, offset: int = 0, limit: int = 100) -> list[Row]:
         """The rows that match, in the query's order."""
         start = max(0, offset)
-        return self._fetched(self._order(query)[start : start + max(0, limit)])
+        return self.fetch(self._order(query)[start : start + max(0, limit)])
+
+    def fetch(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows that exist, in the order of the numbers."""
+        found: dict[int, Row] = {}
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            rows = self._looked_up(f"rows.number IN ({', '.join('?' * len(some))})", *some, order="1")
+            found |= {row.number: row for row in rows}
+        return [found[number] for number in numbers if number in found]
 
     def row(self, number: int) -> Row | None:
-        return next(iter(self._fetched([_bound(number)])), None)
+        return next(iter(self.fetch([_bound(number)])), None)
 
     def at(self, file: str, line: int) -> Row | None:
         """The row at a line of a file, named relative to the folder."""
@@ -202,7 +225,7 @@ class Library:
         """The rows to compare with. Empty for a line that is damaged or gone."""
         with self._index.store.reading() as connection:
             found = connection.execute(
-                f"SELECT rows.family, rows.task, rows.step, files.run, rows.request_id FROM {LOOKED_UP} "
+                f"SELECT rows.group_id, rows.task, rows.step, files.run, rows.request_id FROM {LOOKED_UP} "
                 "WHERE rows.number = ? AND rows.damaged = ''",
                 (_bound(number),),
             ).fetchone()
@@ -210,7 +233,7 @@ class Library:
             return RelatedRows([], [])
         *same, request_id = found
         group = self._looked_up(
-            "rows.family = ? AND rows.task = ? AND rows.step = ? AND files.run = ? AND rows.damaged = ''",
+            "rows.group_id = ? AND rows.task = ? AND rows.step = ? AND files.run = ? AND rows.damaged = ''",
             *same,
             order=f"rows.sample, {NATURAL}",
         )
@@ -240,6 +263,59 @@ class Library:
 
         wanted = query or _EVERYTHING
         return list(self._remembered("scores", wanted, found))
+
+    def groups(self, query: Query | None = None) -> list[Group]:
+        """The matching rows that are not damaged, by step, run and task, in the order of their first lines."""
+
+        def found(store: Store, state: State) -> list[Group]:
+            grouped = groups_of(self._samples(wanted, store, state))
+            return sorted(grouped, key=lambda group: (group.step, min(group.numbers)))
+
+        wanted = query or _EVERYTHING
+        return self._remembered("groups", wanted, found)
+
+    def changes(self, before: Query, after: Query) -> list[TaskChange]:
+        """What became of each task between two selections, such as two steps or two runs."""
+        store = self._index.store
+        state = store.state()
+        return changes_between(self._samples(before, store, state), self._samples(after, store, state))
+
+    def calls(self, query: Query | None = None) -> CallReport:
+        """The tool calls of the matching rows. Conditions on calls, such as `tool:search`, also choose among these."""
+
+        def found(store: Store, state: State) -> CallReport:
+            condition, values = _where(wanted, store, state)
+            calls, more = where_calls(wanted)
+            with store.reading() as connection:
+                rows = connection.execute(
+                    f"SELECT {CALL} FROM {LOOKED_UP} CROSS JOIN calls ON calls.number = rows.number "
+                    f"WHERE ({condition}) AND ({calls})",
+                    (*values, *more),
+                )
+                return report_of(map(Call._make, rows))
+
+        wanted = query or _EVERYTHING
+        return self._remembered("calls", wanted, found)
+
+    def values(self, field: str, prefix: str = "", *, limit: int = 20) -> list[tuple[str, int]]:
+        """The most frequent values of a text field that contain `prefix`, those that begin with it first, and how many
+        rows or calls have them."""
+        with self._index.store.reading() as connection:
+            return values_of(connection, field, prefix, limit)
+
+    def reward_names(self) -> list[str]:
+        with self._index.store.reading() as connection:
+            return [name for (name,) in connection.execute("SELECT DISTINCT name FROM rewards ORDER BY 1 LIMIT 100")]
+
+    def _samples(self, query: Query, store: Store, state: State) -> list[Sample]:
+        condition, values = _where(query, store, state)
+        with store.reading() as connection:
+            found = connection.execute(
+                f"SELECT {SAMPLE} FROM {LOOKED_UP} WHERE ({condition}) AND rows.damaged = '' "
+                "ORDER BY rows.step, files.run, rows.group_id, rows.task, rows.sample, rows.number",
+                values,
+            )
+            return list(map(Sample._make, found))
 
     # Lines ------------------------------------------------------------------------------------------------------------
 
@@ -319,15 +395,6 @@ class Library:
             if len(self._answers) > _ANSWERS:
                 self._answers.popitem(last=False)
         return found
-
-    def _fetched(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows that exist, in the order of the numbers."""
-        found: dict[int, Row] = {}
-        for start in range(0, len(numbers), _AT_ONCE):
-            some = numbers[start : start + _AT_ONCE]
-            rows = self._looked_up(f"rows.number IN ({', '.join('?' * len(some))})", *some, order="1")
-            found |= {row.number: row for row in rows}
-        return [found[number] for number in numbers if number in found]
 
     def _looked_up(self, condition: str, *values: Any, order: str = NATURAL, tables: str = LOOKED_UP) -> list[Row]:
         with self._index.store.reading() as connection:

@@ -7,6 +7,8 @@ conversation(trajectory)                        conversation: what was said, as 
 token_runs(trajectory, decode)                  token_runs: where each token came from
 request_timeline(trajectory)                    timeline: where the time went
 library.steps(query), step_timeline(…)          library, timeline: a step at a glance
+library.groups(query), library.calls(query)     groups, calls: by task, by tool
+library.changes(before, after)                  groups: which tasks were solved, which broken
 compare(left, right)                            comparison: aligned by turn and by token
 """
 
@@ -19,29 +21,37 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LineFacts:
-    """What lists show of one line of a dump."""
+    """What lists show of one line of a dump. None: the line does not say."""
 
     step: int
     request_id: str
     task: str
     """`batch_data_id`; empty in verl's lines."""
+    group_id: int
+    """Equal for the samples of one task: a hash of its name or, if lines have none, of the prompt."""
     sample: int
     score: float | None
     finish: str
     state: str
+    failure: str
+    """Why it failed; empty if it did not."""
     source: str
-    turns: int
-    tools: int
+    truth: str
+    """The start of the ground truth, on one line."""
+    turns: int | None
+    tools: int | None
     """Number of tool calls."""
-    failed_tools: int
+    failed_tools: int | None
     """Calls whose outcome or verdict is not ok."""
-    prompt_tokens: int
-    response_tokens: int
-    sampled_tokens: int
+    prompt_tokens: int | None
+    response_tokens: int | None
+    sampled_tokens: int | None
     chars: int
     """Length of input and output."""
-    seconds: float
-    """Total time of the request; 0 if the line does not say."""
+    started_at: float | None
+    """When it began, in seconds since 1970."""
+    seconds: float | None
+    """Total time of the request."""
     preview: str
     """The start of the user's last message before the first sampled one, on one line."""
     damaged: str
@@ -66,18 +76,121 @@ class StepSummary:
 
     step: int
     count: int
+    failed: int
+    """Requests that ended by something that says nothing about the model."""
     scored: int
     mean_score: float | None
     min_score: float | None
     max_score: float | None
-    mean_turns: float
-    mean_tools: float
-    mean_response_tokens: float
-    mean_seconds: float
+    mean_turns: float | None
+    mean_tools: float | None
+    mean_response_tokens: float | None
+    mean_seconds: float | None
     finishes: dict[str, int]
     verdicts: dict[str, int]
     """Tool calls by outcome, or by the sandbox's verdict if the outcome is ok."""
     damaged: int
+
+
+class GroupKind(StrEnum):
+    """What a group of samples teaches: only mixed ones have advantages other than 0."""
+
+    ALL_0 = "all 0"
+    ALL_1 = "all 1"
+    EQUAL = "all equal"
+    MIXED = "mixed"
+    UNSCORED = "unscored"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The samples of one task in one step of one run."""
+
+    step: int
+    run: str
+    """The folder of its files, relative to the dump; empty if that is the dump itself."""
+    group_id: int
+    task: str
+    kind: GroupKind
+    numbers: tuple[int, ...]
+    """Its rows, by sample."""
+    scores: tuple[float | None, ...]
+    mean: float | None
+    std: float | None
+    """Of the sample, as GRPO has it: divided by n - 1. None if fewer than two are scored."""
+    advantages: tuple[float | None, ...]
+    """(score - mean) / std; 0 if all scores are equal."""
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """One task before and after: in two steps, or in any two selections."""
+
+    group_id: int
+    task: str
+    kind: str
+    """solved (no sample had a full score before), broken (none has one now), better, worse, same, new or gone."""
+    before: float | None
+    after: float | None
+    """Mean scores."""
+    count_before: int
+    count_after: int
+    number: int
+    """One of its rows, of those after if there are any."""
+
+    @property
+    def change(self) -> float | None:
+        return None if self.before is None or self.after is None else self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The calls of one tool. Times are None if the dump does not have them."""
+
+    tool: str
+    calls: int
+    failed: int
+    verdicts: dict[str, int]
+    p50: float | None
+    """Seconds, including the wait."""
+    p95: float | None
+    longest: float | None
+    wait_p50: float | None
+    """Seconds of waiting for a permit or a worker."""
+    wait_p95: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallErrors:
+    """Failed calls of one tool whose error ends with the same line."""
+
+    tool: str
+    error: str
+    calls: int
+    number: int
+    """A row with such a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCall:
+    number: int
+    """Of its row."""
+    turn: int
+    """From 0."""
+    tool: str
+    verdict: str
+    seconds: float
+    wait: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    tools: tuple[ToolCalls, ...]
+    """The most called first."""
+    errors: tuple[CallErrors, ...]
+    """The most frequent first."""
+    slowest: tuple[SlowCall, ...]
 
 
 class Role(StrEnum):
@@ -203,6 +316,8 @@ class RequestTimeline:
     request_id: str
     segments: tuple[Segment, ...]
     seconds: float
+    started_at: float | None
+    """In seconds since 1970; None if the line does not say."""
     estimated: bool
     """The line has durations but no start times: stages are drawn one after the other."""
 
@@ -213,15 +328,20 @@ class StepTimeline:
 
     step: int
     requests: int
+    started_at: float | None
+    """When its first request began; None if not all of them say when they did."""
     seconds: float
-    """Time of the slowest request: the step's critical path."""
+    """From the beginning of the first to the end of the last request or, without start times, of the slowest one."""
     by_stage: dict[str, float]
     """Sums over all requests."""
     critical: RequestTimeline
+    """The request that the step waited for: it ended last."""
     critical_by_stage: dict[str, float]
     verdict: str
     """One sentence: which request the step waited for, and in which stage."""
     slowest: tuple[RequestTimeline, ...]
+    waterfall: tuple[RequestTimeline, ...]
+    """The longest requests in the order in which they began. Empty without start times."""
 
 
 @dataclass(frozen=True, slots=True)

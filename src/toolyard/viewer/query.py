@@ -2,13 +2,17 @@ r"""The query language of the viewers: `score<0.5 tools>2 finish:length text:"22
 
     several conditions          all must hold
     a or b                      one side must hold; `or` binds weaker than conditions in a row
-    score<0.5, score:0.2..0.8   numbers: score, tools, turns, length, prompt, chars, time, step, line, sample
-    score:none                  the score could not be computed
-    finish:length, finish=stop  text contains, text equals: finish, state, source, task, id, verdict, file
+    score<0.5, score:0.2..0.8   numbers: score, tools, failed_calls, turns, length, prompt, chars, time, started, step,
+                                line, sample, group
+    reward.final<1              a reward by its name
+    score:none, time:none       unknown: the score could not be computed, the line does not say
+    finish:length, finish=stop  text contains, text equals: finish, state, source, task, truth, id, file
+    tool:search call_time>2     a call of a tool; tool, verdict and call_time in a row are about the same call
+    failed:yes                  ended by something that says nothing about the model
     damaged:yes                 lines that cannot be read
     220000, "a b", text:"a b"   text in any message
     -finish:stop, score!=1      negation; `!=` is `-` with `=`, so it also matches rows without a score
-    sort:score, sort:-time      order; the first key counts most, and rows without a score come last
+    sort:score, sort:-time      order; the first key counts most, and rows without a value come last
 
 Text is matched without regard to case. In quotes, `\"` is a quote, `\\` a backslash, `\n` a newline and `\t` a tab.
 """
@@ -34,20 +38,32 @@ class Kind(Enum):
     CONTENT = "text to search for"
 
 
+_ALWAYS = ("chars", "step", "line", "sample", "group")
+"""Numbers that every line has."""
 FIELDS = {
-    **dict.fromkeys(
-        ("score", "tools", "turns", "length", "prompt", "chars", "time", "step", "line", "sample"), Kind.NUMBER
-    ),
-    **dict.fromkeys(("finish", "state", "source", "task", "id", "verdict", "file"), Kind.TEXT),
+    **dict.fromkeys(("score", "tools", "failed_calls", "turns", "length", "prompt", "time", "started"), Kind.NUMBER),
+    **dict.fromkeys(_ALWAYS, Kind.NUMBER),
+    **dict.fromkeys(("finish", "state", "source", "task", "truth", "id", "file"), Kind.TEXT),
+    **dict.fromkeys(("tool", "verdict"), Kind.TEXT),
+    "call_time": Kind.NUMBER,
+    "failed": Kind.FLAG,
     "damaged": Kind.FLAG,
     "text": Kind.CONTENT,
 }
-SORTABLE = tuple(name for name, kind in FIELDS.items() if kind in (Kind.NUMBER, Kind.TEXT) and name != "verdict")
+OF_CALLS = frozenset(("tool", "verdict", "call_time"))
+"""Fields of calls. In a row, they are about the same call."""
+REWARD = "reward."
+"""`reward.final` is the reward named `final`."""
+SORTABLE = tuple(name for name, kind in FIELDS.items() if kind in (Kind.NUMBER, Kind.TEXT) and name not in OF_CALLS)
 MAX_CONDITIONS = 100
 """More than anyone types, and few enough for any SQLite."""
 
 _OTHER_NAMES = {
     "reward": "score",
+    "gts": "truth",
+    "ground_truth": "truth",
+    "error": "failed",
+    "call_seconds": "call_time",
     "calls": "tools",
     "tokens": "length",
     "response_tokens": "length",
@@ -65,7 +81,7 @@ _OTHER_NAMES = {
 }
 """Names people may try, and the fields they mean."""
 _FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]*(?:\.[^\s:=<>!\"]+)?)(!=|<=|>=|[:=<>])")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"\S*")
@@ -106,7 +122,7 @@ class Condition:
     def __str__(self) -> str:
         value = self.value
         if isinstance(value, str):
-            text = _quoted(value)
+            text = quoted(value)
         elif isinstance(value, bool):
             text = "yes" if value else "no"
         else:
@@ -212,7 +228,9 @@ class _Parser:
 
     def _field(self, name: re.Match[str], negated: bool) -> None:
         field, operator = name[1].lower(), name[2]
-        kind = FIELDS.get(field)
+        if field.startswith(REWARD):
+            field = REWARD + name[1][len(REWARD) :]
+        kind = Kind.NUMBER if field.startswith(REWARD) else FIELDS.get(field)
         if kind is None:
             self._unknown(name[1])
         self._last_word = ""
@@ -240,7 +258,7 @@ class _Parser:
     def _text_field(self, field: str, operator: str, value: str, negated: bool) -> None:
         if operator not in ":=":
             self._refuse(
-                f"{field} is text: write {field}:{_quoted(value)} for contains or {field}={_quoted(value)} for equals"
+                f"{field} is text: write {field}:{quoted(value)} for contains or {field}={quoted(value)} for equals"
             )
         if not value and operator == ":":
             self._refuse(f'the text is empty; {field}="" finds rows whose {field} is empty')
@@ -248,7 +266,7 @@ class _Parser:
 
     def _content(self, value: str, operator: str, negated: bool) -> None:
         if operator not in ":=":
-            self._refuse(f"text can only be searched: write text:{_quoted(value)}")
+            self._refuse(f"text can only be searched: write text:{quoted(value)}")
         if not value:
             self._refuse("the text to search for is empty")
         self._add(Condition("text", ":", value, negated))
@@ -256,10 +274,10 @@ class _Parser:
     def _number(self, field: str, operator: str, value: str, start: int, negated: bool) -> None:
         operator = ":" if operator == "=" else operator
         if value.lower() == "none":
-            if field != "score":
-                self._refuse(f"only score can be none; {field} is always a number", start)
+            if field in _ALWAYS:
+                self._refuse(f"{field} is always a number, never none", start)
             if operator != ":":
-                self._refuse("none cannot be compared: write score:none or score!=none")
+                self._refuse(f"none cannot be compared: write {field}:none or {field}!=none")
             self._add(Condition(field, ":", None, negated))
         elif ".." in value:
             if operator != ":":
@@ -281,8 +299,8 @@ class _Parser:
     def _float(self, field: str, value: str, start: int) -> float:
         number = float(value) if _NUMBER.fullmatch(value) else math.nan
         if not math.isfinite(number):
-            example = "0.5" if field in ("score", "time") else "3"
-            none = ", or none" if field == "score" else ""
+            example = "3" if field in ("tools", "turns", *_ALWAYS) else "0.5"
+            none = "" if field in _ALWAYS else ", or none"
             self._refuse(
                 f"{value!r} is not a number; {field} takes a number such as {example}, a range such as 1..5{none}",
                 start,
@@ -360,7 +378,7 @@ def _number_text(number: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """`value` as written after an operator, quoted if necessary."""
     return value if value and not re.search(r'\s|^"', value) else _in_quotes(value)
 

@@ -10,6 +10,7 @@ from toolyard.records.trajectory import CallRecord, Trajectory, Turn
 from toolyard.viewer.protocol import RequestTimeline, Segment, Stage, StepTimeline
 
 _SLOWEST = 20
+_WATERFALL = 200
 
 
 def request_timeline(trajectory: Trajectory, number: int | None = None) -> RequestTimeline:
@@ -30,7 +31,7 @@ def request_timeline(trajectory: Trajectory, number: int | None = None) -> Reque
     if reward:
         segments.append(Segment(Stage.REWARD, now, now + reward, label="release tools, final reward, audit"))
         now += reward
-    return RequestTimeline(number, trajectory.request_id, tuple(segments), now, estimated)
+    return RequestTimeline(number, trajectory.request_id, tuple(segments), now, trajectory.started_at, estimated)
 
 
 def _turn(segments: list[Segment], index: int, turn: Turn, now: float) -> float:
@@ -73,22 +74,38 @@ def step_timeline(step: int, timelines: Iterable[RequestTimeline]) -> StepTimeli
     known = sorted((one for one in timelines if one.segments), key=lambda one: one.seconds, reverse=True)
     if not known:
         return None
+    starts = [one.started_at for one in known if one.started_at is not None]
+    first = min(starts) if len(starts) == len(known) else None
+
+    def end(one: RequestTimeline) -> float:
+        return one.seconds if first is None else (one.started_at or first) - first + one.seconds
+
     by_stage: dict[str, float] = {}
     for one in known:
         for stage, seconds in stage_seconds(one).items():
             by_stage[stage] = by_stage.get(stage, 0.0) + seconds
-    critical = known[0]
+    critical = max(known, key=end)
     of_critical = stage_seconds(critical)
     stage, most = max(of_critical.items(), key=lambda item: item[1])
     verdict = (
-        f"The step waited {critical.seconds:.1f} s for request {critical.request_id}, "
-        f"{most / critical.seconds if critical.seconds else 0:.0%} of it in {stage}."
+        f"The step waited {end(critical):.1f} s for request {critical.request_id}, "
+        f"{most / critical.seconds if critical.seconds else 0:.0%} of its time in {stage}."
     )
     middle = known[len(known) // 2].seconds
     if middle and critical.seconds > 2 * middle:
         verdict += f" Half of the requests took {middle:.1f} s or less."
+    waterfall = [] if first is None else sorted(known[:_WATERFALL], key=lambda one: one.started_at or first)
     return StepTimeline(
-        step, len(known), critical.seconds, by_stage, critical, of_critical, verdict, tuple(known[:_SLOWEST])
+        step,
+        len(known),
+        first,
+        end(critical),
+        by_stage,
+        critical,
+        of_critical,
+        verdict,
+        tuple(known[:_SLOWEST]),
+        tuple(waterfall),
     )
 
 

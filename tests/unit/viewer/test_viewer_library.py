@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +25,7 @@ from toolyard.records.trajectory import CallRecord, Tokens
 from toolyard.viewer.index.rows import entry_of
 from toolyard.viewer.index.sql import TABLES, order_by
 from toolyard.viewer.library import Library
-from toolyard.viewer.query import FIELDS, SORTABLE, Condition, Kind, Query, Range, SortKey, parse_query
+from toolyard.viewer.query import FIELDS, OF_CALLS, SORTABLE, Condition, Kind, Query, Range, SortKey, parse_query
 from trajectory_samples import good_trajectory
 
 # A query finds what a loop in Python finds ----------------------------------------------------------------------------
@@ -39,7 +41,15 @@ def random_line(chance: random.Random, number: int) -> bytes:
         score = chance.choice([None, 0, 1, 0.5, float("nan")])
         return verl_line(output=f"{chance.randrange(50)} Seven", score=score, step=chance.randrange(3))
     calls = tuple(
-        CallRecord("c", "tool", "{}", chance.choice(["ok", "timeout"]), "said", metrics={"verdict": verdict})
+        CallRecord(
+            "c",
+            chance.choice(["tool", "Stopwatch"]),
+            "{}",
+            chance.choice(["ok", "timeout"]),
+            "said",
+            metrics={"verdict": verdict},
+            seconds=chance.choice([0.0, 0.25, 2.0]),
+        )
         for verdict in chance.choices(["ok", "failed", None], k=chance.randrange(3))
     )
     base = good_trajectory(number, turns=chance.randrange(1, 4), tokens=5)
@@ -55,8 +65,15 @@ def random_line(chance: random.Random, number: int) -> bytes:
             step=chance.randrange(4),
             turns=turns,
             metrics={"seconds": {"generating": chance.randrange(5), "pending": 0.5}},
+            ground_truth=chance.choice([None, "length", ["a b", 3]]),
+            rewards=chance.choice([{}, {"final": 0.5}, {"final": 1.0, "a.b": 0.25}]),
+            started_at=chance.choice([None, 0.5, 20.0]),
         )
     ).rstrip()
+
+
+def verdict_of(call: CallRecord) -> str:
+    return call.outcome if call.outcome != "ok" else call.metrics.get("verdict") or "ok"
 
 
 class Naive:
@@ -68,16 +85,25 @@ class Naive:
             it = trajectory_of(text)
         except RecordError:
             self.damaged = True
-        calls = [call for turn in it.turns for call in turn.tool_calls] if it else []
+        calls = self.calls = [call for turn in it.turns for call in turn.tool_calls] if it else []
+        ours, has_tokens = bool(it and it.turns), bool(it and it.tokens.prompt_ids)
+        truth = it.ground_truth if it else None
+        self.failed = bool(it and it.state == "FAILED")
         self.place = (file, line)
         self.values: dict[str, object] = {
             "score": it.score if it else None,
-            "tools": len(calls),
-            "turns": len(it.turns) if it else 0,
-            "length": len(it.tokens.response_ids) if it else 0,
-            "prompt": len(it.tokens.prompt_ids) if it else 0,
+            "tools": len(calls) if ours else None,
+            "failed_calls": sum(verdict_of(call) != "ok" for call in calls) if ours else None,
+            "turns": len(it.turns) if it and ours else None,
+            "length": len(it.tokens.response_ids) if it and has_tokens else None,
+            "prompt": len(it.tokens.prompt_ids) if it and has_tokens else None,
             "chars": len(it.input) + len(it.output) if it else 0,
-            "time": sum(it.metrics["seconds"].values()) if it and it.metrics else 0.0,
+            "time": sum(it.metrics["seconds"].values()) if it and it.metrics else None,
+            "started": it.started_at if it else None,
+            "group": zlib.crc32((it.batch_data_id or it.input).encode()) if it else 0,
+            "truth": "" if truth is None else truth if isinstance(truth, str) else '["a b",3]',
+            "reward.final": it.rewards.get("final") if it else None,
+            "reward.a.b": it.rewards.get("a.b") if it else None,
             "step": it.step if it else 0,
             "line": line,
             "sample": it.rollout_offset if it else 0,
@@ -88,9 +114,7 @@ class Naive:
             "id": it.request_id if it else "",
             "file": file,
         }
-        self.verdicts = Counter(
-            call.outcome if call.outcome != "ok" else call.metrics.get("verdict") or "ok" for call in calls
-        )
+        self.verdicts = Counter(map(verdict_of, calls))
         said = (
             [it.input, it.output, *(message.content for message in it.messages)]
             if it
@@ -101,18 +125,31 @@ class Naive:
         said += [part for call in asked for part in (call.name, call.arguments)]
         self.said = [part.casefold() for part in said]
 
+    def holds_all(self, conditions: tuple[Condition, ...]) -> bool:
+        together = [one for one in conditions if one.field in OF_CALLS and not one.negated]
+        one_call = any(all(self._call_holds(call, one) for one in together) for call in self.calls)
+        return (one_call or not together) and all(self.holds(one) for one in conditions if one not in together)
+
     def holds(self, condition: Condition) -> bool:
+        if condition.field in OF_CALLS:
+            return any(self._call_holds(call, condition) for call in self.calls) is not condition.negated
         return self._holds(condition) is not condition.negated
 
+    def _call_holds(self, call: CallRecord, condition: Condition) -> bool:
+        own = {"tool": call.name, "verdict": verdict_of(call), "call_time": call.seconds or None}
+        return self._compared([own[condition.field]], condition)
+
     def _holds(self, condition: Condition) -> bool:
-        field, operator, wanted = condition.field, condition.operator, condition.value
-        if field == "damaged":
-            return self.damaged is wanted
+        if condition.field in ("damaged", "failed"):
+            return (self.damaged if condition.field == "damaged" else self.failed) is condition.value
+        return self._compared(self.said if condition.field == "text" else [self.values[condition.field]], condition)
+
+    def _compared(self, values: list[Any], condition: Condition) -> bool:
+        operator, wanted = condition.operator, condition.value
         if isinstance(wanted, str):
-            texts = {"verdict": list(self.verdicts), "text": self.said}.get(field, [self.values.get(field)])
-            folded = [str(text).casefold() for text in texts]
+            folded = [str(text).casefold() for text in values]
             return wanted.casefold() in folded if operator == "=" else any(wanted.casefold() in text for text in folded)
-        value = self.values[field]
+        (value,) = values
         if value is None or wanted is None:
             return value is wanted
         assert isinstance(value, int | float)
@@ -128,11 +165,7 @@ class Naive:
 
 
 def in_order(rows: list[Naive], query: Query) -> list[tuple[str, int]]:
-    found = [
-        row
-        for row in rows
-        if not query.alternatives or any(all(map(row.holds, all_of)) for all_of in query.alternatives)
-    ]
+    found = [row for row in rows if not query.alternatives or any(map(row.holds_all, query.alternatives))]
     for key in reversed(query.sort):  # `sorted` keeps the order of equals
         known = [row for row in found if row.values[key.field] is not None]
         unknown = [row for row in found if row.values[key.field] is None]
@@ -173,7 +206,10 @@ def fields(*kinds: Kind) -> st.SearchStrategy[str]:
 some_condition = st.one_of(
     st.builds(Condition, fields(Kind.NUMBER), st.sampled_from([":", "<", "<=", ">", ">="]), few, st.booleans()),
     st.builds(Condition, fields(Kind.NUMBER), st.just(":"), st.builds(Range, st.none() | few, few), st.booleans()),
-    st.builds(Condition, st.just("score"), st.just(":"), st.none(), st.booleans()),
+    st.builds(
+        Condition, st.sampled_from(["score", "tools", "time", "reward.final"]), st.just(":"), st.none(), st.booleans()
+    ),
+    st.builds(Condition, st.sampled_from(["reward.final", "reward.a.b"]), st.sampled_from(":<>"), few, st.booleans()),
     st.builds(Condition, fields(Kind.TEXT), st.sampled_from([":", "="]), words, st.booleans()),
     st.builds(Condition, fields(Kind.CONTENT), st.just(":"), words, st.booleans()),
     st.builds(Condition, fields(Kind.FLAG), st.just(":"), st.booleans(), st.booleans()),
@@ -219,9 +255,9 @@ def test_rows_say_what_their_lines_say(mixed) -> None:
         assert (row.file, row.line) == naive.place
         assert bool(row.damaged) is naive.damaged
         names = {"length": "response_tokens", "prompt": "prompt_tokens", "time": "seconds", "id": "request_id"}
+        names |= {"failed_calls": "failed_tools", "started": "started_at", "group": "group_id"}
         for field, value in naive.values.items():
-            assert getattr(row, names.get(field, field)) == value, field
-        assert row.failed_tools == sum(calls for verdict, calls in naive.verdicts.items() if verdict != "ok")
+            assert "." in field or getattr(row, names.get(field, field)) == value, field
         assert library.row(row.number) == row
         trajectory = library.trajectory(row.number)
         assert (trajectory is None) is naive.damaged
@@ -242,8 +278,10 @@ def test_steps_are_summed_up(mixed) -> None:
             assert summary.mean_score == pytest.approx(sum(scores) / len(scores))
             assert (summary.min_score, summary.max_score) == (min(scores), max(scores))
         for name, field in (("turns", "turns"), ("tools", "tools"), ("response_tokens", "length"), ("seconds", "time")):
-            mean = sum(row.values[field] for row in good) / len(good) if good else 0.0
-            assert getattr(summary, f"mean_{name}") == pytest.approx(mean)
+            known = [row.values[field] for row in good if row.values[field] is not None]
+            mean = sum(known) / len(known) if known else None
+            assert getattr(summary, f"mean_{name}") == (mean and pytest.approx(mean))
+        assert summary.failed == sum(row.failed for row in good)
         assert summary.finishes == Counter(row.values["finish"] for row in good)
         assert summary.verdicts == sum((row.verdicts for row in own), Counter())
     naive = [(row.values["step"], row.values["score"]) for row in rows if not row.damaged]
@@ -281,9 +319,9 @@ def test_seconds_are_those_of_the_request_where_the_line_says_so() -> None:
 
     assert seconds(metrics={"seconds": {"generating": 2, "reward": 0.5, "odd": "x", "on": True}}) == 2.5
     assert seconds(metrics={"seconds": 3.5}) == 3.5
-    assert seconds(metrics={"seconds": {"a": 10**400}}) == 0.0
+    assert seconds(metrics={"seconds": {"a": 10**400}}) is None
     assert seconds(metrics={}) == pytest.approx(good_trajectory(1, turns=1, tokens=3).turns[0].timings["generating"])
-    assert entry_of(verl_line(), 0).facts.seconds == 0.0
+    assert entry_of(verl_line(), 0).facts.seconds is None
 
 
 def test_requests_are_found_by_id_or_a_beginning_that_only_one_has(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_query_can_be_put_into_another_order() -> None:
         ("score:1..x", 9, "'x' is not a number"),
         ("score<1..2", 0, "write score:1..2"),
         ("score<none", 0, "write score:none"),
-        ("tools:none", 6, "only score can be none"),
+        ("step:none", 5, "step is always a number"),
         ("finish<stop", 0, "write finish:stop for contains or finish=stop for equals"),
         ('finish:""', 0, 'finish="" finds rows whose finish is empty'),
         ('step:"3"', 5, "remove the quotes"),

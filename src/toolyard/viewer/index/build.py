@@ -16,7 +16,7 @@ from typing import Any
 
 from toolyard.records.dump import is_torn
 from toolyard.viewer.index.files import MAX_LINE, DumpFile, Line, Signature, Source, lines_between
-from toolyard.viewer.index.rows import COLUMNS, IndexEntry, damaged, entry_of
+from toolyard.viewer.index.rows import COLUMNS, CallEntry, IndexEntry, damaged, entry_of
 from toolyard.viewer.index.search import record
 from toolyard.viewer.index.store import IndexedFile, Located, Store, state_of
 
@@ -29,6 +29,7 @@ _REPORT_BYTES = 2 << 20
 _UNFINISHED = Signature(0, -1, 0)
 """Signature of a file that is not completely indexed: it always counts as changed."""
 _INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(COLUMNS)))})"
+_INSERT_CALL = f"INSERT INTO calls VALUES (?, {', '.join('?' * len(CallEntry._fields))})"
 _INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(IndexedFile._fields))})"
 
 
@@ -42,7 +43,8 @@ class Builder:
         self._progress = progress or _no_progress
         self._done = self._total = self._told = 0
         self._rows: list[tuple[Any, ...]] = []
-        self._verdicts: list[tuple[int, str, int]] = []
+        self._calls: list[tuple[Any, ...]] = []
+        self._rewards: list[tuple[int, str, float]] = []
         self._texts: list[bytes] = []
         self._batch = 0
         self._last_number = self._text_end = self._written_end = 0
@@ -140,7 +142,8 @@ class Builder:
         begin, self._text_end = self._text_end, self._text_end + len(text)
         place = Located(self._last_number, file, line_number, line.start, line.size, crc, begin, self._text_end)
         self._rows.append((*place, *entry.columns))
-        self._verdicts += [(self._last_number, verdict, calls) for verdict, calls in entry.verdicts.items()]
+        self._calls += [(self._last_number, *call) for call in entry.calls]
+        self._rewards += [(self._last_number, name, value) for name, value in entry.rewards.items()]
         self._texts.append(text)
         self._batch += line.size
 
@@ -150,7 +153,8 @@ class Builder:
         own = "FROM rows WHERE file = ?"
         count, dead = self._db.execute(f"SELECT count(*), sum(text_end - text_start) {own}", (file.id,)).fetchone()
         if count:
-            self._db.execute(f"DELETE FROM verdicts WHERE number IN (SELECT number {own})", (file.id,))
+            for table in ("calls", "rewards"):
+                self._db.execute(f"DELETE FROM {table} WHERE number IN (SELECT number {own})", (file.id,))
             self._db.execute(f"DELETE {own}", (file.id,))
             self._db.execute(
                 "UPDATE state SET generation = generation + 1, changes = changes + ?, dead_text = dead_text + ?",
@@ -175,13 +179,14 @@ class Builder:
         if self._rows:
             self._store.text.write(self._written_end, b"".join(self._texts))
             self._db.executemany(_INSERT_ROW, self._rows)
-            self._db.executemany("INSERT INTO verdicts VALUES (?, ?, ?)", self._verdicts)
+            self._db.executemany(_INSERT_CALL, self._calls)
+            self._db.executemany("INSERT INTO rewards VALUES (?, ?, ?)", self._rewards)
             self._db.execute(
                 "UPDATE state SET changes = changes + ?, last_number = ?, text_end = ?",
                 (len(self._rows), self._last_number, self._text_end),
             )
         self._written_end = self._text_end
-        self._rows, self._verdicts, self._texts, self._batch = [], [], [], 0
+        self._rows, self._calls, self._rewards, self._texts, self._batch = [], [], [], [], 0
 
     def _tell(self, size: int) -> None:
         self._done += size

@@ -6,8 +6,7 @@ A line is damaged if and only if `trajectory_in` refuses it.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from toolyard.errors import RecordError
 from toolyard.messages import JSON
-from toolyard.records.jsonl import decode, finite
+from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.index.plain import is_plain
@@ -27,7 +26,11 @@ PREVIEW_CHARS = 160
 DAMAGED_CHARS = 100_000
 """How much of a damaged line can be searched."""
 
+_END_CHARS = 2000
+"""How much of an error is looked at for its last line."""
 _OK = "ok"
+_BLANK: dict[str, Any] = {"str": "", "int": 0}
+"""What a damaged line says, by the type of a field."""
 _SPEAKERS = (
     "<|im_start|>user\n",
     "<|start_header_id|>user<|end_header_id|>\n",
@@ -42,27 +45,40 @@ _LOOKED_FOR = 200
 """How many parts are looked up in input and output: a line of a million messages must not take hours."""
 
 
-_FACTS = tuple(fact.name for fact in fields(LineFacts))
-_facts_of = attrgetter(*_FACTS)
-COLUMNS = (*_FACTS, "family")
+COLUMNS = tuple(fact.name for fact in fields(LineFacts))
 """The columns of the index that come from the line itself."""
+_facts_of = attrgetter(*COLUMNS)
+
+
+class CallEntry(NamedTuple):
+    """A tool call, as the index has it."""
+
+    at: int
+    """Its place in the trajectory, from 0."""
+    turn: int
+    tool: str
+    verdict: str
+    """The sandbox's verdict if the outcome is ok, otherwise the outcome."""
+    failed: bool
+    seconds: float | None
+    wait: float | None
+    error: str
+    """The last line of what went wrong; empty if it did not."""
 
 
 class IndexEntry(NamedTuple):
     """Everything the index stores about one line."""
 
     facts: LineFacts
-    family: int
-    """Equal for the samples of one task: a hash of its name or, if lines have none, of the prompt."""
-    verdicts: Mapping[str, int]
-    """Number of calls by verdict."""
+    calls: Sequence[CallEntry]
+    rewards: Mapping[str, float]
     text: bytes
     """Its readable text, folded: see `search`."""
 
     @property
     def columns(self) -> tuple[Any, ...]:
         """The values of `COLUMNS`."""
-        return (*_facts_of(self.facts), self.family)
+        return _facts_of(self.facts)
 
 
 def entry_of(line: bytes, step: int) -> IndexEntry:
@@ -92,8 +108,11 @@ def trajectory_in(line: bytes) -> Trajectory:
 
 
 def damaged(why: str, line: bytes, step: int) -> IndexEntry:
-    facts = LineFacts(_whole(step), "", "", 0, None, "", "", "", 0, 0, 0, 0, 0, 0, 0, 0.0, "", label(why) or "damaged")
-    return IndexEntry(facts, 0, {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS]))
+    facts: dict[str, Any] = {name: _BLANK.get(kind) for name, kind in LineFacts.__annotations__.items()}
+    facts |= {"step": _whole(step), "damaged": label(why) or "damaged"}
+    return IndexEntry(
+        LineFacts(**facts), (), {}, folded(line[: 4 * DAMAGED_CHARS].decode("utf-8", "replace")[:DAMAGED_CHARS])
+    )
 
 
 def label(text: str, limit: int = LABEL_CHARS) -> str:
@@ -110,44 +129,84 @@ def _entry(said: JSON) -> IndexEntry:
     messages: list[JSON] = of_ours.get("messages", [])
     turns: list[JSON] = of_ours.get("turns", [])
     calls: list[JSON] = [call for turn in turns for call in turn.get("tool_calls", ())]
-    verdicts, failed = _verdicts(calls)
+    entries = tuple(_call_entries(turns))
     tokens: JSON = of_ours.get("tokens", {})
+    prompt_ids, response_ids = tokens.get("prompt_ids", ()), tokens.get("response_ids", ())
+    has_tokens = bool(prompt_ids or response_ids)
+    failure: JSON = of_ours.get("failure") or {}
     request_id = said.get("request_id")
     facts = LineFacts(
         step=_whole(said.get("step", 0)),
         request_id="" if request_id is None else label(str(request_id)),
         task=task,
+        group_id=zlib.crc32((task or asked).encode("utf-8", "surrogatepass")),
         sample=_whole(of_ours.get("rollout_offset", 0)),
         score=finite(said.get("score")),
         finish=label(of_ours.get("finish_reason", UNKNOWN)),
         state=label(of_ours.get("state", "COMPLETED")),
+        failure=label(failure.get("error", "") or failure.get("cause", "")),
         source=label(of_ours.get("data_source", UNKNOWN)),
-        turns=len(turns),
-        tools=len(calls),
-        failed_tools=failed,
-        prompt_tokens=len(tokens.get("prompt_ids", ())),
-        response_tokens=len(tokens.get("response_ids", ())),
-        sampled_tokens=tokens.get("response_mask", []).count(1),
+        truth=_truth(said.get("gts")),
+        turns=len(turns) if is_ours else None,
+        tools=len(calls) if is_ours else None,
+        failed_tools=sum(entry.failed for entry in entries) if is_ours else None,
+        prompt_tokens=len(prompt_ids) if has_tokens else None,
+        response_tokens=len(response_ids) if has_tokens else None,
+        sampled_tokens=tokens.get("response_mask", []).count(1) if has_tokens else None,
         chars=len(asked) + len(answered),
-        seconds=_seconds(of_ours.get("metrics", {}), turns),
+        started_at=finite(of_ours.get("started_at")),
+        seconds=_seconds(of_ours.get("metrics", {}), turns) or None,
         preview=_preview(asked, messages, len(turns)),
         damaged="",
     )
-    family = zlib.crc32((task or asked).encode("utf-8", "surrogatepass"))
+    rewards = {
+        label(name): value for name, one in of_ours.get("rewards", {}).items() if (value := _number(one)) is not None
+    }
     parts = _parts(of_ours, messages, calls)
-    return IndexEntry(facts, family, verdicts, folded(asked, answered, *_not_contained(asked, answered, parts)))
+    return IndexEntry(facts, entries, rewards, folded(asked, answered, *_not_contained(asked, answered, parts)))
 
 
-def _verdicts(calls: list[JSON]) -> tuple[Counter[str], int]:
-    """Calls by verdict, and how many failed."""
-    found: Counter[str] = Counter()
-    failed = 0
-    for call in calls:
-        outcome, verdict = call.get("outcome", UNKNOWN), call.get("metrics", {}).get("verdict")
-        ended = _OK if verdict is None else label(verdict) if isinstance(verdict, str) else UNKNOWN
-        found[label(outcome) if outcome != _OK else ended] += 1
-        failed += outcome != _OK or ended != _OK
-    return found, failed
+def _call_entries(turns: list[JSON]) -> Iterator[CallEntry]:
+    at = 0
+    for number, turn in enumerate(turns):
+        for call in cast("list[JSON]", turn.get("tool_calls", ())):
+            outcome, metrics = call.get("outcome", UNKNOWN), call.get("metrics", {})
+            verdict = metrics.get("verdict")
+            ended = _OK if verdict is None else label(verdict) if isinstance(verdict, str) else UNKNOWN
+            failed = outcome != _OK or ended != _OK
+            yield CallEntry(
+                at,
+                number,
+                label(call["name"]),
+                ended if outcome == _OK else label(outcome),
+                failed,
+                _number(call.get("seconds")) or None,
+                _number(metrics.get("queue_seconds")),
+                _last_line(call.get("error") or call.get("response", "")) if failed else "",
+            )
+            at += 1
+
+
+def _last_line(text: str) -> str:
+    return label(text[-_END_CHARS:].rstrip().rpartition("\n")[2].strip())
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return finite(value) if type(value) in (int, float) else None
+    except OverflowError:
+        return None
+
+
+def _truth(value: Any) -> str:
+    """On one line; a verl task may have the name of its scorer beside it."""
+    if isinstance(value, dict):
+        value = cast("JSON", value).get("ground_truth", value)
+    text = value if isinstance(value, str) else ""
+    if not isinstance(value, str | None):
+        with suppress(RecordError, RecursionError):  # nested too deeply
+            text = encode(value).decode("utf-8", "replace")
+    return label(" ".join(text[: 4 * LABEL_CHARS].split()))
 
 
 def _seconds(metrics: JSON, turns: list[JSON]) -> float:

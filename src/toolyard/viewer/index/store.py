@@ -18,7 +18,7 @@ from typing import NamedTuple
 from toolyard.errors import RecordError
 from toolyard.viewer.index.files import Signature
 from toolyard.viewer.index.place import IndexFolder
-from toolyard.viewer.index.rows import COLUMNS
+from toolyard.viewer.index.rows import COLUMNS, CallEntry
 from toolyard.viewer.index.search import TextFile
 
 DATABASE = "index.sqlite"
@@ -84,11 +84,12 @@ SCHEMA = (
     f"CREATE TABLE state ({', '.join(State._fields)})",
     f"CREATE TABLE files (id INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in IndexedFile._fields[1:])})",
     f"CREATE TABLE rows ({_KEY} PRIMARY KEY, {', '.join((*_PLACE, *COLUMNS))})",
-    "CREATE TABLE verdicts (number INTEGER, verdict, calls, PRIMARY KEY (number, verdict)) WITHOUT ROWID",
+    f"CREATE TABLE calls (number INTEGER, {', '.join(CallEntry._fields)}, PRIMARY KEY (number, at)) WITHOUT ROWID",
+    "CREATE TABLE rewards (number INTEGER, name, value, PRIMARY KEY (number, name)) WITHOUT ROWID",
     "CREATE UNIQUE INDEX files_in_order ON files (place)",
     "CREATE INDEX rows_of_file ON rows (file)",
     "CREATE INDEX rows_of_request ON rows (request_id)",
-    "CREATE INDEX rows_of_family ON rows (family)",
+    "CREATE INDEX rows_of_group ON rows (group_id)",
 )
 
 

@@ -158,7 +158,7 @@ class Pages:
     def _timed(self, number: int, generation: int) -> RequestTimeline:
         trajectory = self._library.trajectory(number)
         if trajectory is None:
-            return RequestTimeline(number, "", (), 0.0, True)
+            return RequestTimeline(number, "", (), 0.0, None, True)
         return request_timeline(trajectory, number)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -16,8 +17,8 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare, pair_runs
 from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
-from toolyard.viewer.protocol import RequestTimeline, Row
-from toolyard.viewer.query import Condition, Query
+from toolyard.viewer.protocol import Group, RequestTimeline, Row
+from toolyard.viewer.query import FIELDS, REWARD, Condition, Kind, Query, QueryError, quoted
 from toolyard.viewer.timeline import request_timeline, step_timeline
 from toolyard.viewer.token_runs import Decode, token_runs
 
@@ -161,7 +162,7 @@ class Answers:
         if found is not None:
             keys = {row.number: key_of(row) for row in slowest}
             timeline = dataclasses.asdict(found)
-            for one in (timeline["critical"], *timeline["slowest"]):
+            for one in (timeline["critical"], *timeline["slowest"], *timeline["waterfall"]):
                 one["key"] = keys.get(one["number"])
         scores = [score for _, score in self.library.scores(asked)]
         edges = bin_edges(score for score in scores if score is not None)
@@ -171,6 +172,64 @@ class Answers:
             "runs": sorted({row.file.rpartition("/")[0] for row in slowest}),
             "histogram": {"edges": edges, **histogram(scores, edges)},
         }
+
+    # Groups and calls -------------------------------------------------------------------------------------------------
+
+    def groups(self, query: Query, *, kind: str = "", sort: str = "", offset: int = 0, limit: int = 100) -> JSON:
+        """`kind`: only these; `sort`: mean, std, size or failed, with a minus for descending order."""
+        found = self.library.groups(query)
+        chosen = [group for group in found if not kind or group.kind == kind]
+        field = sort.removeprefix("-")
+        if field:
+            if field not in _GROUP_SORTS:
+                raise QueryError(f"cannot sort groups by {field!r}; expected one of {', '.join(_GROUP_SORTS)}", 0)
+            chosen = _sorted(chosen, _GROUP_SORTS[field], descending=sort.startswith("-"))
+        page = chosen[offset : offset + min(limit, MOST_ROWS)]
+        rows = {row.number: row for row in self.library.fetch([number for group in page for number in group.numbers])}
+        return {
+            "count": len(chosen),
+            "kinds": Counter(group.kind for group in found),
+            "groups": [_group(group, rows) for group in page if group.numbers[0] in rows],
+        }
+
+    def calls(self, query: Query) -> JSON:
+        report = self.library.calls(query)
+        rows = self._keys(one.number for one in (*report.errors, *report.slowest))
+        told = dataclasses.asdict(report)
+        for one in (*told["errors"], *told["slowest"]):
+            one["key"] = rows.get(one["number"])
+        return told
+
+    def changes(self, before: Query, after: Query, *, kind: str = "", offset: int = 0, limit: int = 100) -> JSON:
+        """What became of each task between two selections."""
+        found = self.library.changes(before, after)
+        both = [one for one in found if one.change is not None]
+        page = [one for one in found if not kind or one.kind == kind][offset : offset + min(limit, MOST_ROWS)]
+        rows = {row.number: row for row in self.library.fetch([one.number for one in page])}
+        return {
+            "kinds": Counter(one.kind for one in found),
+            "tasks": len(both),
+            "before": sum(one.before or 0.0 for one in both) / len(both) if both else None,
+            "after": sum(one.after or 0.0 for one in both) / len(both) if both else None,
+            "changes": [
+                {**dataclasses.asdict(one), "change": one.change, **_shown(rows[one.number])}
+                for one in page
+                if one.number in rows
+            ],
+        }
+
+    def suggestions(self, field: str, part: str) -> JSON:
+        """Values of a text field that contain `part`, or fields if `field` is empty."""
+        if not field:
+            names = [*FIELDS, "sort", *(REWARD + name for name in self.library.reward_names())]
+            return {"values": [[name, None] for name in names if part.lower() in name.lower()]}
+        known = FIELDS.get(field) is Kind.TEXT
+        return {
+            "values": [[quoted(value), count] for value, count in self.library.values(field, part)] if known else []
+        }
+
+    def _keys(self, numbers: Iterable[int]) -> dict[int, str]:
+        return {row.number: key_of(row) for row in self.library.fetch(list(set(numbers)))}
 
     def statistics(self, query: Query) -> JSON:
         by_step: dict[int, list[float | None]] = {}
@@ -206,7 +265,7 @@ class Answers:
         """`generation` is only a cache key, so that a replaced file is read again."""
         trajectory = self.library.trajectory(row.number)
         if trajectory is None:
-            return RequestTimeline(row.number, "", (), 0.0, True)
+            return RequestTimeline(row.number, "", (), 0.0, None, True)
         return request_timeline(trajectory, row.number)
 
     def _fits(self, trajectory: Trajectory) -> bool:
@@ -249,6 +308,30 @@ class _BrowserSafe:
         most = max(min(_MOST_TEXT, self._left), _SHORT)
         self._left -= min(len(text), most)
         return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+def _group(group: Group, rows: Mapping[int, Row]) -> JSON:
+    members = [rows[number] for number in group.numbers if number in rows]
+    return {**dataclasses.asdict(group), "keys": [key_of(row) for row in members], **_shown(members[0])}
+
+
+def _shown(row: Row) -> JSON:
+    return {"key": key_of(row), "preview": row.preview, "truth": row.truth}
+
+
+def _sorted(groups: Iterable[Group], value: Callable[[Group], float | None], *, descending: bool) -> list[Group]:
+    """Unknown values come last."""
+    sign = -1 if descending else 1
+    known = [(found is None, sign * (found or 0.0), group) for group in groups for found in [value(group)]]
+    return [group for *_, group in sorted(known, key=lambda one: one[:2])]
+
+
+_GROUP_SORTS: dict[str, Callable[[Group], float | None]] = {
+    "mean": lambda group: group.mean,
+    "std": lambda group: group.std,
+    "size": lambda group: len(group.numbers),
+    "failed": lambda group: group.failed,
+}
 
 
 def _first_tokens(trajectory: Trajectory) -> tuple[Trajectory, int]:

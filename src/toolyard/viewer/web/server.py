@@ -75,6 +75,10 @@ class Server:
             "search": self._search,
             "step": lambda asked: self._answers.step(_number(asked, "step"), _query(asked)),
             "statistics": lambda asked: self._answers.statistics(_query(asked)),
+            "groups": self._groups,
+            "calls": lambda asked: self._answers.calls(_query(asked)),
+            "changes_between": self._changes_between,
+            "suggestions": lambda asked: self._answers.suggestions(asked.get("field", ""), asked.get("part", "")),
             "compare": lambda asked: self._answers.comparison(_text(asked, "left"), _text(asked, "right")),
         }
         app.add_routes([web.get(f"/api/{name}", _answering(answer)) for name, answer in routes.items()])
@@ -157,6 +161,24 @@ class Server:
         backwards = asked.get("backwards") == "1"
         return self._answers.next_step(_number(asked, "step"), _query(asked), backwards=backwards)
 
+    def _groups(self, asked: Mapping[str, str]) -> Any:
+        return self._answers.groups(
+            _query(asked),
+            kind=asked.get("kind", ""),
+            sort=asked.get("sort", ""),
+            offset=_number(asked, "offset", 0),
+            limit=_number(asked, "limit", 100),
+        )
+
+    def _changes_between(self, asked: Mapping[str, str]) -> Any:
+        return self._answers.changes(
+            _query(asked, "before"),
+            _query(asked, "after"),
+            kind=asked.get("kind", ""),
+            offset=_number(asked, "offset", 0),
+            limit=_number(asked, "limit", 100),
+        )
+
     async def _page(self, request: web.Request) -> web.Response:
         return _file("index.html")
 
@@ -227,8 +249,8 @@ def _file(name: str) -> web.Response:
     return web.Response(body=_files()[name], content_type=kind, charset="utf-8")
 
 
-def _query(asked: Mapping[str, str]) -> Query:
-    return parse_query(asked.get("q", ""))
+def _query(asked: Mapping[str, str], name: str = "q") -> Query:
+    return parse_query(asked.get(name, ""))
 
 
 def _text(asked: Mapping[str, str], name: str) -> str:

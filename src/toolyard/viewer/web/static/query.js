@@ -6,17 +6,23 @@
   class Refusal extends Error {}
   Toolyard.Refusal = Refusal;
 
-  const NUMBERS = ["score", "tools", "turns", "length", "prompt", "chars", "time", "step", "line", "sample"];
-  const TEXTS = ["finish", "state", "source", "task", "id", "verdict", "file"];
+  const ALWAYS = ["chars", "step", "line", "sample", "group"]; // numbers that every line has
+  const NUMBERS = ["score", "tools", "failed_calls", "turns", "length", "prompt", "time", "started", ...ALWAYS];
+  const TEXTS = ["finish", "state", "source", "task", "truth", "id", "file"];
+  const OF_CALLS = ["tool", "verdict", "call_time"]; // in a row, they are about the same call
+  const REWARD = "reward.";
+  const FLAG = new Map([["damaged", (row) => Boolean(row.damaged)], ["failed", (row) => row.state === "FAILED"]]);
   const KIND = new Map([
     ...NUMBERS.map((name) => [name, "number"]), ...TEXTS.map((name) => [name, "text"]),
-    ["damaged", "flag"], ["text", "content"],
+    ["tool", "text"], ["verdict", "text"], ["call_time", "number"], ["failed", "flag"], ["damaged", "flag"],
+    ["text", "content"],
   ]);
-  const SORTABLE = [...NUMBERS, ...TEXTS].filter((name) => name !== "verdict");
+  const SORTABLE = [...NUMBERS, ...TEXTS];
   const COLUMN = new Map([
-    ["length", "response_tokens"], ["prompt", "prompt_tokens"], ["time", "seconds"], ["id", "request_id"]]);
+    ["length", "response_tokens"], ["prompt", "prompt_tokens"], ["time", "seconds"], ["id", "request_id"],
+    ["failed_calls", "failed_tools"], ["started", "started_at"], ["group", "group_id"]]);
   const FLAGS = new Map([["yes", true], ["true", true], ["1", true], ["no", false], ["false", false], ["0", false]]);
-  const NAME = /([A-Za-z_][A-Za-z_0-9]*)(!=|<=|>=|[:=<>])/y;
+  const NAME = /([A-Za-z_][A-Za-z_0-9]*(?:\.[^\s:=<>!"]+)?)(!=|<=|>=|[:=<>])/y;
   const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
   const SPACE = /\s*/y;
   const BARE = /\S*/y;
@@ -75,12 +81,14 @@
       } else {
         this.at += name[0].length;
         if (name[1].toLowerCase() === "sort") this.sorting(name[2], negated);
-        else this.field(name[1].toLowerCase(), name[2], negated);
+        else this.field(name[1], name[2], negated);
       }
     }
 
-    field(field, given, negated) {
-      const kind = KIND.get(field);
+    field(written, given, negated) {
+      const lower = written.toLowerCase();
+      const field = lower.startsWith(REWARD) ? REWARD + written.slice(REWARD.length) : lower;
+      const kind = field.startsWith(REWARD) ? "number" : KIND.get(field);
       this.insist(kind, `unknown field '${field}'; the fields are ${[...KIND.keys()].join(", ")} and sort`);
       this.insist(/\S/.test(this.text[this.at] ?? ""), `${field}${given} must be followed by a value, without a space`);
       const turned = given === "!=" ? !negated : negated;
@@ -102,8 +110,7 @@
       this.insist(value || operator === "=", `the text is empty; ${field}="" finds rows whose ${field} is empty`);
       const wanted = folded(value);
       const holds = operator === ":" ? (text) => folded(text).includes(wanted) : (text) => folded(text) === wanted;
-      if (field === "verdict") this.add((row, report) => report.verdicts(row).some(holds), negated);
-      else this.add((row) => holds(column(row, field)), negated);
+      this.addTest(field, holds, negated);
     }
 
     content(value, negated, operator = ":") {
@@ -117,15 +124,14 @@
       const right = ":=".includes(operator) && FLAGS.has(value.toLowerCase());
       this.insist(right, `write ${field}:yes or ${field}:no`, this.start);
       const wanted = FLAGS.get(value.toLowerCase());
-      this.add((row) => Boolean(row.damaged) === wanted, negated);
+      this.add((row) => FLAG.get(field)(row) === wanted, negated);
     }
 
     numeric(field, operator, value, negated) {
-      const has = (row) => column(row, field);
       if (value.toLowerCase() === "none") {
-        const right = field === "score" && operator === ":";
-        this.insist(right, "only score can be none: write score:none or score!=none", this.start);
-        this.add((row) => has(row) === null, negated);
+        const right = !ALWAYS.includes(field) && operator === ":";
+        this.insist(right, `write ${field}:none or ${field}!=none; ${ALWAYS.join(", ")} are always numbers`, this.start);
+        this.addTest(field, (has) => has === null, negated);
       } else if (value.includes("..")) {
         const [, first, second] = /^(.*?)\.\.(.*)$/s.exec(value);
         const right = operator === ":" && (first || second);
@@ -133,10 +139,10 @@
         const low = first ? this.number(field, first) : -Infinity;
         const high = second ? this.number(field, second) : Infinity;
         this.insist(low <= high, `the range is empty; did you mean ${field}:${high}..${low}?`, this.start);
-        this.add((row) => has(row) !== null && has(row) >= low && has(row) <= high, negated);
+        this.addTest(field, (has) => has !== null && has >= low && has <= high, negated);
       } else {
         const wanted = this.number(field, value);
-        this.add((row) => has(row) !== null && TESTS[operator](has(row), wanted), negated);
+        this.addTest(field, (has) => has !== null && TESTS[operator](has, wanted), negated);
       }
     }
 
@@ -155,6 +161,22 @@
       const told = `cannot sort by '${field}'; expected one of ${SORTABLE.join(", ")}`;
       this.insist(SORTABLE.includes(field), told, start);
       if (!this.sort.has(field)) this.sort.set(field, value.startsWith("-") ? -1 : 1);
+    }
+
+    // `holds` is asked about the value of the field.
+    addTest(field, holds, negated) {
+      if (!OF_CALLS.includes(field)) {
+        const reward = field.startsWith(REWARD) ? field.slice(REWARD.length) : null;
+        this.add((row, report) => holds(reward === null ? column(row, field) : report.rewards(row)[reward] ?? null), negated);
+      } else if (negated) {
+        this.add((row, report) => report.calls(row).some((call) => holds(call[field])), true);
+      } else {
+        const together = (this.alternatives.at(-1).ofCalls ??= []);
+        together.push((call) => holds(call[field]));
+        if (together.length === 1) {
+          this.add((row, report) => report.calls(row).some((call) => together.every((one) => one(call))), false);
+        }
+      }
     }
 
     add(holds, negated) {
@@ -182,7 +204,7 @@
 
   const compared = (one, other, sign) => {
     if (one === other) return 0;
-    if (one === null || other === null) return one === null ? 1 : -1; // rows without a score come last
+    if (one === null || other === null) return one === null ? 1 : -1; // rows without a value come last
     return one < other ? -sign : sign;
   };
 

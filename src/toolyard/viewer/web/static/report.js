@@ -37,11 +37,14 @@
       return this.texts.get(key);
     }
 
-    // The verdicts of its calls; calls in the prompt were not made.
-    verdicts({ key }) {
+    // Its calls, as the index has them; calls in the prompt were not made.
+    calls({ key }) {
       const { bubbles = [] } = this.details.get(key);
-      return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map(ended));
+      return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map((call) => (
+        { tool: label(call.name), verdict: ended(call), call_time: call.seconds || null })));
     }
+
+    rewards({ key }) { return this.details.get(key).rewards || {}; }
 
     filtered(query) { return Toolyard.filtered(this.data.rows, query, this); }
 
@@ -139,14 +142,14 @@
         const bin = edges.findLastIndex((edge) => edge <= score);
         counts[Math.min(Math.max(bin, 0), counts.length - 1)] += 1;
       }
-      const average = (name) => mean(whole.map((row) => row[name])) ?? 0;
+      const average = (name) => mean(whole.map((row) => row[name]).filter((value) => value !== null));
       return {
-        step, count: whole.length, scored: scores.length, damaged: rows.length - whole.length,
+        step, count: whole.length, failed: whole.filter((row) => row.state === "FAILED").length, scored: scores.length, damaged: rows.length - whole.length,
         mean_score: mean(scores), min_score: scores.length ? Math.min(...scores) : null,
         max_score: scores.length ? Math.max(...scores) : null,
         mean_turns: average("turns"), mean_tools: average("tools"), mean_response_tokens: average("response_tokens"),
         mean_seconds: average("seconds"),
-        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.verdicts(row))),
+        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.calls(row).map((call) => call.verdict))),
         histogram: { counts, none: whole.length - scores.length },
       };
     }
