@@ -10,7 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -28,6 +29,22 @@ class StartOverError(DivergenceError):
     """The journal of a request cannot be continued: it must be played from its beginning."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalCall(Generic[T]):
+    kind: str
+    """What is called."""
+    question: Callable[[], JSON]
+    """Identifies the call, so that a replay can check it is the same one."""
+    adapter: TypeAdapter[T]
+    """Converts the result to and from JSON."""
+    work: Callable[[], Awaitable[T]]
+    """Makes the call."""
+    redo: Redo[T] | None = None
+    """For a request that is continued from a journal."""
+    once: str = ""
+    """Why the call must not be repeated if it is unknown whether it was made; empty if it may be."""
+
+
 class ExternalCalls:
     """A live request: calls are made and not recorded."""
 
@@ -42,27 +59,9 @@ class ExternalCalls:
         """Seconds since the request began."""
         return round(time.monotonic() - self._began, 6)
 
-    def call(
-        self,
-        kind: str,
-        question: Callable[[], JSON],
-        adapter: TypeAdapter[T],
-        work: Callable[[], Awaitable[T]],
-        *,
-        redo: Redo[T] | None = None,
-        once: str = "",
-    ) -> Awaitable[T]:
-        """Return what `work` returns.
-
-        Args:
-            kind: What is called.
-            question: Identifies the call, so that a replay can check it is the same one.
-            adapter: Converts the result to and from JSON.
-            work: Makes the call.
-            redo: For a request that is continued from a journal.
-            once: Why the call must not be repeated if it is unknown whether it was made; empty if it may be.
-        """
-        return work()
+    def call(self, one: ExternalCall[T]) -> Awaitable[T]:
+        """Return what its `work` returns."""
+        return one.work()
 
     def ended(self) -> None:
         """The request is over."""
@@ -90,19 +89,10 @@ class LoggedCalls(ExternalCalls, ABC):
         self._clock.append(super().now())
         return self._clock[-1]
 
-    async def call(
-        self,
-        kind: str,
-        question: Callable[[], JSON],
-        adapter: TypeAdapter[T],
-        work: Callable[[], Awaitable[T]],
-        *,
-        redo: Redo[T] | None = None,
-        once: str = "",
-    ) -> T:
-        asked = question()  # before the call: the lists it reads may grow meanwhile
-        answer = await work()
-        self._record(kind, asked, adapter.dump_python(answer, mode="json", fallback=str))
+    async def call(self, one: ExternalCall[T]) -> T:
+        asked = one.question()  # before the call: the lists it reads may grow meanwhile
+        answer = await one.work()
+        self._record(one.kind, asked, one.adapter.dump_python(answer, mode="json", fallback=str))
         return answer
 
     def ended(self) -> None:
@@ -147,19 +137,10 @@ class ReplayedCalls(ExternalCalls):
         # A request that diverged may read the clock more often than the tape did.
         return self._clock.popleft() if self._clock else 0.0
 
-    async def call(
-        self,
-        kind: str,
-        question: Callable[[], JSON],
-        adapter: TypeAdapter[T],
-        work: Callable[[], Awaitable[T]],
-        *,
-        redo: Redo[T] | None = None,
-        once: str = "",
-    ) -> T:
-        got = self._replay.next(kind, question())
+    async def call(self, one: ExternalCall[T]) -> T:
+        got = self._replay.next(one.kind, one.question())
         self.faults += got.get("faults", ())
-        return adapter.validate_python(got["answer"])
+        return one.adapter.validate_python(got["answer"])
 
     def ended(self) -> None:
         self._replay.next("ended", {})

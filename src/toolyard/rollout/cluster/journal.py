@@ -18,13 +18,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from pydantic import TypeAdapter
-
 from toolyard.errors import RecordError
 from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode
 from toolyard.rollout.blame import our_failure
-from toolyard.rollout.external import LoggedCalls, Redo, StartOverError
+from toolyard.rollout.external import ExternalCall, LoggedCalls, StartOverError
 from toolyard.rollout.finish import FinishReason, RolloutState
 
 T = TypeVar("T")
@@ -203,54 +201,46 @@ class JournalledCalls(LoggedCalls):
     def now(self) -> float:
         return self._readings.popleft() if self._readings else super().now()
 
-    async def call(
-        self,
-        kind: str,
-        question: Callable[[], JSON],
-        adapter: TypeAdapter[T],
-        work: Callable[[], Awaitable[T]],
-        *,
-        redo: Redo[T] | None = None,
-        once: str = "",
-    ) -> T:
-        if kind in _CONCLUSION:
-            return await super().call(kind, question, adapter, work)
+    async def call(self, one: ExternalCall[T]) -> T:
+        if one.kind in _CONCLUSION:
+            return await super().call(one)
         if self._past:
-            return await self._from_past(kind, question(), adapter, redo)
-        if once:
-            asked = question()
+            return await self._from_past(one)
+        if one.once:
+            asked = one.question()
             await self._certain()
-            if self._in_doubt is not None and kind == "tools":
-                return self._lost(asked, adapter, once)
+            if self._in_doubt is not None and one.kind == "tools":
+                return self._lost(asked, one)
             self._write({"request_id": self._request_id, "kind": ABOUT_TO_CALL, "asked": asked, "got": None})
             await self._journal.settle()
             await self._certain()
-        elif kind == "tools":
+        elif one.kind == "tools":
             await self._certain()
-        return await super().call(kind, question, adapter, work)
+        return await super().call(one)
 
     def start_over(self) -> None:
         self._journal.start_over()
 
-    async def _from_past(self, kind: str, asked: JSON, adapter: TypeAdapter[T], redo: Redo[T] | None) -> T:
+    async def _from_past(self, one: ExternalCall[T]) -> T:
         entry = self._past.popleft()
-        if entry["kind"] != kind or encode(entry["asked"], sort=True) != encode(asked, sort=True):
-            raise StartOverError(f"request {self._request_id}: its journal has another {kind}")
-        answer = adapter.validate_python(entry["got"]["answer"])
+        if entry["kind"] != one.kind or encode(entry["asked"], sort=True) != encode(one.question(), sort=True):
+            raise StartOverError(f"request {self._request_id}: its journal has another {one.kind}")
+        answer = one.adapter.validate_python(entry["got"]["answer"])
         self.faults += entry["got"].get("faults", ())
         self._faults_recorded = len(self.faults)
-        if redo is None:
+        if one.redo is None:
             return answer
-        again = await redo(answer)
-        if again != answer and not _is_aborted(adapter.dump_python(again, mode="json", fallback=str)):
-            raise StartOverError(f"request {self._request_id}: {kind} failed when it was repeated")
+        again = await one.redo(answer)
+        if again != answer and not _is_aborted(one.adapter.dump_python(again, mode="json", fallback=str)):
+            raise StartOverError(f"request {self._request_id}: {one.kind} failed when it was repeated")
         return again
 
-    def _lost(self, asked: JSON, adapter: TypeAdapter[T], why: str) -> T:
-        told = f"its machine was lost during a call, so nobody knows whether the call was made; {why}"
+    def _lost(self, asked: JSON, one: ExternalCall[T]) -> T:
+        told = f"its machine was lost during a call, so nobody knows whether the call was made; {one.once}"
         failure = our_failure(FinishReason.TOOL_FAILURE, RolloutState.TOOL_CALLING, told, cause="machine lost")
-        self._record("tools", asked, adapter.dump_python(adapter.validate_python(failure), mode="json"))
-        return adapter.validate_python(failure)
+        answer = one.adapter.validate_python(failure)
+        self._record("tools", asked, one.adapter.dump_python(answer, mode="json"))
+        return answer
 
     def record(self, kind: str, asked: Any, got: Any) -> None:
         if not _is_aborted(got["answer"]):  # that is not what it heard; it may be continued elsewhere

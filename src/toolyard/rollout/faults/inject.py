@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from pydantic import TypeAdapter
-
 from toolyard.errors import ConfigError, EngineError, LimiterError
 from toolyard.messages import JSON
 from toolyard.rollout.config import RolloutConfig
-from toolyard.rollout.external import ExternalCalls, Redo
+from toolyard.rollout.external import ExternalCall, ExternalCalls, Redo
 from toolyard.rollout.faults.profile import FaultProfile
 from toolyard.rollout.play.speaker import EngineAnswer, Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest
@@ -97,24 +95,16 @@ class FaultyCalls(ExternalCalls):
     def now(self) -> float:
         return self._calls.now()
 
-    async def call(
-        self,
-        kind: str,
-        question: Callable[[], JSON],
-        adapter: TypeAdapter[T],
-        work: Callable[[], Awaitable[T]],
-        *,
-        redo: Redo[T] | None = None,
-        once: str = "",
-    ) -> T:
-        self._turn += kind == "sampled"
+    async def call(self, one: ExternalCall[T]) -> T:
         self._counts.clear()
-        if kind == "sampled":
-            work = partial(self._misread, work)
-        again = None if redo is None else partial(self._redone, redo)
+        if one.kind == "sampled":
+            self._turn += 1
+            one = replace(one, work=partial(self._misread, one.work))
+        if one.redo is not None:
+            one = replace(one, redo=partial(self._redone, one.redo))
         before = _playing.set(self)
         try:
-            return await self._calls.call(kind, question, adapter, work, redo=again, once=once)
+            return await self._calls.call(one)
         finally:
             _playing.reset(before)
 

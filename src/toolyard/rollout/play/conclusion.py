@@ -19,7 +19,7 @@ from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, combine
 from toolyard.rewards.protocol import FinalScore
 from toolyard.rollout.blame import OURS, TASK
-from toolyard.rollout.external import ExternalCalls
+from toolyard.rollout.external import ExternalCall, ExternalCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.request import AsyncRolloutRequest
@@ -79,7 +79,9 @@ _FINAL = TypeAdapter[FinalScore | Unscored](FinalScore | Unscored)
 async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances | None) -> Trajectory:
     request = play.request
     began = play.external.now()
-    released = await play.external.call("released", dict[str, Any], _RELEASED, lambda: _release(play, stack, instances))
+    released = await play.external.call(
+        ExternalCall("released", dict[str, Any], _RELEASED, lambda: _release(play, stack, instances))
+    )
     if released.problems:
         request.metrics["problems"] = released.problems
     combined = Combined(None, {}, None)
@@ -91,7 +93,7 @@ async def conclude(play: Ending, stack: AsyncExitStack, instances: ToolInstances
         request.metrics["abandoned"] = released.abandoned
     request.reward_scores = dict(combined.parts)
     play.stages["reward"] = play.external.now() - began
-    stuck = await play.external.call("stuck", dict[str, Any], _STUCK, partial(_stuck, play))
+    stuck = await play.external.call(ExternalCall("stuck", dict[str, Any], _STUCK, partial(_stuck, play)))
     if stuck:
         request.metrics["stuck"] = stuck
     trajectory = _trajectory(play, combined)
@@ -209,7 +211,7 @@ async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscore
         solution = "\n".join(message.content for message in _sampled_messages(play))
         asked: JSON = {"data_source": request.task.data_source, "solution": solution}
         request.waits_for, request.stage_since = "the final reward", time.monotonic()
-        scored = await play.external.call("final", lambda: asked, _FINAL, lambda: _scored(play, solution))
+        scored = await play.external.call(ExternalCall("final", lambda: asked, _FINAL, lambda: _scored(play, solution)))
         if isinstance(scored, Unscored):
             final, reasons["final"], unscored = None, scored.error, scored
         else:

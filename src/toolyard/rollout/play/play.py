@@ -24,7 +24,7 @@ from toolyard.errors import DivergenceError, InteractionError, RecordError, summ
 from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
 from toolyard.rollout.blame import OURS, TASK, StageFailure, our_failure, stage_failure
-from toolyard.rollout.external import ExternalCalls, Redo, StartOverError
+from toolyard.rollout.external import ExternalCall, ExternalCalls, Redo, StartOverError
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.call_records import (
@@ -449,7 +449,9 @@ class Play:
         once: str = "",
     ) -> Awaitable[T | StageFailure]:
         """Make an external call, bounded by `seconds` and by the request's remaining time."""
-        return self.external.call(kind, asked, made_of, partial(self._bounded, ask, seconds), redo=redo, once=once)
+        return self.external.call(
+            ExternalCall(kind, asked, made_of, partial(self._bounded, ask, seconds), redo=redo, once=once)
+        )
 
     async def _bounded(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T | StageFailure:
         request, stage = self.request, self.request.state
