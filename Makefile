@@ -32,8 +32,8 @@ demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model pla
 # to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait
 # for each other.
 PYTEST := $(BIN)/python -m pytest --durations 10
-# One more than there are processors, since tests also wait.
-WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 7 ? processors + 1 : 8)))
+# Two more than there are processors, since tests also wait.
+WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 6 ? processors + 2 : 8)))
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in ten to fifteen minutes
