@@ -48,7 +48,7 @@ async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(dem
         text = terminal.page.text
         for part in ("0000078ce6f905a093f486ef", "USER", "ASSISTANT  turn 1", "16.6 s", "✓ ok", "waited 824 ms"):
             assert part in text
-        assert "rewards: final 1 · tool/code_interpreter 0" in text
+        assert "score    1 = – × final 1 + – × tool/code_interpreter 0" in text
         assert "engine 18.5 s" in text
         (line,) = [line for line in text.splitlines() if "total = 5 + 4" in line]
         assert line.rstrip(" │").endswith("9")  # the result is shown beside the call

@@ -67,6 +67,8 @@ def hostile_line() -> dict[str, Any]:
     call["metrics"] = {said: said, "__proto__": {"polluted": 1}, "verdict": said}
     line["metrics"] |= {said: said, "__proto__": {"polluted": 1}, "constructor": said}
     line["rewards"] |= {said: 1.0, "__proto__": 0.5, "constructor": said}
+    texts = {"reason": said, "extracted": said, "expected": said, "weight": said}
+    line["reward_details"] = {"final": texts, said: texts, "__proto__": texts, "constructor": said}
     line |= {said: said, "__proto__": {"polluted": 1}, "data_source": said}
     line["failure"] = {"whose": said, "stage": said, "error": said}
     return line

@@ -56,6 +56,6 @@ def short_text(value: Any) -> str | None:
         try:
             value = json.dumps(value, ensure_ascii=False, default=str)
         except Exception:  # keys that are not text, cycles, too many digits, a __str__ that raises
-            value = f"a {type(value).__name__}"
+            value = f"({type(value).__name__})"
     cut: str = value if len(value) <= _MOST_CHARS else f"{value[: _MOST_CHARS - 1]}…"
     return cut.encode("utf-8", "replace").decode()

@@ -106,6 +106,7 @@ class Answers:
         fields = {
             "bubbles": conversation(trajectory),
             "score": trajectory.score,
+            "rewards": trajectory.rewards,
             "why": reward_breakdown(trajectory),
             "failure": trajectory.failure,
             "timeline": request_timeline(trajectory, row.number),
