@@ -50,6 +50,15 @@ def pictured_line(picture: str) -> dict[str, Any]:
     return line
 
 
+def explained_line() -> dict[str, Any]:
+    """The demo's first trajectory, as if its answer had been wrong, with weights and reasons."""
+    line = demo_lines()[0]
+    line["request_id"], line["score"], line["rewards"]["final"] = "explained", 0.0, 0.0
+    final = {"weight": 1.0, "reason": "the answer 8 is not 9", "extracted": "8", "expected": "9"}
+    line["reward_details"] = {"final": final, "tool/code_interpreter": {"weight": 0.0}}
+    return line
+
+
 def hostile_line() -> dict[str, Any]:
     """The demo's first trajectory, with markup, escapes and controls wherever a model or a task writes."""
     line = demo_lines()[0]

@@ -141,7 +141,7 @@ class ToolInstance:
         return self._run("calc_reward", self.tool.calc_reward, self.instance_id)
 
     def explain_reward(self) -> Call | None:
-        if self.reward is None or type(self.tool).explain_reward is BaseTool.explain_reward:
+        if self.reward is None or not _explains(type(self.tool)):
             return None
         return self._run("explain_reward", self.tool.explain_reward, self.instance_id)
 
@@ -279,6 +279,13 @@ async def open_instance(
     """Like `open_instances`, for one tool."""
     async with open_instances({tool.name: tool}, request_id, {tool.name: kwargs or {}}) as instances:
         yield instances[tool.name]
+
+
+def _explains(tool: type) -> bool:
+    """Whether it explains its own `calc_reward`. A class that overrides only that one inherits a false explanation."""
+    names = ("explain_reward", "calc_reward")
+    explaining, calculating = (next((it for it in tool.__mro__ if name in vars(it)), BaseTool) for name in names)
+    return explaining is not BaseTool and issubclass(explaining, calculating)
 
 
 def _checked_kwargs(name: str, given: Mapping[str, JSON] | None) -> dict[str, JSON]:

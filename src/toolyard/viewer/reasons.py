@@ -47,7 +47,7 @@ def reward_breakdown(trajectory: Trajectory) -> RewardBreakdown:
     """Explain the score of any line: ours, of any version, or verl's. It shows what the line has."""
     score = f"score {_shown(trajectory.score)}"
     if not trajectory.rewards:
-        part = _part("score", trajectory.score, trajectory.extra)
+        part = _part("score", trajectory.score, None, trajectory.extra)
         return RewardBreakdown(score, (part,) if part.sentence else ())
     parts = tuple(_parts(trajectory))
     terms = [f"{_shown(part.weight)} × {part.name} {_shown(part.value)}" for part in parts]
@@ -60,15 +60,15 @@ def reward_breakdown(trajectory: Trajectory) -> RewardBreakdown:
 
 def _parts(trajectory: Trajectory) -> Iterator[RewardPart]:
     for name in list(trajectory.rewards)[:_MOST_PARTS]:
-        said = _mapping(trajectory.reward_details.get(name))
+        said = detail = _mapping(trajectory.reward_details.get(name))
         if name == "final":
-            said = _mapping(trajectory.metrics.get("reward")) | said
+            said = _mapping(trajectory.metrics.get("reward")) | detail
         if name == "step" and (count := _step_rewards(trajectory)):
-            said = {"reason": f"the sum of {count} step reward{'' if count == 1 else 's'}"} | said
-        yield _part(name, trajectory.rewards[name], said)
+            said = {"reason": f"the sum of {count} step reward{'' if count == 1 else 's'}"} | detail
+        yield _part(name, trajectory.rewards[name], detail.get("weight"), said)
 
 
-def _part(name: str, value: Any, said: Mapping[str, Any]) -> RewardPart:
+def _part(name: str, value: Any, weight: Any, said: Mapping[str, Any]) -> RewardPart:
     reason, extracted, expected = (_first(said, names) for names in _ALIASES)
     told = [reason or ""]
     for what, text in (("extracted", extracted), ("expected", expected)):
@@ -77,7 +77,7 @@ def _part(name: str, value: Any, said: Mapping[str, Any]) -> RewardPart:
     return RewardPart(
         _one_line(name, _NAME_CHARS),
         _finite(value),
-        _finite(said.get("weight")),
+        _finite(weight),
         reason,
         extracted,
         expected,

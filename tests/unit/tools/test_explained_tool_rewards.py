@@ -26,6 +26,16 @@ async def test_the_gsm8k_tool_explains_its_last_answer_and_still_returns_a_numbe
     assert (type(instance.reward), instance.explanation, instance.problems) == (float, why, [])
 
 
+async def test_a_reward_of_its_own_is_not_explained_by_the_class_it_inherits_from():
+    class Mine(Gsm8kTool):
+        async def calc_reward(self, instance_id, **kwargs):
+            return 0.5
+
+    async with open_instance(Mine({}), "r", {"create_kwargs": {"ground_truth": "18"}}) as instance:
+        await instance.call({"answer": "18"})
+    assert (instance.reward, instance.explanation) == (0.5, None)
+
+
 @pytest.mark.parametrize("returned", [RuntimeError("no"), None, "text", {"reason": HUGE}, {"reason": "fine"}])
 async def test_an_explanation_that_fails_costs_nothing_but_itself(returned):
     class Tool(Gsm8kTool):

@@ -50,7 +50,7 @@ def test_unknown_is_a_dash_and_never_0():
 
 
 def test_earlier_lines_show_what_their_metrics_say():
-    metrics = {"reward": {"why": "3 is not 5", "extracted": "3", "expected": "5", "timed_out": False}}
+    metrics = {"reward": {"why": "3 is not 5", "extracted": "3", "expected": "5", "timed_out": False, "weight": 7}}
     (part,) = reward_breakdown(rewarded(0.0, {"final": 0.0}, metrics=metrics)).parts
     assert (part.reason, part.extracted, part.expected, part.weight) == ("3 is not 5", "3", "5", None)
 
@@ -65,7 +65,7 @@ def test_step_rewards_are_counted():
     ("more", "parts"),
     [
         ("", 0),
-        (', "acc": true, "pred": "4"', 1),
+        (', "acc": true, "pred": "4", "weight": 7', 1),
         (', "reason": "the answer 4 equals 4", "extracted": "4"', 1),
         (', "reward_error": "no ground truth"', 1),
     ],

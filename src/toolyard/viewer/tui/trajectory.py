@@ -163,14 +163,15 @@ def _truth(pen: Pen, truth: Any, width: int) -> list[Line]:
 
 def _score(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
     palette, why = pen.palette, reward_breakdown(trajectory)
-    label, score, formula = [*one_line(why.formula).split(" ", 2), ""][:3]
-    bold = palette.score(trajectory.score) + Style(bold=True)
-    lines = _labelled(pen, label, [Segment(score, bold), Segment(f" {formula}", palette.text)], width)
+    room = width - _LABEL - 1
+    label, score, formula = [*why.formula.split(" ", 2), ""][:3]
+    bold, indent = palette.score(trajectory.score) + Style(bold=True), len(score) + 1
+    first, *rest = pen.text(formula, room - indent) or [[]]
+    lines: list[Line] = [[Segment(f"{score} ", bold), *first], *prefixed(rest, Segment(" " * indent))]
     for part in why.parts:
         if part.sentence:
-            said = pen.text(f"{part.name}: {part.sentence}", width - _LABEL - 1, palette.muted)
-            lines += _labelled_lines(pen, "", said)
-    return lines
+            lines += pen.text(f"{part.name}: {part.sentence}", room, palette.muted)
+    return _labelled_lines(pen, label, lines)
 
 
 def _times(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
