@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+FIELDS = ("reason", "extracted", "expected")
+"""The fields of an explanation: keys in dumps, and in what users' functions return."""
 _MOST_CHARS = 300
 
 
@@ -20,17 +22,12 @@ class Explanation:
     reason: str | None = None
     """One sentence: `the answer 71 is not 72`."""
     extracted: str | None = None
-    """What was taken as the answer. None: nothing was found, or nothing is extracted."""
+    """What was taken as the answer. None: nothing was found, or the reward does not say."""
     expected: str | None = None
 
     def as_json(self) -> dict[str, str]:
-        """The texts that are known, by name."""
-        texts = {"reason": self.reason, "extracted": self.extracted, "expected": self.expected}
-        return {name: text for name, text in texts.items() if text is not None}
-
-
-FIELDS = ("reason", "extracted", "expected")
-"""Keys of a dict returned by a user's function that explain its score."""
+        """Return the texts that are known, by name."""
+        return {name: text for name in FIELDS if (text := getattr(self, name)) is not None}
 
 
 def explain(reason: Any = None, *, extracted: Any = None, expected: Any = None) -> Explanation:

@@ -125,7 +125,7 @@ SAME = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, [3]]}
                 ("raise ValueError('x' * 10**6)", "case 1 of 3: runtime error: ValueError: xxx", "2\n"),
             ],
         ),
-        ("code:continuous", {"first_n": 2}, [(DOUBLE, "all 2 cases passed, 1 were not run", None)]),
+        ("code:continuous", {"first_n": 2}, [(DOUBLE, "all 2 cases passed, 1 not run", None)]),
     ],
 )
 async def test_code_names_the_first_case_that_failed(name, options, answers):

@@ -80,7 +80,8 @@ def _explanation(result: CodeResult, suite: Suite) -> Explanation:
     failed = next((case for case in result.cases if case.verdict in FAILED), None)
     if failed is None:
         left = len(result.cases) - result.passed
-        passed = f"all {result.passed} cases passed" + (f", {left} were not run" if left else "")
+        passed = "the case passed" if result.passed == 1 else f"all {result.passed} cases passed"
+        passed += f", {left} not run" if left else ""
         return explain(passed if code is not None else result.why, extracted=code)
     what = failed.verdict.value.replace("_", " ") + (f": {failed.why}" if failed.why else "")
     if failed.verdict is CaseVerdict.COMPILE_ERROR:
