@@ -93,8 +93,10 @@ def _adds_up(parts: tuple[RewardPart, ...], score: float | None) -> bool:
     """Whether they give the score, approximately, as far as that is known."""
     counted = [part for part in parts if part.weight != 0]
     terms = [part.weight * part.value for part in counted if part.weight is not None and part.value is not None]
-    if score is None or len(terms) < len(counted):
+    if len(terms) < len(counted):
         return True
+    if score is None:  # withdrawn, for example by the audit, unless nothing counts
+        return not terms
     return math.isclose(sum(terms), score, rel_tol=1e-6, abs_tol=1e-9)
 
 

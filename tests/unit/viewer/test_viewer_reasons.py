@@ -81,6 +81,9 @@ def test_a_score_that_the_parts_do_not_give_is_not_called_equal():
     assert reward_breakdown(rewarded(0.7, {"final": 1.0, "tool/a": None}, details)).formula == (
         "score 0.7 ≠ 1 × final 1 + 0 × tool/a –"
     )
+    withdrawn = reward_breakdown(rewarded(None, {"final": 1.0, "tool/a": None}, details))
+    assert withdrawn.formula == "score – ≠ 1 × final 1 + 0 × tool/a –"
+    assert reward_breakdown(rewarded(None, {"tool/a": 1.0}, details)).formula == "score – = 0 × tool/a 1"
     almost = reward_breakdown(rewarded(1.0 + 1e-12, {"final": 1.0, "tool/a": None}, details))
     assert almost.formula == "score 1 = 1 × final 1 + 0 × tool/a –"
 
