@@ -40,6 +40,29 @@ def test_the_other_parts_of_the_score_are_those_of_the_dump(tmp_path):
     assert not report.notes
 
 
+def test_the_final_reward_is_explained_anew_and_the_other_parts_keep_what_they_said(tmp_path):
+    said = {"final": {"weight": 9.0, "reason": "old"}, "tool/search": {"weight": 9.0, "reason": "x" * 400}, "step": "?"}
+    good = answered("#### 18", score=-0.25, rewards=PARTS, reward_details=said)
+    bad = replace(good, request_id="bad", ground_truth="Paris")
+    fill(tmp_path / "1.jsonl", good, bad, verls("It is 17", 1.0, reason="old"), verls("It is 18", 1.0, gts="Paris"))
+    score(tmp_path, "gsm8k", weights=["tool.search=0.5"], out=tmp_path / "new")
+    lines = lines_of(tmp_path / "new/1.jsonl")
+    assert lines[0]["reward_details"] == {
+        "final": {"weight": 1.0, "reason": "the answer 18 equals 18", "extracted": "18", "expected": "18"},
+        "interaction": {"weight": 1.0},
+        "step": {"weight": 1.0},
+        "tool/search": {"weight": 0.5, "reason": "x" * 299 + "…"},
+    }
+    assert lines[1]["reward_details"]["final"]["reason"].startswith("reward 'gsm8k': ground_truth 'Paris'")
+    # verl's lines have no parts: there the explanation stands beside the score, as whatever else a reward says.
+    assert [lines[2][name] for name in ("score", "reason", "extracted", "expected")] == [
+        0.0, "the answer 17 is not 18", "17", "18",
+    ]  # fmt: skip
+    assert ("reason" in lines[3], lines[3]["score"]) == (False, None)
+    score(tmp_path / "new", "gsm8k", weights=["tool.search=0.5"], out=tmp_path / "again")
+    assert (tmp_path / "again/1.jsonl").read_bytes() == (tmp_path / "new/1.jsonl").read_bytes()
+
+
 def test_weights_are_those_of_the_run_unless_others_are_given(tmp_path):
     weights = {"final": 2.0, "step": 0.0, "tool": {"search": 0.5}, "interaction": 1.0}
     fill(tmp_path / "runs/1.jsonl", answered("#### 18", score=1.25, rewards=PARTS))

@@ -125,6 +125,11 @@ def test_a_tape_is_replayed_without_engine_and_tools_to_the_bit(place):
     summary = rolled(place, "--out", "runs/again", "--replay", "run.tape")
     assert summary["trajectories"] == 24
     assert (place / "runs/live/0.jsonl").read_bytes() == (place / "runs/again/0.jsonl").read_bytes()
+    for line in read_dump(place / "runs/again"):
+        assert line.trajectory.reward_details == {
+            "final": {"weight": 1.0, "reason": "the answer 42 equals 42", "extracted": "42", "expected": "42"},
+            "tool/look_up": {"weight": 0.0},
+        }
 
     other = ["rollout", "rollout.yaml", "--replay", "run.tape", "--out", "runs/other"]
     done = toolyard(place, *other, "--set", "limits.response_length=300")

@@ -29,14 +29,23 @@ DEMO = gzip.decompress((Path(__file__).parents[1] / "data" / "embedded.jsonl.gz"
 # The demo's dump ------------------------------------------------------------------------------------------------------
 
 
-def test_scored_again_by_its_own_reward_the_recorded_dump_is_the_same_to_the_byte(tmp_path):
+def test_scored_again_by_its_own_reward_the_recorded_dump_only_gains_the_reasons_and_then_stays_the_same(tmp_path):
     fill(tmp_path / "runs/0.jsonl", DEMO)
     done = toolyard(tmp_path, "runs", "--reward", "gsm8k", "--out", "again")
     assert done.returncode == 0, done.stderr
     assert "✔ 16 scored again with gsm8k in" in done.stdout
     assert "0 changed; mean 0.3125 → 0.3125." in done.stdout
     assert "written: again" in done.stdout
-    assert (tmp_path / "again/0.jsonl").read_bytes() == DEMO
+    explained = (tmp_path / "again/0.jsonl").read_bytes()
+    lines = [json.loads(line) for line in explained.splitlines()]
+    details = [line.pop("reward_details") for line in lines]
+    assert lines == [json.loads(line) for line in DEMO.splitlines()]
+    assert details[0] == {
+        "final": {"expected": "9", "extracted": "9", "reason": "the answer 9 equals 9", "weight": 1.0},
+        "tool/code_interpreter": {"weight": 0.0},
+    }
+    assert toolyard(tmp_path, "again", "--reward", "gsm8k", "--out", "more").returncode == 0
+    assert (tmp_path / "more/0.jsonl").read_bytes() == explained
 
 
 def test_what_a_stricter_reward_changes_is_counted_and_shown(tmp_path):
@@ -48,13 +57,13 @@ def test_what_a_stricter_reward_changes_is_counted_and_shown(tmp_path):
     done = toolyard(tmp_path, "runs", "--reward", "gsm8k:strict", "--out", "strict", "--top", "2")
     assert done.returncode == 0, done.stderr
     assert "5 changed; mean 0.3125 → 0.0000." in done.stdout
-    assert "0.jsonl:1   dcb8078ce6f905a093f486ef        1       0" in done.stdout
+    assert "0.jsonl:1   dcb8078ce6f905a093f486ef        1       0   no number after '#### '" in done.stdout
     assert "and 3 more; --top 5 shows all" in done.stdout
     before, after = lines_of(tmp_path / "runs/0.jsonl"), lines_of(tmp_path / "strict/0.jsonl")
     assert [line["score"] for line in after] == [0.0] * 16
     assert [line["rewards"]["final"] for line in after] == [0.0] * 16
     for one, other in zip(before, after, strict=True):
-        assert list(one) == list(other), "the order of the fields too"
+        assert [*one, "reward_details"] == list(other), "the order of the fields too"
         assert {key for key in one if one[key] != other[key]} <= {"score", "rewards"}
 
 
@@ -217,7 +226,7 @@ def test_steps_are_told_apart_and_can_be_chosen_and_limited(tmp_path):
             "step": 3,
             "before": 1.0,
             "after": 0.0,
-            "why": "",
+            "why": "the answer 17 is not 18",
         }
     ]
     assert (said["reward"], said["weights"], said["unscored"], said["interrupted"]) == (

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 from browsing import Window, at, chosen, go, key_shown, opened_browser, served_to, until, visit
 from playwright.sync_api import Page
-from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, hostile_line, pictured_line, served, write_lines
+from viewing import (
+    DAMAGED,
+    VERL_LINE,
+    demo_dump,
+    demo_lines,
+    explained_line,
+    hostile_line,
+    pictured_line,
+    served,
+    write_lines,
+)
 
 from pictures import png
 from toolyard.images import image_of
@@ -54,6 +64,21 @@ def test_it_opens_with_the_list_and_the_first_trajectory_as_a_conversation(page:
     assert page.locator(".bubble.role-user").last.inner_text().startswith("User")
     assert page.locator(".call .badge").inner_text() == "ok"
     assert page.locator(".call .program .c-number").first.inner_text() == "5"
+
+
+def test_below_the_score_stands_how_it_is_made_and_why(page: Page, tmp_path: Path) -> None:
+    write_lines(tmp_path / "0.jsonl", [explained_line(), VERL_LINE])
+    with served_to(page, tmp_path) as url:
+        visit(page, url)
+        assert page.locator(".detail-head .why").inner_text().splitlines() == [
+            "score 0 = 1 × final 0 + 0 × tool/code_interpreter 0",
+            "final: the answer 8 is not 9",
+        ]
+        go(page, at("0.jsonl:1", tab="rewards"))
+        said = page.locator("table.rewards tr", has_text="extracted").inner_text()
+        assert " ".join(said.split()) == "final 0 × 1 reason the answer 8 is not 9 extracted 8 expected 9"
+        go(page, at("0.jsonl:2"))
+        assert page.locator(".detail-head .why").inner_text() == "score 1"
 
 
 def test_a_picture_that_a_tool_returned_is_drawn_and_described(page: Page, tmp_path: Path) -> None:

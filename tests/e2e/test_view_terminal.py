@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Input
-from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, pictured_line, write_lines
+from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, explained_line, pictured_line, write_lines
 from viewing_terminal import viewing
 
 from pictures import png
@@ -48,12 +48,22 @@ async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(dem
         text = terminal.page.text
         for part in ("0000078ce6f905a093f486ef", "USER", "ASSISTANT  turn 1", "16.6 s", "✓ ok", "waited 824 ms"):
             assert part in text
-        assert "rewards: final 1 · tool/code_interpreter 0" in text
+        assert "score    1 = – × final 1 + – × tool/code_interpreter 0" in text
         assert "engine 18.5 s" in text
         (line,) = [line for line in text.splitlines() if "total = 5 + 4" in line]
         assert line.rstrip(" │").endswith("9")  # the result is shown beside the call
         assert text in terminal.page.text
         assert "#### 9" in terminal.screen
+
+
+@pytest.mark.parametrize("size", [(140, 45), (80, 24)])
+async def test_below_the_score_stands_how_it_is_made_and_why(tmp_path, size):
+    write_lines(tmp_path / "0.jsonl", [explained_line()])
+    async with viewing(tmp_path, size) as terminal:
+        text = terminal.page.text
+        said = " ".join(text.replace("│", " ").split())
+        assert "score 0 = 1 × final 0 + 0 × tool/code_interpreter 0 final: the answer 8 is not 9 truth 9" in said
+        assert "final: the answer 8 is not 9" in terminal.screen
 
 
 async def test_a_picture_that_a_tool_returned_is_described(tmp_path):

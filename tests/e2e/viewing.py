@@ -50,6 +50,15 @@ def pictured_line(picture: str) -> dict[str, Any]:
     return line
 
 
+def explained_line() -> dict[str, Any]:
+    """The demo's first trajectory, as if its answer had been wrong, with weights and reasons."""
+    line = demo_lines()[0]
+    line["request_id"], line["score"], line["rewards"]["final"] = "explained", 0.0, 0.0
+    final = {"weight": 1.0, "reason": "the answer 8 is not 9", "extracted": "8", "expected": "9"}
+    line["reward_details"] = {"final": final, "tool/code_interpreter": {"weight": 0.0}}
+    return line
+
+
 def hostile_line() -> dict[str, Any]:
     """The demo's first trajectory, with markup, escapes and controls wherever a model or a task writes."""
     line = demo_lines()[0]
@@ -67,6 +76,8 @@ def hostile_line() -> dict[str, Any]:
     call["metrics"] = {said: said, "__proto__": {"polluted": 1}, "verdict": said}
     line["metrics"] |= {said: said, "__proto__": {"polluted": 1}, "constructor": said}
     line["rewards"] |= {said: 1.0, "__proto__": 0.5, "constructor": said}
+    texts = {"reason": said, "extracted": said, "expected": said, "weight": said}
+    line["reward_details"] = {"final": texts, said: texts, "__proto__": texts, "constructor": said}
     line |= {said: said, "__proto__": {"polluted": 1}, "data_source": said}
     line["failure"] = {"whose": said, "stage": said, "error": said}
     return line

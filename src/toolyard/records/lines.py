@@ -26,6 +26,7 @@ _VERL = ("input", "output", "gts", "score", "step", "request_id")
 _OURS = frozenset(
     {*_VERL, "finish_reason", "messages", "tokens", "turns", "rewards", "metrics", "format_version"}
     | {"state", "batch_data_id", "rollout_offset", "data_source", "token_exact", "failure", "started_at", "extra"}
+    | {"reward_details"}
 )
 
 _LATER = frozenset({"started", "queue_seconds"})
@@ -74,6 +75,8 @@ def _line(it: Trajectory) -> JSON:
         "token_exact": it.token_exact,
         "failure": None if it.failure is None else _fields(it.failure),
     }
+    if it.reward_details:
+        line["reward_details"] = _ordered(it.reward_details)
     if it.started_at is not None:
         line["started_at"] = it.started_at
     extra: JSON = _ordered(it.extra)
@@ -183,6 +186,7 @@ def _of_ours(fields: _Fields) -> Trajectory:
         data_source=fields.text("data_source", UNKNOWN),
         token_exact=fields.flag("token_exact"),
         failure=fields.optional("failure", lambda name: _failure(fields.object(name))),
+        reward_details=fields.object("reward_details").said,
         started_at=fields.optional("started_at", fields.number),
         extra=extra | fields.object("extra").said,
     )

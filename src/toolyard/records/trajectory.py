@@ -125,6 +125,9 @@ class Trajectory:
     token_exact: bool = True
     """Whether `tokens` are exactly the tokens that the model sampled and saw."""
     failure: Failure | None = None
+    reward_details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """`{name: {weight, reason, extracted, expected}}`: the weight of each of `rewards` in the score, and its scorer's
+    explanation, as far as they are known. Empty in lines that do not say."""
     started_at: float | None = None
     """When the request began, in Unix seconds; None if the line does not say."""
     extra: JSON = field(default_factory=dict[str, Any])

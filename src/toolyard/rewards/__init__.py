@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from toolyard.rewards.combination import Weights
     from toolyard.rewards.data_sources import register
     from toolyard.rewards.default import default_compute_score
+    from toolyard.rewards.explanation import Explanation
     from toolyard.rewards.protocol import FinalReward, FinalScore
     from toolyard.rewards.registry import load_reward
     from toolyard.rewards.trl import trl_reward
@@ -20,6 +21,7 @@ __all__ = [
     "CodeJudge",
     "CodeResult",
     "CodeSettings",
+    "Explanation",
     "FinalReward",
     "FinalScore",
     "Submission",
@@ -38,6 +40,7 @@ __getattr__, __dir__ = exports(
         "toolyard.rewards.combination": "Weights",
         "toolyard.rewards.data_sources": "register",
         "toolyard.rewards.default": "default_compute_score",
+        "toolyard.rewards.explanation": "Explanation",
         "toolyard.rewards.protocol": "FinalReward FinalScore",
         "toolyard.rewards.registry": "load_reward",
         "toolyard.rewards.trl": "trl_reward",

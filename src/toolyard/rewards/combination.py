@@ -13,6 +13,9 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
+from toolyard.messages import JSON
+from toolyard.rewards.explanation import Explanation, explain
+
 
 class Missing(Enum):
     """The type of `MISSING`."""
@@ -40,8 +43,12 @@ class Weights(BaseModel):
     interaction: FiniteFloat = 1.0
     """Weight of the user simulator's score."""
 
-    def of_tool(self, name: str) -> float:
-        return self.tool.get(name, 0.0) if isinstance(self.tool, dict) else self.tool
+    def of(self, part: str) -> float:
+        """The weight of a part, by its name in `Combined.parts`."""
+        kind, _, tool = part.partition("/")
+        if kind != "tool":
+            return getattr(self, kind)
+        return self.tool.get(tool, 0.0) if isinstance(self.tool, dict) else self.tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +89,14 @@ def combine(
     """
     given = [reward for rewards in steps.values() for reward in rewards]
     parts: dict[str, float | None] = {}
-    counts: dict[str, float] = {}
     if final is not MISSING:
-        parts["final"], counts["final"] = final, weights.final
+        parts["final"] = final
     if steps:
-        parts["step"], counts["step"] = _sum(given), weights.step
-    for name, reward in tools.items():
-        parts[f"tool/{name}"], counts[f"tool/{name}"] = reward, weights.of_tool(name)
+        parts["step"] = _sum(given)
+    parts |= {f"tool/{name}": reward for name, reward in tools.items()}
     if interaction is not MISSING:
-        parts["interaction"], counts["interaction"] = interaction, weights.interaction
+        parts["interaction"] = interaction
+    counts = {name: weights.of(name) for name in parts}
     parts = {name: value if value is not None and math.isfinite(value) else None for name, value in parts.items()}
     failed = [name for name, value in parts.items() if value is None and counts[name]]
     if failed:
@@ -102,6 +108,22 @@ def combine(
     if score is None:
         return Combined(None, parts, "the weighted sum is not a finite number")
     return Combined(score, parts)
+
+
+def reward_details(
+    weights: Weights,
+    parts: Mapping[str, float | None],
+    explanations: Mapping[str, Explanation | None],
+    failures: Mapping[str, str],
+) -> dict[str, JSON]:
+    """Return the weight and explanation of each part, as a dump has them. `failures`: error messages, by part."""
+    details: dict[str, JSON] = {}
+    for name, value in parts.items():
+        said = explanations.get(name) or Explanation()
+        if value is None and name in failures:
+            said = explain(failures[name].strip().rpartition("\n")[2])  # the last line of a traceback is the error
+        details[name] = {"weight": weights.of(name), **said.as_json()}
+    return details
 
 
 def _why(name: str, reasons: Mapping[str, str]) -> str:

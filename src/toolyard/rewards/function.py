@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from pydantic_core import to_jsonable_python
 
 from toolyard.errors import ConfigError, RewardError
+from toolyard.rewards.explanation import FIELDS, explanation_in
 from toolyard.rewards.protocol import FinalReward, FinalScore
 from toolyard.supervision import Call
 
@@ -141,7 +142,7 @@ class FunctionReward(FinalReward):
             extras: Any = to_jsonable_python(others, fallback=_nearest, inf_nan_mode="null", bytes_mode="base64")
         except ValueError as error:  # for example a circular reference
             raise RewardError(f"{who}: what it returned besides the score is not JSON: {error}") from None
-        return FinalScore(score, extras)
+        return FinalScore(score, {key: extras[key] for key in extras if key not in FIELDS}, explanation_in(extras))
 
 
 async def _value_of(work: Awaitable[Any]) -> Any:

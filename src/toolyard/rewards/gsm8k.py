@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Literal
 
 from toolyard.errors import ConfigError
+from toolyard.rewards.explanation import Explanation, explain
 
 Method = Literal["strict", "flexible"]
 """How an answer is extracted and compared: see `extract_solution` and `compute_score`."""
@@ -65,12 +66,27 @@ def compute_score(
     Raises:
         ConfigError: the ground truth is not a number, or there is no such method.
     """
+    return explained_score(solution_str, ground_truth, method, format_score, score)[0]
+
+
+def explained_score(
+    solution_str: str,
+    ground_truth: str | float,
+    method: Method = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> tuple[float, Explanation]:
+    """Return what `compute_score` returns, and why."""
     truth = final_answer(ground_truth)
     answer = extract_solution(solution_str, method)
     if answer is None:
-        return 0.0
-    right = answer == truth or (method == "flexible" and Decimal(answer) == Decimal(truth))
-    return score if right else format_score
+        missing = f"no number after {_MARK!r}" if method == "strict" else "no number in the answer"
+        return 0.0, explain(missing, expected=truth)
+    same = answer == truth or Decimal(answer) == Decimal(truth)
+    right = answer == truth or (method == "flexible" and same)
+    how = "equals" if right else "is written differently from" if same else "is not"
+    why = explain(f"the answer {_cut(answer)} {how} {_cut(truth)}", extracted=answer, expected=truth)
+    return score if right else format_score, why
 
 
 def final_answer(ground_truth: str | float) -> str:
@@ -122,4 +138,8 @@ def _without_latex_spacing(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:40]}…{text[-40:]}")
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:40]}…{text[-40:]}"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from toolyard.errors import ConfigError, RewardError
+from toolyard.rewards.explanation import Explanation
 
 
 class GroundTruthError(RewardError, ConfigError):
@@ -23,7 +24,9 @@ class FinalScore:
     value: float
     """Finite."""
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What came with the score, as JSON. `why`, if present, says in one line why it is not higher."""
+    """What came with the score, as JSON."""
+    explanation: Explanation | None = None
+    """Why it is this value; None if the reward does not say."""
 
 
 class FinalReward(ABC):

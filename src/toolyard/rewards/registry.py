@@ -12,7 +12,8 @@
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float, …}
 
-The function may be async. What it returns besides `score` becomes metrics. A reward that could not be computed is a
+The function may be async. Of what it returns besides `score`, `reason`, `extracted` and `expected` explain the score,
+and the rest becomes metrics. A reward that could not be computed is a
 `RewardError`, never 0.
 """
 
@@ -139,9 +140,10 @@ class Gsm8kReward(FinalReward):
         if ground_truth is None:
             raise GroundTruthError(f"reward {self.name!r}: the task has no ground truth, which this reward needs")
         try:
-            return FinalScore(gsm8k.compute_score(solution_str, ground_truth, self._method))
+            value, why = gsm8k.explained_score(solution_str, ground_truth, self._method)
         except ConfigError as error:
             raise GroundTruthError(f"reward {self.name!r}: {error}") from None
+        return FinalScore(value, explanation=why)
 
 
 # The final reward for each task's data source, from the table in `rewards.data_sources`.

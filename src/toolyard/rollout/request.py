@@ -50,6 +50,7 @@ class AsyncRolloutRequest:
     response_logprobs: list[float] | None = field(default_factory=list[float])
     """0.0 where the mask is 0. None if the engine returns no logprobs."""
     reward_scores: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    reward_details: dict[str, JSON] = field(default_factory=dict[str, JSON])
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     turns: list[Turn] = field(default_factory=list[Turn])
     token_exact: bool = True

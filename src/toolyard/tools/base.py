@@ -91,6 +91,11 @@ class BaseTool:
         """Return the reward for the trajectory's use of this tool."""
         return 0.0
 
+    async def explain_reward(self, instance_id: str) -> Mapping[str, Any] | None:
+        """Explain the result of `calc_reward`, which has just returned: `reason`, `extracted`, `expected`, each of them
+        optional. Not part of verl's interface."""
+        return None
+
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End a trajectory: release everything that belongs to it."""
 

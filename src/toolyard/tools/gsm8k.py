@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from toolyard.errors import ConfigError
 from toolyard.messages import OpenAIFunctionToolSchema
 from toolyard.rewards import gsm8k
+from toolyard.rewards.explanation import Explanation, explain
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.tools.policy import Recovery
 from toolyard.tools.trajectories import Trajectories
@@ -62,6 +63,7 @@ class _State:
     best: float = 0.0
     """The next answer must exceed it to avoid the penalty."""
     last: float = 0.0
+    why: Explanation = field(default_factory=lambda: explain("no answer was given"))
 
 
 class Gsm8kTool(BaseTool):
@@ -98,7 +100,7 @@ class Gsm8kTool(BaseTool):
         answer = parameters.get("answer", "")
         if not isinstance(answer, str):  # models often give a number where a string is expected
             answer = str(answer)
-        reward = self._score(answer, state.truth)
+        reward, state.why = self._score(answer, state.truth)
         step = 0.0 if reward > state.best else self.settings.penalty
         state.best, state.last = max(state.best, reward), reward
         metrics = {"score": reward, "best_score": state.best}
@@ -111,6 +113,9 @@ class Gsm8kTool(BaseTool):
         trying every number would score as high as knowing the answer.
         """
         return self._trajectories.of(instance_id, kwargs).last
+
+    async def explain_reward(self, instance_id: str) -> Mapping[str, Any]:
+        return self._trajectories.of(instance_id, {}).why.as_json()
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         self._trajectories.end(instance_id)
@@ -126,10 +131,10 @@ class Gsm8kTool(BaseTool):
             )
         return _State(gsm8k.final_answer(ground_truth))
 
-    def _score(self, answer: str, truth: str) -> float:
+    def _score(self, answer: str, truth: str) -> tuple[float, Explanation]:
         settings = self.settings
         # verl puts the mark before every answer. Not for `flexible`: it would read "3 + 15 = 18" as 3, where verl's
         # scorer reads 18.
         if settings.method == "strict" and _MARK not in answer:
             answer = _MARK + answer.strip()
-        return gsm8k.compute_score(answer, truth, settings.method, settings.format_score, settings.score)
+        return gsm8k.explained_score(answer, truth, settings.method, settings.format_score, settings.score)

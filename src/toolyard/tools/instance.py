@@ -19,6 +19,7 @@ from typing import Any
 
 from toolyard.errors import OURS, TASK, ConfigError, ToolError, ToolyardError, blame, summarize, unwrap
 from toolyard.messages import JSON
+from toolyard.rewards.explanation import Explanation, explanation_in
 from toolyard.supervision import Call, uninterrupted
 from toolyard.tools.answers import as_reward, created_id, created_response
 from toolyard.tools.base import BaseTool, ToolResponse
@@ -52,10 +53,12 @@ class ToolInstance:
         """Result of `calc_reward`, once the block is left. None if it returned none or failed: see `rewarded`."""
         self.rewarded = False
         """Whether `calc_reward` completed."""
+        self.explanation: Explanation | None = None
+        """What `explain_reward` said."""
         self.step_rewards: list[float] = []
         self.outcomes: Counter[ToolOutcome] = Counter()
         self.problems: list[str] = []
-        """Tracebacks of `calc_reward` and `release`."""
+        """Tracebacks of `calc_reward`, `explain_reward` and `release`."""
         self.our_failure = False
         """Whether the reward is missing because of our failure."""
         self.abandoned = abandoned
@@ -137,6 +140,11 @@ class ToolInstance:
             return None
         return self._run("calc_reward", self.tool.calc_reward, self.instance_id)
 
+    def explain_reward(self) -> Call | None:
+        if self.reward is None or not _explains(type(self.tool)):
+            return None
+        return self._run("explain_reward", self.tool.explain_reward, self.instance_id)
+
     def release(self) -> Call | None:
         if type(self.tool).release is BaseTool.release:
             return None
@@ -151,6 +159,8 @@ class ToolInstance:
                 self.rewarded = True
             except ValueError as problem:
                 error = problem
+        if stage == "explain_reward" and error is None:
+            self.explanation = explanation_in(call.value)
         if error is None and not call.expired:
             return
         stage = call.what.rpartition(": ")[2]
@@ -246,9 +256,9 @@ async def open_instances(
 
 
 async def _end(instances: Sequence[ToolInstance]) -> None:
-    """Run `calc_reward`, then `release`. Cancellations are deferred until both have run."""
+    """Run `calc_reward`, `explain_reward`, then `release`. Cancellations are deferred until all have run."""
     cancelled = False
-    for stage in ("last_call", "calc_reward", "release"):
+    for stage in ("last_call", "calc_reward", "explain_reward", "release"):
         begun = {one: call for one in instances if (call := getattr(one, stage)()) is not None}
         try:
             await uninterrupted(*begun.values())
@@ -269,6 +279,13 @@ async def open_instance(
     """Like `open_instances`, for one tool."""
     async with open_instances({tool.name: tool}, request_id, {tool.name: kwargs or {}}) as instances:
         yield instances[tool.name]
+
+
+def _explains(tool: type) -> bool:
+    """Whether it explains its own `calc_reward`. A class that overrides only that one inherits a false explanation."""
+    names = ("explain_reward", "calc_reward")
+    explaining, calculating = (next((it for it in tool.__mro__ if name in vars(it)), BaseTool) for name in names)
+    return explaining is not BaseTool and issubclass(explaining, calculating)
 
 
 def _checked_kwargs(name: str, given: Mapping[str, JSON] | None) -> dict[str, JSON]:

@@ -92,8 +92,9 @@ trajectories = st.builds(
     data_source=texts,
     token_exact=st.booleans(),
     failure=st.none() | st.builds(Failure, texts, texts, texts),
+    reward_details=objects,
     started_at=st.none() | st.floats(0, 4e9),
-    extra=st.dictionaries(texts | st.sampled_from(FIELDS), json_values, max_size=3),
+    extra=st.dictionaries(texts | st.sampled_from([*FIELDS, "reward_details"]), json_values, max_size=3),
 )  # fmt: skip
 
 
@@ -118,6 +119,8 @@ def test_the_fields_stand_in_the_order_of_the_contract() -> None:
 def test_equal_trajectories_have_equal_bytes_whatever_the_order_of_their_mappings() -> None:
     one = replace(good_trajectory(), rewards={"a": 1.0, "b": None}, metrics={"x": {"p": 1, "q": [{"s": 1, "t": 2}]}})
     other = replace(one, rewards={"b": None, "a": 1.0}, metrics={"x": {"q": [{"t": 2, "s": 1}], "p": 1}})
+    one = replace(one, reward_details={"a": {"weight": 1.0, "reason": "so"}, "b": {}})
+    other = replace(other, reward_details={"b": {}, "a": {"reason": "so", "weight": 1.0}})
     assert one == other
     assert to_line(one) == to_line(other)
 

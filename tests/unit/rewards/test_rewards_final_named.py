@@ -74,9 +74,9 @@ async def test_math_by_name(loaded):
     pytest.importorskip("math_verify")
     reward = loaded("math", children=1)
     right = await score(reward, r"So it is \boxed{\frac{2}{4}}.", "0.5")
-    assert (right.value, right.extras) == (1.0, {"extracted": r"\frac{2}{4}", "expected": "0.5", "timed_out": False})
+    assert (right.value, right.extras) == (1.0, {"timed_out": False})
     wrong = await score(reward, r"\boxed{3}", "5")
-    assert (wrong.value, wrong.extras["why"]) == (0.0, "3 is not 5")
+    assert (wrong.value, wrong.explanation.reason) == (0.0, "the answer 3 is not 5")
     for truth in (None, "", {"a": 1}):
         with pytest.raises(GroundTruthError, match="reward 'math': "):
             await score(reward, truth=truth)
@@ -87,10 +87,10 @@ async def test_a_mathematical_check_that_hangs_is_stopped_and_is_the_answers_doi
     reward = loaded("math", children=1)
     await score(reward, r"\boxed{\frac{1}{3}}", r"\frac{2}{6}")  # its process has started
     found = await score(reward, r"\boxed{10^{10^{10}}}", r"\frac{2}{6}", seconds=0.5)
-    assert (found.value, found.extras["timed_out"], found.extras["why"]) == (
+    assert (found.value, found.extras["timed_out"], found.explanation.reason) == (
         0.0,
         True,
-        "it could not be checked within 0.5 s",
+        "the answer could not be checked within 0.5 s",
     )
 
 
@@ -139,11 +139,10 @@ async def test_code_by_name(loaded):
     assert (right.extras["passed"], right.extras["cases"], right.extras["blocks"]) == (4, 4, 1)
     assert right.extras["verdicts"] == {"passed": 4}
     assert right.extras["seconds"] > 0
-    assert "why" not in right.extras
     assert (await score(loaded("code"), HALF_RIGHT, CASES)).value == 0.0
     half = await score(loaded("code:fraction"), HALF_RIGHT, json.dumps(CASES))
     assert (half.value, half.extras["verdicts"]) == (0.5, {"passed": 2, "wrong_answer": 2})
-    assert half.extras["why"]
+    assert half.explanation.reason.startswith("case 3 of 4: wrong answer")
     first = await score(loaded("code:continuous", first_n=3), HALF_RIGHT, CASES)
     assert first.value == pytest.approx(2 / 3)
 
@@ -151,7 +150,7 @@ async def test_code_by_name(loaded):
 async def test_an_answer_without_a_program_is_worth_nothing_and_says_so(loaded):
     found = await score(loaded("code"), "I do not know.", CASES)
     assert (found.value, found.extras["passed"], found.extras["blocks"]) == (0.0, 0, 0)
-    assert found.extras["why"]
+    assert found.explanation.reason
 
 
 @pytest.mark.parametrize("truth", [None, "", "not JSON", {"inputs": ["1"]}, [], 18, {"inputs": [], "outputs": []}])
@@ -164,7 +163,7 @@ async def test_what_a_program_printed_is_not_kept(loaded):
     loud = "```python\nprint('x' * 1_000_000)\nraise ValueError('y' * 1_000_000)\n```"
     found = await score(loaded("code"), loud, CASES)
     assert found.value == 0.0
-    assert len(json.dumps(found.extras)) < 1_000
+    assert len(json.dumps([found.extras, found.explanation.as_json()])) < 1_000
 
 
 async def test_a_service_that_is_none_takes_the_score_away(loaded):

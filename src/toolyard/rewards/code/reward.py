@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolyard.errors import OURS, ConfigError, LimiterError, RewardError, ToolyardError
+from toolyard.rewards.code.cases import read_suite
 from toolyard.rewards.code.judge import CodeJudge
-from toolyard.rewards.code.protocol import Aggregation, CodeResult, CodeSettings
+from toolyard.rewards.code.ledger import FAILED
+from toolyard.rewards.code.protocol import Aggregation, CaseVerdict, CodeResult, CodeSettings, Suite, SuiteKind
+from toolyard.rewards.explanation import Explanation, explain
 from toolyard.rewards.protocol import FinalReward, FinalScore, GroundTruthError, read_options
-
-_WHY_CHARS = 300
 
 
 class CodeReward(FinalReward):
@@ -47,9 +48,8 @@ class CodeReward(FinalReward):
         # Its own tenant: at the limiter, each answer waits like a trajectory's tool call, not behind all answers.
         tenant = f"reward-{next(self._numbers)}"
         try:
-            result = await self._judge.judge(
-                solution_str, ground_truth, tenant=tenant, patience_seconds=deadline_seconds
-            )
+            suite = read_suite(ground_truth)
+            result = await self._judge.judge(solution_str, suite, tenant=tenant, patience_seconds=deadline_seconds)
         except ToolyardError as error:
             message = f"reward {self.name!r}: {error}"
             if isinstance(error, ConfigError) and not isinstance(error, LimiterError):
@@ -57,22 +57,35 @@ class CodeReward(FinalReward):
             raise RewardError(message) from error
         if result.score is None:
             raise RewardError(f"reward {self.name!r}: {result.why}", whose=OURS)
-        return FinalScore(result.score, _extras(result))
+        return FinalScore(result.score, _extras(result), _explanation(result, suite))
 
     async def close(self) -> None:
         await self._judge.close()
 
 
 def _extras(result: CodeResult) -> dict[str, Any]:
-    """Keep it small: it is stored with every trajectory, so no program output except in `why`."""
-    extras: dict[str, Any] = {
+    """Keep it small: it is stored with every trajectory, so no program output."""
+    return {
         "passed": result.passed,
         "cases": len(result.cases),
         "verdicts": result.counts(),
         "blocks": result.extracted.blocks,
         "seconds": round(result.wall_seconds, 6),
     }
-    if result.why:
-        why = " ".join(result.why.split())
-        extras["why"] = why if len(why) <= _WHY_CHARS else f"{why[:_WHY_CHARS]}…"
-    return extras
+
+
+def _explanation(result: CodeResult, suite: Suite) -> Explanation:
+    """Explain by the first failed case. Cases are counted from 1."""
+    code = result.extracted.code
+    failed = next((case for case in result.cases if case.verdict in FAILED), None)
+    if failed is None:
+        left = len(result.cases) - result.passed
+        passed = "the case passed" if result.passed == 1 else f"all {result.passed} cases passed"
+        passed += f", {left} not run" if left else ""
+        return explain(passed if code is not None else result.why, extracted=code)
+    what = failed.verdict.value.replace("_", " ") + (f": {failed.why}" if failed.why else "")
+    if failed.verdict is CaseVerdict.COMPILE_ERROR:
+        return explain(what, extracted=code)
+    case = suite.cases[failed.index]
+    expected = case.test if suite.kind is SuiteKind.ASSERTS else case.expected
+    return explain(f"case {failed.index + 1} of {len(result.cases)}: {what}", extracted=code, expected=expected)

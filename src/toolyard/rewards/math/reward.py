@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from toolyard.errors import MissingDependencyError, RewardError
+from toolyard.rewards.explanation import explain
 from toolyard.rewards.math.scorer import DEADLINE_SECONDS, MathChecker, MathScore
 from toolyard.rewards.protocol import FinalReward, FinalScore, GroundTruthError, read_options
 
@@ -60,16 +61,16 @@ class MathReward(FinalReward):
             raise GroundTruthError(f"reward {self.name!r}: {error}") from None
         except RewardError as error:
             raise RewardError(f"reward {self.name!r}: {error}") from error
-        why = _why(found, seconds)
-        return FinalScore(found.value, found.extras | ({"why": why} if why else {}))
+        why = explain(_why(found, seconds), extracted=found.extracted, expected=found.expected)
+        return FinalScore(found.value, {"timed_out": found.timed_out}, why)
 
     async def close(self) -> None:
         self._checker.close()  # not in a thread: none can be started at interpreter exit
 
 
 def _why(found: MathScore, seconds: float) -> str:
-    if found.value == 1.0:
-        return ""
     if found.timed_out:
-        return f"it could not be checked within {seconds:g} s"
-    return "no answer was found" if found.extracted is None else f"{found.extracted} is not {found.expected}"
+        return f"the answer could not be checked within {seconds:g} s"
+    if found.extracted is None:
+        return "no expression in the answer"
+    return f"the answer {found.extracted} {'equals' if found.value == 1.0 else 'is not'} {found.expected}"

@@ -50,11 +50,6 @@ class MathScore:
     timed_out: bool = False
     """It could not be checked before the deadline, so it is wrong."""
 
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Everything but the value, as JSON."""
-        return {"extracted": self.extracted, "expected": self.expected, "timed_out": self.timed_out}
-
 
 class MathChecker:
     """Checks answers in at most `children` processes, which are started on demand and kept.

@@ -16,7 +16,8 @@ from toolyard.errors import RewardError, ToolyardError, blame, summarize
 from toolyard.messages import JSON, Message
 from toolyard.records.audit import audit
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
-from toolyard.rewards.combination import MISSING, Combined, Missing, combine
+from toolyard.rewards.combination import MISSING, Combined, Missing, combine, reward_details
+from toolyard.rewards.explanation import Explanation
 from toolyard.rewards.protocol import FinalScore
 from toolyard.rollout.blame import OURS, TASK
 from toolyard.rollout.external import ExternalCall, ExternalCalls
@@ -59,6 +60,9 @@ class Released:
     """Parts that are missing because of an infrastructure failure."""
     abandoned: list[str] = field(default_factory=list[str])
     """Calls that ignored their cancellation."""
+    explanations: dict[str, Explanation] | None = None
+    """Why tools' rewards are what they are, by part. None: from a tape of a version that did not ask, which explained
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,7 @@ async def _release(play: Ending, stack: AsyncExitStack, instances: ToolInstances
         failed,
         [f"tool/{name}" for name, instance in there.items() if instance.our_failure],
         list(play.abandoned),
+        {f"tool/{name}": said for name, one in there.items() if (said := one.explanation) is not None},
     )
 
 
@@ -206,6 +211,7 @@ async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscore
     final: float | Missing | None = MISSING
     reasons: dict[str, str] = {}
     unscored: Unscored | None = None
+    explanations: dict[str, Explanation | None] = {**(released.explanations or {})}
     if setting.final_reward is not None:
         # Only the model's own messages: tool results are not its solution.
         solution = "\n".join(message.content for message in _sampled_messages(play))
@@ -218,20 +224,24 @@ async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscore
             final = scored.value
             if scored.extras:
                 request.metrics["reward"] = dict(scored.extras)
+            explanations["final"] = scored.explanation
     steps: dict[str, list[float]] = {}
     for turn in request.turns:
         for call in turn.tool_calls:
             if call.reward is not None:
                 steps.setdefault(call.name, []).append(call.reward)
     spoken = [*play.interaction_rewards, *([] if released.interaction is None else [released.interaction])]
+    reasons |= {part: problems[0] for part, problems in released.problems.items()}
     combined = combine(
         setting.weights,
         final=final,
         steps=steps,
         tools=released.tools,
         interaction=None if released.interaction_failed else sum(spoken) if spoken else MISSING,
-        reasons=reasons | {part: problems[0] for part, problems in released.problems.items()},
+        reasons=reasons,
     )
+    if released.explanations is not None:
+        request.reward_details = reward_details(setting.weights, combined.parts, explanations, reasons)
     return combined, unscored
 
 
@@ -280,6 +290,7 @@ def _trajectory(play: Ending, combined: Combined) -> Trajectory:
         tokens=Tokens(request.prompt_ids, request.response_ids, request.response_mask, request.response_logprobs),
         turns=tuple(request.turns),
         rewards=request.reward_scores,
+        reward_details=request.reward_details,
         metrics=_metrics(play),
         data_source=request.task.data_source,
         token_exact=request.token_exact,

@@ -15,6 +15,7 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN
 from toolyard.records.writer import FolderLock
+from toolyard.rewards.explanation import FIELDS
 from toolyard.rollout.blame import TASK
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -143,8 +144,11 @@ def rescored_line(rescored: Rescored) -> bytes:
 
 
 def _verls(line: JSON, rescored: Rescored) -> JSON:
-    extras = rescored.final.extras if rescored.final is not None else {_WHY: rescored.why}
-    kept = {key: value for key, value in line.items() if key != _WHY}
+    final = rescored.final
+    extras = {_WHY: rescored.why} if final is None else dict(final.extras)
+    if final is not None and final.explanation is not None:
+        extras |= final.explanation.as_json()
+    kept = {key: value for key, value in line.items() if key not in (_WHY, *FIELDS)}
     return kept | {"score": rescored.score} | {key: value for key, value in extras.items() if key not in _NOT_EXTRAS}
 
 
@@ -159,6 +163,7 @@ def _ours(line: JSON, rescored: Rescored) -> JSON:
         "score": rescored.score,
         "rewards": dict(sorted(rewards.items())),
         "metrics": dict(sorted(metrics.items())),
+        "reward_details": {name: dict(sorted(said.items())) for name, said in sorted(rescored.details.items())},
     }
     if combined.failed:
         failure = {"whose": TASK, "stage": RolloutState.COMPLETED.value, "error": combined.why_missing}

@@ -15,7 +15,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from os import PathLike
 from pathlib import Path
@@ -28,7 +28,8 @@ from toolyard.messages import JSON
 from toolyard.records.dump import DumpLine, dump_files, lines_of, read_line
 from toolyard.records.lines import UNKNOWN
 from toolyard.records.trajectory import Tokens, Trajectory
-from toolyard.rewards.combination import MISSING, Combined, Missing, Weights, combine
+from toolyard.rewards.combination import MISSING, Combined, Missing, Weights, combine, reward_details
+from toolyard.rewards.explanation import explanation_in
 from toolyard.rewards.registry import FinalReward, FinalScore
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -81,6 +82,8 @@ class Rescored:
     """None if it could not be computed, or the line was left unchanged."""
     why: str = ""
     """Why there is no score, or the reward's explanation of it."""
+    details: Mapping[str, JSON] = field(default_factory=dict[str, JSON])
+    """`Trajectory.reward_details` with the new final reward and the new weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +197,14 @@ class Rescoring:
             scored = str(error)
         except Exception as error:  # a bug in a reward must not affect the other lines
             scored = summarize(error)
-        final, why = (None, scored) if isinstance(scored, str) else (scored, str(scored.extras.get("why", "")))
-        combined = None if is_verl_line(trajectory) else self._combined(trajectory, final, why)
-        if combined is None:
+        final, why = (None, scored) if isinstance(scored, str) else (scored, _reason(scored))
+        if is_verl_line(trajectory):
             score = None if final is None else final.value
-        else:
-            score, why = combined.score, why if final is None else combined.why_missing or why
-        return self._rescored(line, _change(trajectory.score, score), score, combined, final, why)
+            return self._rescored(line, _change(trajectory.score, score), score, None, final, why)
+        combined = self._combined(trajectory, final, why)
+        details = self._details(trajectory, combined, final, why)
+        score, why = combined.score, why if final is None else combined.why_missing or why
+        return self._rescored(line, _change(trajectory.score, score), score, combined, final, why, details)
 
     def _rescored(self, line: _Line, change: Change, score: float | None, *rest: Any) -> Rescored:
         return Rescored(line.found.path, line.found.number, line.raw, line.found.trajectory, change, score, *rest)
@@ -224,6 +228,13 @@ class Rescoring:
         self.unexplained += trajectory.score is not None and not _same(before, trajectory.score)
         reasons = {} if final is not None else {"final": why}
         return _recombined(self._weights, trajectory, None if final is None else final.value, reasons)
+
+    def _details(
+        self, trajectory: Trajectory, combined: Combined, final: FinalScore | None, why: str
+    ) -> dict[str, JSON]:
+        said = {part: explanation_in(detail) for part, detail in trajectory.reward_details.items()}
+        said["final"] = None if final is None else final.explanation
+        return reward_details(self._weights, combined.parts, said, {"final": why})
 
 
 def is_verl_line(trajectory: Trajectory) -> bool:
@@ -289,6 +300,10 @@ def _is_tool(name: str) -> bool:
 def _number(value: Any) -> float | None:
     """Lines are checked for their shape, not for the values in `rewards`."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _reason(scored: FinalScore) -> str:
+    return (scored.explanation and scored.explanation.reason) or ""
 
 
 def _text(value: Any) -> str | None:

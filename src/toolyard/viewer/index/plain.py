@@ -84,7 +84,7 @@ _OURS = (
     *_optional("batch_data_id", "finish_reason", "data_source", types=(str,)),
     *_optional("rollout_offset", types=(int,)),
     *_optional("token_exact", types=(bool,)),
-    *_optional("tokens", "rewards", "metrics", "extra", types=(dict,)),
+    *_optional("tokens", "rewards", "reward_details", "metrics", "extra", types=(dict,)),
     *_optional("messages", "turns", types=(list,)),
     *_optional("failure", types=(dict, _NONE)),
     ("started_at", None, frozenset((float, _NONE))),

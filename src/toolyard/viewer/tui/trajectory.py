@@ -13,11 +13,12 @@ from rich.style import Style
 
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.protocol import Bubble, Origin, Row, TokenRun
+from toolyard.viewer.reasons import reward_breakdown
 from toolyard.viewer.timeline import request_timeline, stage_seconds
 from toolyard.viewer.token_runs import Decode, token_runs
 from toolyard.viewer.tui.conversation import Folds, conversation_lines
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
-from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line, visible
+from toolyard.viewer.tui.text import counted, format_seconds, one_line, visible
 from toolyard.viewer.tui.timeline import stacked_bar, stage_legend
 
 _LABEL = 8
@@ -126,7 +127,7 @@ def _facts(pen: Pen, trajectory: Trajectory, width: int, parts: frozenset[Part])
     palette = pen.palette
     lines: list[Line] = [[]]
     if Part.REWARDS in parts:
-        lines += _labelled(pen, "score", _score(pen, trajectory), width)
+        lines += _score(pen, trajectory, width)
     if Part.TRUTH in parts and trajectory.ground_truth is not None:
         lines += _labelled_lines(pen, "truth", _truth(pen, trajectory.ground_truth, width - _LABEL - 1))
     if Part.TIMINGS in parts:
@@ -160,19 +161,17 @@ def _truth(pen: Pen, truth: Any, width: int) -> list[Line]:
     return [*lines[:_TRUTH_LINES], pen.note(f"… {counted(hidden, 'more line')}", width)]
 
 
-def _score(pen: Pen, trajectory: Trajectory) -> Line:
-    palette = pen.palette
-    line: Line = [Segment(format_number(trajectory.score), palette.score(trajectory.score) + Style(bold=True))]
-    if trajectory.rewards:
-        line.append(Segment("  rewards: ", palette.faint))
-    for at, (name, value) in enumerate(trajectory.rewards.items()):
-        line.append(Segment(f"{' · ' if at else ''}{one_line(str(name), 40)} ", palette.muted))
-        line.append(Segment(_format_reward(value), palette.text))
-    return line
-
-
-def _format_reward(value: Any) -> str:
-    return format_number(value) if value is None or isinstance(value, int | float) else one_line(str(value), 20)
+def _score(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:
+    palette, why = pen.palette, reward_breakdown(trajectory)
+    room = width - _LABEL - 1
+    label, score, formula = [*why.formula.split(" ", 2), ""][:3]
+    bold, indent = palette.score(trajectory.score) + Style(bold=True), len(score) + 1
+    first, *rest = pen.text(formula, room - indent) or [[]]
+    lines: list[Line] = [[Segment(f"{score} ", bold), *first], *prefixed(rest, Segment(" " * indent))]
+    for part in why.parts:
+        if part.sentence:
+            lines += pen.text(f"{part.name}: {part.sentence}", room, palette.muted)
+    return _labelled_lines(pen, label, lines)
 
 
 def _times(pen: Pen, trajectory: Trajectory, width: int) -> list[Line]:

@@ -19,6 +19,7 @@ from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
 from toolyard.viewer.protocol import Group, RequestTimeline, Row
 from toolyard.viewer.query import FIELDS, REWARD, Condition, Kind, Query, QueryError, quoted
+from toolyard.viewer.reasons import reward_breakdown
 from toolyard.viewer.timeline import request_timeline, step_timeline
 from toolyard.viewer.token_runs import Decode, token_runs
 
@@ -106,6 +107,7 @@ class Answers:
             "bubbles": conversation(trajectory),
             "score": trajectory.score,
             "rewards": trajectory.rewards,
+            "why": reward_breakdown(trajectory),
             "failure": trajectory.failure,
             "timeline": request_timeline(trajectory, row.number),
             "token_exact": trajectory.token_exact,

@@ -45,6 +45,9 @@
       comparisons(detail));
   };
 
+  const reasons = ({ why }) => el("div.why", el("code", why.formula),
+    why.parts.filter((part) => part.sentence).map((part) => el("div.muted", `${part.name}: ${part.sentence}`)));
+
   const head = (detail, options) => {
     const { row } = detail;
     const id = row.request_id || detail.key;
@@ -54,7 +57,7 @@
       el("div.name", el("code.id", id), " ", copy, el("span.muted", ` ${row.file}, line ${row.line} · `),
         el("a", { href: Toolyard.address(["step", row.step], { q: options.q }) }, `step ${row.step}`),
         row.task ? el("span.muted", ` · task ${row.task}, sample ${row.sample}`) : null),
-      facts(detail));
+      facts(detail), reasons(detail));
   };
 
   // Tabs -------------------------------------------------------------------------------------------------------------
@@ -72,8 +75,11 @@
 
   const rewards = (detail) => {
     const score = detail.score === null ? "none" : number(detail.score, 6);
-    const made = Object.entries(detail.rewards).map(([name, value]) => el("tr",
-      el("td", name), el("td.right", value === null ? el("span.badge.bad", "could not be computed") : number(value, 6))));
+    const said = (part) => ["reason", "extracted", "expected"].filter((key) => part[key])
+      .map((key) => el("div", el("span.muted", `${key} `), part[key]));
+    const value = (part) => (part.value === null ? el("span.badge.bad", "could not be computed") : number(part.value, 6));
+    const made = detail.why.parts.map((part) => el("tr", el("td", part.name), el("td.right", value(part)),
+      el("td.muted", `× ${number(part.weight, 6)}`), el("td", said(part))));
     const calls = detail.bubbles.flatMap((bubble) => bubble.calls.map((call) => ({ ...call, turn: bubble.turn })));
     const stepped = calls.filter((call) => call.reward !== null).map((call) => el("tr",
       el("td.muted", `step reward, turn ${call.turn === null ? "–" : call.turn + 1}, ${call.name}`),
