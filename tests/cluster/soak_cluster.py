@@ -26,6 +26,8 @@ from cluster_rollouts import Job, Nodes, kill, ray_nodes
 
 STOP_SECONDS = 6.0
 """Longer than a term: others take over."""
+ABOUT_SECONDS = 0.5
+"""A call that a worker was about to make when it was stopped begins this soon after it goes on."""
 
 
 class Play(NamedTuple):
@@ -53,6 +55,8 @@ class Soak:
     done: Counter[str] = field(default_factory=Counter)
     interruptions: dict[int, list[Interruption]] = field(default_factory=dict)
     """Of workers, by process id, which may be used again."""
+    pauses: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    """When workers were stopped and went on."""
     tapes: int = 0
     _stopped: dict[int, float] = field(default_factory=dict)
 
@@ -90,10 +94,10 @@ class Soak:
             kill(self.nodes.ledgers)
             self.done["ledgers killed"] += 1
         elif dice < 0.10:
+            workers = self.nodes.workers
             process.kill()
             process.communicate()
             self.done["drivers killed"] += 1
-            workers = self.nodes.workers
             while set(workers) & set(self.nodes.workers):
                 self.wake()
                 time.sleep(0.02)
@@ -116,6 +120,7 @@ class Soak:
     def wake(self, *, all_of_them: bool = False) -> None:
         for pid, since in list(self._stopped.items()):
             if all_of_them or time.time() - since > STOP_SECONDS:
+                self.pauses.setdefault(pid, []).append((since, time.time()))
                 kill([pid], signal.SIGCONT)
                 del self._stopped[pid]
 
@@ -165,8 +170,14 @@ class Soak:
             if what == "begin":
                 begun[instance, number, pid] = at
             else:
-                found.setdefault((instance, number), []).append(Play(pid, begun[instance, number, pid], at))
+                began = self.decided(pid, begun[instance, number, pid])
+                found.setdefault((instance, number), []).append(Play(pid, began, at))
         return {call: sorted(plays, key=lambda play: play.began) for call, plays in found.items()}
+
+    def decided(self, pid: int, began: float) -> float:
+        """When a call was decided on. What a worker was about to do when it was stopped, it does when it goes on."""
+        stops = [stop for stop, end in self.pauses.get(pid, ()) if 0 <= began - end < ABOUT_SECONDS]
+        return stops[-1] if stops else began
 
     def compare(self) -> None:
         """With what one process writes, and with what the tapes replay."""

@@ -5,7 +5,9 @@ the ledger only ever knows a window of them, however long the run is.
 
 **Leases.** A worker reports several times a second; the answer tells it which requests to play. A worker that is dead,
 or was silent for a *term*, loses its requests, and others play them. By then it has stopped starting tool calls: it may
-do so only until a little less than a term after it *sent* the last report that was answered.
+do so only until a little less than a term after it *sent* the last report that was answered. One that was stopped
+between this decision and the call makes the call when it goes on; where that would do harm, the journal has an entry
+before the call, and nobody else makes it.
 
 **Commits.** A request may be played more than once, but one result counts: the first that is committed. A worker whose
 result is refused discards it. A committed result that the driver cannot read, because its worker died with it, is
