@@ -197,16 +197,15 @@ def _read(path: Path) -> _Content:
         RecordError: it is not a file of notes.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(0, "it is not a regular file")
+            text = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return _Content()
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise RecordError(f"cannot read {path}: {why}") from None
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RecordError(f"cannot read {path}: it is not a regular file")
-        text = file.read(_MAX_BYTES + 1)
     try:
         if len(text) > _MAX_BYTES:
             raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")

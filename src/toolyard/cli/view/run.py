@@ -88,7 +88,8 @@ def copy_selection(path: Path, target: Path, query: str, limit: int | None, *, f
             raise typer.Exit(INTERRUPTED) from None
         matching = library.count(asked)
     left_out = matching - copied.lines - copied.damaged
-    text = f"{target}: {_counted(copied.lines, 'trajectory', 'trajectories')}, {copied.size / 1e6:.1f} MB"
+    name = "standard output" if target == _STDOUT else target
+    text = f"{name}: {_counted(copied.lines, 'trajectory', 'trajectories')}, {copied.size / 1e6:.1f} MB"
     text += _left_out(left_out)
     text += f"; {_counted(copied.damaged, 'damaged line', 'damaged lines')} left out" if copied.damaged else ""
     err().print(text, markup=False)
