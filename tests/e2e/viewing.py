@@ -34,6 +34,7 @@ def write_lines(path: Path, lines: list[Any]) -> None:
 
 def demo_dump(folder: Path, *, steps: int = 1) -> Path:
     """The demo's trajectories, over this many steps."""
+    folder.mkdir(exist_ok=True)
     for step in range(steps):
         lines = [{**line, "step": step, "request_id": f"{step:04}{line['request_id'][4:]}"} for line in demo_lines()]
         write_lines(folder / f"{step}.jsonl", lines)

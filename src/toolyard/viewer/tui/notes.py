@@ -97,7 +97,7 @@ class NoteKeys(Browser):
             views = await asyncio.to_thread(self._notes.views)
             names = list(views)
             extra = [] if self._notes.read_only else ["save this filter …", *(["remove a view …"] if names else [])]
-            shown = [f"{name}   {query}" for name, query in views.items()]
+            shown = [f"{name} · {query}" for name, query in views.items()]
             if not shown and not extra:
                 raise RecordError(f"there are no saved views, and none can be saved: {self._notes.read_only}")
             at = await self.push_screen_wait(Menu("Saved views", [*shown, *extra]))

@@ -56,7 +56,7 @@
   Toolyard.savedViews = (saved, onQuery) => {
     readOnly = Toolyard.exported ? "This is a report." : saved.read_only;
     const menu = document.getElementById("views");
-    const body = menu.querySelector(".menu-body");
+    const list = el("div");
     const name = el("input", { id: "view-name", autocomplete: "off", maxlength: 100, placeholder: "name", "aria-label": "Name of the view" });
     const status = el("p.muted", { role: "status" });
     const now = () => Toolyard.place().options.q || "";
@@ -78,10 +78,10 @@
     };
     const draw = ({ views }) => {
       const items = Object.entries(views).map(item);
-      body.replaceChildren(
-        items.length ? el("ul", items) : el("p.muted", "No saved views"),
-        readOnly ? el("p.muted", readOnly) : el("form", { onsubmit: submitted }, name, el("button", "save view")), status);
+      list.replaceChildren(items.length ? el("ul", items) : el("p.muted", "No saved views"));
     };
+    menu.querySelector(".menu-body").append(list,
+      readOnly ? el("p.muted", readOnly) : el("form", { onsubmit: submitted }, name, el("button", "save view")), status);
     menu.hidden = Toolyard.exported && !Object.keys(saved.views).length;
     draw(saved);
     menu.addEventListener("toggle", async () => { // somebody else may have saved one
