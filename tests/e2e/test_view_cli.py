@@ -7,11 +7,15 @@ import random
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from viewing import DAMAGED, VERL_LINE, demo_dump, demo_lines, write_lines
+import typer
+from viewing import DAMAGED, demo_dump, demo_lines, write_lines
+
+from toolyard.cli.view.run import copy_selection
+from toolyard.viewer.library import Library
 
 TOOLYARD = str(Path(sys.executable).with_name("toolyard"))
 SECONDS = 60
@@ -140,23 +144,23 @@ class TestCopyingASelection:
         assert [path.name for path in tmp_path.iterdir()] == ["dump"]
         assert not (tmp_path / "dump" / ".toolyard-index").exists()
 
-    def test_ctrl_c_leaves_nothing(self, tmp_path: Path) -> None:
-        """Its reader has stopped reading, so that it is in the middle of the copy."""
-        line = {**VERL_LINE, "output": "x" * 100_000}
-        dump, copies = tmp_path / "dump", tmp_path / "copies"
-        dump.mkdir()
+    def test_ctrl_c_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        seen: list[list[str]] = []
+
+        def lines(library: Library, *args: object, **options: object) -> Iterator[bytes]:
+            yield b"{}\n"
+            seen.append([path.name for path in copies.iterdir()])
+            signal.raise_signal(signal.SIGINT)
+            yield b"{}\n"
+
+        monkeypatch.setattr(Library, "lines", lines)
+        dump, copies = demo_dump(tmp_path / "dump"), tmp_path / "copies"
         copies.mkdir()
-        write_lines(dump / "0.jsonl", [line] * 3000)
-        assert view(dump, "--to", tmp_path / "first.jsonl").returncode == 0  # builds the index
-        process = subprocess.Popen(
-            [TOOLYARD, "view", dump, "--to", copies / "new.jsonl"], stderr=subprocess.PIPE, text=True
-        )
-        assert process.stderr is not None
-        with process.stderr:
-            deadline = time.monotonic() + SECONDS
-            while not any(path.stat().st_size for path in copies.iterdir()):
-                assert time.monotonic() < deadline
-            process.send_signal(signal.SIGINT)
-            assert process.wait(SECONDS) == 130
-            assert process.stderr.read() == "interrupted; nothing was written\n"
+        with pytest.raises(typer.Exit) as left:
+            copy_selection(dump, copies / "new.jsonl", "", None, force=False)
+        assert left.value.exit_code == 130
+        assert capsys.readouterr().err == "interrupted; nothing was written\n"
+        assert [name.endswith(".part") for name in seen[0]] == [True]
         assert list(copies.iterdir()) == []
