@@ -145,10 +145,20 @@ def test_rebinding_and_other_origins_are_refused_also_with_the_token(url: str) -
     assert fetch(f"{url}api/overview", Origin=f"http://{host}")[0] == 200
 
 
-def test_two_host_headers_are_refused(url: str) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"GET /{TOKEN}/ HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example",
+        f"GET http://evil.example/{TOKEN}/ HTTP/1.1\r\nHost: evil.example",
+        "OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1",
+        f"GET //{TOKEN}/ HTTP/1.1\r\nHost: 127.0.0.1",
+        "GET / HTTP/1.0",
+    ],
+)
+def test_what_no_browser_sends_is_refused_too(url: str, said: str) -> None:
     host, port = url.split("/")[2].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
-        client.sendall(f"GET /{TOKEN}/ HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n\r\n".encode())
+        client.sendall(f"{said}\r\n\r\n".encode())
         assert client.recv(100).split()[1] in (b"400", b"403")
 
 

@@ -45,7 +45,8 @@ class Access:
         """Why the request is refused; None if it is not."""
         if len(request.headers.getall("Host", [])) > 1 or not self._names.include(request.host):
             return "this server accepts requests only for its own host name"
-        if self._tokens and self._tokens.holder_of(request.path.split("/")[1].encode("utf-8", "replace")) is None:
+        given = request.path.removeprefix("/").partition("/")[0]
+        if self._tokens and self._tokens.holder_of(given.encode("utf-8", "replace")) is None:
             return "this page needs its complete URL, with the token: use the one that `toolyard view --web` printed"
         if not self._is_from_us(request):
             return "this server accepts requests only from its own page"
