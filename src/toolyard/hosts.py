@@ -1,19 +1,23 @@
-"""The host names a local server answers to: protects the viewer and the sandbox service against DNS rebinding.
+"""Who may use a server of this package: the host names it answers to, and its tokens.
 
 A web page can point a host name at any address, including this machine's, and its visitors' browsers then send requests
-here. Such a request carries the page's host name in `Host` or `Origin`, so it can be recognized.
+here (DNS rebinding). Such a request carries the page's host name in `Host` or `Origin`, so it can be recognized.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import re
+import resource
 import socket
 from collections.abc import Iterable
 from functools import lru_cache
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(:\d+)?")
 _ORIGIN = re.compile(r"https?://(.+)")
+_OPEN_FILES = 65536
 
 
 class OwnNames:
@@ -28,7 +32,7 @@ class OwnNames:
         names = [name.strip("[]").lower() for name in allowed]
         self._exact = {"localhost", host.lower(), *names}
         self._domains = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
-        self._open = not _is_loopback(host)
+        self._open = not is_loopback(host)
         if self._open:
             own = socket.gethostname().lower()
             self._exact |= {own, f"{own}.local", own.partition(".")[0]}
@@ -54,8 +58,44 @@ class OwnNames:
         return found is not None and self.include(found[1])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+class Secrets:
+    """Secrets and their holders. The time that a lookup takes reveals neither a secret nor its length."""
+
+    def __init__(self) -> None:
+        self._holders: list[tuple[bytes, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._holders)
+
+    def add(self, secret: bytes, holder: str) -> None:
+        self._holders.append((_digest(secret), holder))
+
+    def remove(self, holder: str) -> None:
+        self._holders = [one for one in self._holders if one[1] != holder]
+
+    def holder_of(self, given: bytes) -> str | None:
+        digest = _digest(given)
+        # Always compare all of them, so that the time taken does not reveal which one was close.
+        found = [holder for known, holder in self._holders if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
+
+
+def _digest(text: bytes) -> bytes:
+    """Hash to a fixed length, so that comparing does not even reveal a secret's length."""
+    return hashlib.sha256(text).digest()
+
+
+def raise_open_files_limit() -> None:
+    """Each client needs a file descriptor, and the usual soft limit is 1024: less than one training batch."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

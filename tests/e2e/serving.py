@@ -18,9 +18,10 @@ from typing import Any, Self
 import aiohttp
 
 from toolyard.errors import SandboxBusyError
+from toolyard.hosts import raise_open_files_limit
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import CellResult, Execution, Limits, Program, Session, StageResult, Verdict
-from toolyard.sandbox.service.server import RunningService, ServiceConfig, open_service, raise_open_files_limit, serve
+from toolyard.sandbox.service.server import RunningService, ServiceConfig, open_service, serve
 
 raise_open_files_limit()  # client and server of a thousand connections share this process
 

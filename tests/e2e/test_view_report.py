@@ -191,7 +191,7 @@ def test_the_server_and_the_report_draw_the_same_page(page: Page, folder: Path, 
         "#/step/0",
         f"#/compare/{quote('0.jsonl:1', safe='')}/{quote('0.jsonl:12', safe='')}",
     ]
-    with served(folder) as url:
+    with served(folder, read_only="like a report") as url:
         shown: list[list[str]] = []
         for start in (url, report.as_uri()):
             visit(page, start)

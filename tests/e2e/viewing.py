@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolyard.viewer.library import Library
+from toolyard.viewer.notes import Notes
 from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers
 from toolyard.viewer.web.server import Server
@@ -33,6 +34,7 @@ def write_lines(path: Path, lines: list[Any]) -> None:
 
 def demo_dump(folder: Path, *, steps: int = 1) -> Path:
     """The demo's trajectories, over this many steps."""
+    folder.mkdir(exist_ok=True)
     for step in range(steps):
         lines = [{**line, "step": step, "request_id": f"{step:04}{line['request_id'][4:]}"} for line in demo_lines()]
         write_lines(folder / f"{step}.jsonl", lines)
@@ -88,11 +90,20 @@ DAMAGED = b'{"input": "half a li\n'
 
 
 @contextmanager
-def served(folder: Path, *, port: int = 0, decode: Decode | None = None, of: type[Answers] = Answers) -> Generator[str]:
+def served(
+    folder: Path,
+    *,
+    port: int = 0,
+    decode: Decode | None = None,
+    of: type[Answers] = Answers,
+    token: str | None = None,
+    read_only: str = "",
+) -> Generator[str]:
     """The address of a server over that folder, in a thread of its own."""
     with Library.open(folder) as library:
         loop = asyncio.new_event_loop()
-        server = Server(of(library, title=folder.name, decode=decode), port=port)
+        answers = of(library, title=folder.name, decode=decode, notes=Notes(library.folder, read_only=read_only))
+        server = Server(answers, port=port, token=token)
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
         try:

@@ -17,7 +17,8 @@ import time
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -53,6 +54,8 @@ _AT_ONCE = 500
 """Rows fetched by one statement."""
 _ANSWERS = 12
 """Maximum cached results; each takes eight bytes per row."""
+_MOST_OPEN = 64
+"""Files open at once while lines are read."""
 _EVERYTHING = Query()
 
 T = TypeVar("T")
@@ -63,6 +66,60 @@ class RelatedRows(NamedTuple):
     """The other samples of the same task (or prompt, if lines name no task), in the same step and run."""
     elsewhere: list[Row]
     """The same request in other lines, usually of other runs."""
+
+
+class _Place(NamedTuple):
+    """Where a line is."""
+
+    file: str
+    start: int
+    size: int
+    crc: int
+
+
+_PLACE = "files.name, rows.start, rows.size, rows.crc"
+
+
+class _OpenFiles:
+    """Reads lines, and keeps the files open between them: checking and opening one takes longer than reading a line."""
+
+    def __init__(self, source: Source, file_of: Callable[[str], DumpFile | None]) -> None:
+        self._source = source
+        self._file_of = file_of
+        self._opened = ExitStack()
+        self._descriptors: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._descriptors.clear()
+        self._opened.close()
+
+    def read(self, place: _Place, most: int, *, cut: bool = False) -> bytes | None:
+        """The line; None if it is gone. If it is longer than `most` bytes: the first ones if it may be `cut`, else
+        None."""
+        if place.size > most and not cut:
+            return None
+        try:
+            fd = self._descriptor(place.file)
+            line = None if fd is None else os.pread(fd, min(place.size, most), place.start)
+        except OSError:
+            return None
+        if line is None or len(line) < place.size:
+            return line if cut else None
+        # The file may have been replaced after it was indexed: return no line rather than another one.
+        return line if zlib.crc32(line) == place.crc else None
+
+    def _descriptor(self, name: str) -> int | None:
+        if name not in self._descriptors:
+            file = self._file_of(name)
+            if file is None:
+                return None
+            if len(self._descriptors) >= _MOST_OPEN:
+                self.__exit__()
+            self._descriptors[name] = self._opened.enter_context(self._source.opened(file))
+        return self._descriptors[name]
 
 
 class _Index(NamedTuple):
@@ -332,6 +389,29 @@ class Library:
         line = self._line(number, max(0, max_chars) * 4 + 1, cut=True)
         return "" if line is None else line.decode("utf-8", "replace").rstrip("\n")[:max_chars]
 
+    def lines(self, query: Query | None = None, *, limit: int | None = None) -> Iterator[bytes | None]:
+        """The matching lines in the query's order, as they are in their files. None for a line that is damaged, or was
+        changed after it was indexed."""
+        order = self._order(query)[:limit]
+        with _OpenFiles(self._source, self._file) as files:
+            for start in range(0, len(order), _AT_ONCE):
+                some = order[start : start + _AT_ONCE]
+                with self._index.store.reading() as connection:
+                    found = connection.execute(
+                        f"SELECT rows.number, rows.damaged, {_PLACE} FROM {LOOKED_UP} "
+                        f"WHERE rows.number IN ({', '.join('?' * len(some))})",
+                        some,
+                    )
+                    places = {number: None if damaged else _Place(*place) for number, damaged, *place in found}
+                for number in some:
+                    place = places.get(number)
+                    yield None if place is None else files.read(place, MAX_LINE)
+
+    def has_file(self, path: Path) -> bool:
+        """Whether the file at `path` is one of the library's."""
+        real = path.resolve()
+        return any(file.path == real for file in self._source.files())
+
     def contains(self, number: int, needle: str) -> bool:
         """Whether any text of the trajectory contains `needle`, ignoring case."""
         store = self._index.store
@@ -405,22 +485,10 @@ class Library:
         """The line; if it is longer than `most` bytes, the first ones if it may be `cut`, otherwise None."""
         with self._index.store.reading() as connection:
             found = connection.execute(
-                f"SELECT files.name, rows.start, rows.size, rows.crc FROM {LOOKED_UP} WHERE rows.number = ?",
-                (_bound(number),),
+                f"SELECT {_PLACE} FROM {LOOKED_UP} WHERE rows.number = ?", (_bound(number),)
             ).fetchone()
-        if found is None:
-            return None
-        name, start, size, crc = found
-        file = self._file(name)
-        if file is None or (size > most and not cut):
-            return None
-        try:
-            with self._source.opened(file) as fd:
-                line = os.pread(fd, min(size, most), start)
-        except OSError:
-            return None
-        # The file may have been replaced after it was indexed: return no line rather than another one.
-        return line if len(line) < size or zlib.crc32(line) == crc else None
+        with _OpenFiles(self._source, self._file) as files:
+            return None if found is None else files.read(_Place(*found), most, cut=cut)
 
     def _file(self, name: str) -> DumpFile | None:
         with self._lock:

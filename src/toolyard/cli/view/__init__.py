@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from toolyard.cli.options import TokenizerOption
+
+_web = partial(typer.Option, rich_help_panel="In the browser (--web)")
+_writing = partial(typer.Option, rich_help_panel="Writing files")
 
 
 def view(
@@ -21,28 +25,69 @@ def view(
     ],
     query: Annotated[
         str,
-        typer.Option("--query", "-q", metavar="QUERY", help="Show only matching trajectories.", show_default=False),
+        typer.Option(
+            "--query", "-q", "--select", metavar="QUERY", help="Use only matching trajectories.", show_default=False
+        ),
     ] = "",
     web: Annotated[
         bool, typer.Option("--web", help="Open in the browser, which also shows tokens and charts.")
     ] = False,
     host: Annotated[
         str,
-        typer.Option(help="Address for --web. Any other address makes the dump visible on the network."),
+        _web(
+            help="Address to listen on. Any other one makes the page visible on the network, with a token in its URL."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port for --web; 0 picks a free one.", min=0, max=65535)] = 8420,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="With --web: open a browser window.")] = True,
+    port: Annotated[int, _web(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8420,
+    browser: Annotated[bool, _web("--browser/--no-browser", help="Open a browser window.")] = True,
+    token: Annotated[
+        bool | None,
+        _web(
+            "--token/--no-token",
+            help="Require a token in the URL: TOOLYARD_VIEW_TOKEN, or a random one. Default: beyond loopback. On a "
+            "machine with other users, use it on loopback too.",
+            show_default=False,
+        ),
+    ] = None,
+    notes: Annotated[
+        bool | None,
+        typer.Option(
+            "--notes/--read-only",
+            help="Allow notes and saved views to be written to toolyard-notes.json beside the dump. Default: allowed, "
+            "except with --web beyond loopback.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        _writing(
+            metavar="FILE.jsonl",
+            help="Copy the matching lines, byte for byte and in the query's order, to a new dump file and exit; - for "
+            "standard output.",
+            show_default=False,
+            allow_dash=True,
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write one self-contained HTML page and exit.", show_default=False),
+        _writing(metavar="FILE.html", help="Write one self-contained HTML page and exit.", show_default=False),
     ] = None,
-    limit: Annotated[int, typer.Option(help="With --export: maximum number of trajectories.", min=1)] = 500,
+    limit: Annotated[
+        int | None,
+        _writing(
+            help="Maximum number of trajectories. Default: 500 for --export, all for --to.", min=1, show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, _writing("--force", help="Let --to overwrite an existing file.")] = False,
     tokenizer: TokenizerOption = None,
 ) -> None:
     """Browse the trajectories of a dump, even while it is being written.
 
     Opens in the terminal, or with --web in the browser. The first time, an index is built in DIR/.toolyard-index; after
-    that, dumps of any size open at once. Press `?` to list the keys.
+    that, dumps of any size open at once. Press `?` to list the keys, `m` to write a note on a trajectory, `v` to save
+    the current filter.
+
+    --to copies the selected lines to another dump file; --export writes them as a page that needs no server.
 
     A query has conditions on score, tools, turns, length, prompt, chars, time, step, line, sample, finish, state,
     source, task, id, verdict and file. Other words are searched for in all messages.
@@ -54,17 +99,21 @@ def view(
     toolyard view runs/first -q 'score<0.5 tools>2 finish:length'
     toolyard view runs/first --web
     toolyard view runs --web -q 'verdict:timed_out sort:-time'
+    toolyard view runs/first --web --host 0.0.0.0 --notes
     toolyard view runs/first --export report.html -q 'step:10..12'
+    toolyard view runs/first --select 'score=1 tools>0 sort:length' --to solved.jsonl
     ```
     """
-    from toolyard.cli.view.run import export_report, serve_page, show_in_terminal
+    from toolyard.cli.view.run import WebOptions, copy_selection, export_report, serve_page, show_in_terminal
     from toolyard.errors import ConfigError
 
-    if export is not None and web:
-        raise ConfigError("--web and --export cannot be used together")
-    if export is not None:
-        export_report(path, export, query, limit, tokenizer)
+    if sum((web, to is not None, export is not None)) > 1:
+        raise ConfigError("--web, --to and --export cannot be used together")
+    if to is not None:
+        copy_selection(path, to, query, limit, force=force)
+    elif export is not None:
+        export_report(path, export, query, limit or 500, tokenizer)
     elif web:
-        serve_page(path, query, host, port, tokenizer, browser=browser)
+        serve_page(path, query, WebOptions(host, port, browser, token, notes), tokenizer)
     else:
-        show_in_terminal(path, query, tokenizer)
+        show_in_terminal(path, query, tokenizer, read_only=notes is False)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import html
 import os
+import sys
 import webbrowser
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 from urllib.parse import quote
 
 import typer
@@ -20,10 +25,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from toolyard import settings
 from toolyard.chat.protocol import Tokenizer
 from toolyard.cli.console import INTERRUPTED, complete, err
 from toolyard.errors import ConfigError, MissingDependencyError, ToolyardError
+from toolyard.hosts import is_loopback
 from toolyard.viewer.library import Library
+from toolyard.viewer.notes import Notes
 from toolyard.viewer.query import Query, parse_query
 from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers, decodes
@@ -31,6 +39,8 @@ from toolyard.viewer.web.answers import Answers, decodes
 _TRIED = 5
 """Number of trajectories to check when looking for the tokenizer that made the dump."""
 _DAMAGED = parse_query("damaged:yes")
+_STDOUT = Path("-")
+_READ_ONLY = "the viewer was started with --read-only"
 
 
 def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: str | None) -> None:
@@ -51,37 +61,108 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
         left_out = library.count(asked) - count
         damaged = sum(bool(row.damaged) for row in library.rows(asked, limit=count))
     text = f"{target}: {_counted(count - damaged, 'trajectory', 'trajectories')}, {target.stat().st_size / 1e6:.1f} MB"
-    text += f"; {left_out} more {'was' if left_out == 1 else 'were'} left out (--limit)" if left_out else ""
+    text += _left_out(left_out)
     err().print(text + _damage(damaged), markup=False)
 
 
-def serve_page(path: Path, query: str, host: str, port: int, tokenizer: str | None, *, browser: bool) -> None:
+def copy_selection(path: Path, target: Path, query: str, limit: int | None, *, force: bool) -> None:
+    from toolyard.viewer.selection import copy_lines, write_selection
+
+    if target.suffix == ".html":
+        raise ConfigError(f"--to copies lines of the dump; for a page, use --export {target}")
+    asked = parse_query(query)
+    with _opened(path) as library, _progress(MofNCompleteColumn()) as progress:
+        bar = progress.add_task("copying")
+
+        def tell(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        try:
+            if target == _STDOUT:
+                copied = copy_lines(library, sys.stdout.buffer, asked, limit=limit, progress=tell)
+                sys.stdout.buffer.flush()
+            else:
+                copied = write_selection(library, target, asked, limit=limit, overwrite=force, progress=tell)
+        except KeyboardInterrupt:
+            err().print("interrupted; nothing was written" if target != _STDOUT else "interrupted", style="yellow")
+            raise typer.Exit(INTERRUPTED) from None
+        matching = library.count(asked)
+    left_out = matching - copied.lines - copied.damaged
+    name = "standard output" if target == _STDOUT else target
+    text = f"{name}: {_counted(copied.lines, 'trajectory', 'trajectories')}, {copied.size / 1e6:.1f} MB"
+    text += _left_out(left_out)
+    text += f"; {_counted(copied.damaged, 'damaged line', 'damaged lines')} left out" if copied.damaged else ""
+    err().print(text, markup=False)
+
+
+class WebOptions(NamedTuple):
+    host: str
+    port: int
+    browser: bool
+    token: bool | None
+    """None: only beyond loopback, or if one is set."""
+    notes: bool | None
+    """Whether notes may be written. None: only on loopback."""
+
+    @property
+    def secret(self) -> str | None:
+        from toolyard.viewer.web.access import new_token
+
+        chosen = settings.view_token()
+        wanted = self.token if self.token is not None else bool(chosen) or not is_loopback(self.host)
+        return (chosen or new_token()) if wanted else None
+
+    @property
+    def read_only(self) -> str:
+        """Why notes may not be written; empty if they may."""
+        if self.notes is None and not is_loopback(self.host):
+            return "start the viewer with --notes to write them on this address"
+        return _READ_ONLY if self.notes is False else ""
+
+
+def serve_page(path: Path, query: str, options: WebOptions, tokenizer: str | None) -> None:
     asked = parse_query(query)
     with _opened(path) as library:
-        answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
-        complete(_serve(answers, asked, host, port, browser=browser))
+        notes = Notes(library.folder, read_only=options.read_only)
+        answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer), notes=notes)
+        complete(_serve(answers, asked, options))
 
 
-async def _serve(answers: Answers, query: Query, host: str, port: int, *, browser: bool) -> None:
+async def _serve(answers: Answers, query: Query, options: WebOptions) -> None:
     from toolyard.viewer.web.server import Server
 
-    if not _is_local(host):
-        err().print(f"anyone who can connect to {host} can read this dump", style="yellow", markup=False)
-    async with Server(answers, host=host, port=port) as server:
+    secret = options.secret
+    if secret is None and not is_loopback(options.host):
+        does = "read this dump" if answers.notes.read_only else "read this dump and write notes"
+        text = f"no token: anyone who can connect to {options.host} can {does}; without --no-token its URL has one"
+        err().print(text, style="yellow", markup=False)
+    async with Server(answers, host=options.host, port=options.port, token=secret) as server:
         address = server.url + (f"#/?q={quote(str(query))}" if str(query) else "")
         damaged = answers.library.count(_DAMAGED)
         found = _counted(answers.library.count() - damaged, "trajectory", "trajectories")
         err().print(f"{found} at {address} (Ctrl-C to stop){_damage(damaged)}", markup=False)
-        if browser:
-            await asyncio.to_thread(webbrowser.open, address)
-        await asyncio.Event().wait()
+        with _private_link(address) if secret else nullcontext(address) as link:
+            if options.browser:
+                await asyncio.to_thread(webbrowser.open, link)
+            await asyncio.Event().wait()
 
 
-def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
+@contextmanager
+def _private_link(address: str) -> Generator[str]:
+    """The URL of a page that leads to `address`: other users can read the command line of a browser."""
+    with NamedTemporaryFile("w", prefix="toolyard-", suffix=".html", encoding="utf-8") as file:  # mode 0600
+        file.write(f'<meta http-equiv="refresh" content="0;url={html.escape(address)}">')
+        file.flush()
+        yield Path(file.name).as_uri()
+
+
+def show_in_terminal(path: Path, query: str, tokenizer: str | None, *, read_only: bool) -> None:
     _must_exist(path)
     # The viewer reads keys from stdin and draws on stderr; a redirected stdout means that a script wants text.
     if not all(map(os.isatty, range(3))):
-        raise ConfigError("the viewer needs a terminal: run it in one, or use --web or --export FILE.html")
+        raise ConfigError(
+            "the viewer needs a terminal: run it in one, or use --web, --to FILE.jsonl or --export FILE.html"
+        )
     try:
         from toolyard.viewer.tui.app import Viewer
     except ModuleNotFoundError as error:
@@ -90,7 +171,9 @@ def show_in_terminal(path: Path, query: str, tokenizer: str | None) -> None:
         raise
     asked = parse_query(query)
     with _opened(path) as library:
-        Viewer(library, query=asked, title=str(path), decode=decoder_for(library, tokenizer)).run()
+        notes = Notes(library.folder, read_only=_READ_ONLY if read_only else "")
+        decode = decoder_for(library, tokenizer)
+        Viewer(library, query=asked, title=str(path), decode=decode, notes=notes).run()
 
 
 def _opened(path: Path) -> Library:
@@ -160,8 +243,5 @@ def _damage(lines: int) -> str:
     return f"; {_counted(lines, *found)}" if lines else ""
 
 
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _left_out(count: int) -> str:
+    return f"; {count} more {'was' if count == 1 else 'were'} left out (--limit)" if count else ""

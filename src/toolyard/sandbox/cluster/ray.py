@@ -22,11 +22,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolyard.errors import ConfigError, MissingDependencyError, SandboxError, ToolyardError
+from toolyard.hosts import raise_open_files_limit
 from toolyard.sandbox.cluster.node import WAIT_SECONDS, Address, attach, serve_node
 from toolyard.sandbox.remote.http import Connections, Retries
 from toolyard.sandbox.remote.sandbox import HttpSandbox
 from toolyard.sandbox.remote.servers import Servers
-from toolyard.sandbox.service.server import new_event_loop, raise_open_files_limit
+from toolyard.sandbox.service.server import new_event_loop
 
 try:
     ray: Any = import_module("ray")  # poorly annotated

@@ -5,15 +5,13 @@ Decided from the headers alone, before any of the body is read.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from starlette.types import Scope
 
-from toolyard.hosts import OwnNames
+from toolyard.hosts import OwnNames, Secrets
 from toolyard.sandbox.service.config import ServiceConfig, Token
 from toolyard.sandbox.service.http import Refusal, detail, header, try_later, unread
 
@@ -25,17 +23,17 @@ _UNCOUNTED_PATHS = _OPEN_PATHS | {"/metrics"}
 class AccessControl:
     def __init__(self, config: ServiceConfig) -> None:
         self._names = OwnNames(config.host, config.allow_hosts)
-        self._clients: list[tuple[bytes, str]] = []
+        self._clients = Secrets()
         for token in config.all_tokens:
             self.admit(token)
         self._most = config.max_in_flight_per_client
         self._in_flight: Counter[str] = Counter()
 
     def admit(self, token: Token) -> None:
-        self._clients.append((_digest(f"Bearer {token.secret}".encode()), token.name))
+        self._clients.add(f"Bearer {token.secret}".encode(), token.name)
 
     def dismiss(self, name: str) -> None:
-        self._clients = [client for client in self._clients if client[1] != name]
+        self._clients.remove(name)
 
     def client_of(self, scope: Scope) -> str:
         """Identify the client: by the name of its token, or by its address if no token is required.
@@ -55,14 +53,12 @@ class AccessControl:
         address = scope["client"][0] if scope.get("client") else "unknown"
         if not self._clients or scope["path"] in _OPEN_PATHS:
             return address
-        given = _digest(header(scope, b"authorization") or b"")
-        # Always compare all of them, so that the time taken does not reveal which one was close.
-        found = [name for digest, name in self._clients if hmac.compare_digest(given, digest)]
-        if not found:
+        found = self._clients.holder_of(header(scope, b"authorization") or b"")
+        if found is None:
             challenge = (b"www-authenticate", b"Bearer")
             text = "this server requires a token: Authorization: Bearer …"
             raise Refusal(unread(scope, detail(401, text, challenge)))
-        return found[0]
+        return found
 
     @contextmanager
     def counted(self, scope: Scope, client: str) -> Generator[None]:
@@ -84,8 +80,3 @@ class AccessControl:
             self._in_flight[client] -= 1
             if not self._in_flight[client]:
                 del self._in_flight[client]
-
-
-def _digest(text: bytes) -> bytes:
-    """Hash to a fixed length, so that comparing does not even reveal a token's length."""
-    return hashlib.sha256(text).digest()

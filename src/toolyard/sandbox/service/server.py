@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import resource
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from toolyard.errors import ConfigError, MissingDependencyError
+from toolyard.hosts import raise_open_files_limit
 
 try:
     import uvicorn
@@ -39,7 +39,6 @@ __all__ = [
     "listen",
     "new_event_loop",
     "open_service",
-    "raise_open_files_limit",
     "read_tokens",
     "serve",
 ]
@@ -48,7 +47,6 @@ new_event_loop = uvloop.new_event_loop
 """For a loop that serves."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that the client closes them and no request hits a closing one."""
-_OPEN_FILES = 65536
 _RESPONSE_SECONDS = 5
 """After the grace period: time for the responses to cancelled programs to reach their clients."""
 
@@ -232,14 +230,6 @@ def listen(config: ServiceConfig) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another port, or 0 for any") from error
     return listener
-
-
-def raise_open_files_limit() -> None:
-    """Each waiting client needs a file descriptor, and the usual soft limit of 1024 is less than one training batch."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _url(listener: socket.socket, scheme: str) -> str:

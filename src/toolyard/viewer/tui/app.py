@@ -11,9 +11,10 @@ from textual.binding import Binding, BindingType
 
 from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import SortKey
-from toolyard.viewer.tui.browser import Browser, ScrollTarget
+from toolyard.viewer.tui.browser import ScrollTarget
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.copying import MOST_CHARS, Copy, copies
+from toolyard.viewer.tui.notes import NoteKeys
 from toolyard.viewer.tui.pages import View
 from toolyard.viewer.tui.palette import CSS, DARK, LIGHT
 from toolyard.viewer.tui.prompt import Asked
@@ -37,7 +38,7 @@ _ORDERS = (
 )
 
 
-class Viewer(Browser):
+class Viewer(NoteKeys):
     """Follows `library` while the viewer runs. The caller closes it."""
 
     TITLE = "toolyard view"

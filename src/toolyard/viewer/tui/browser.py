@@ -17,6 +17,7 @@ from textual.widgets import Footer, Static
 
 from toolyard.errors import ToolyardError
 from toolyard.viewer.library import Library
+from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import Query, SortKey, parse_query
 from toolyard.viewer.token_runs import Decode
@@ -61,14 +62,21 @@ class Browser(App[None]):
     """Follows `library` while the viewer runs. The caller closes it."""
 
     def __init__(
-        self, library: Library, *, query: Query | None = None, title: str = "", decode: Decode | None = None
+        self,
+        library: Library,
+        *,
+        query: Query | None = None,
+        title: str = "",
+        decode: Decode | None = None,
+        notes: Notes | None = None,
     ) -> None:
         super().__init__()
         for theme in themes():
             self.register_theme(theme)
         self.theme = DARK
         self._library = library
-        self._pages = Pages(library, decode)
+        self._notes = notes or Notes(library.folder)
+        self._pages = Pages(library, decode, self._notes)
         self._label = one_line(title or str(library.folder))
         self._query = query or Query()
         self._step: int | None = None
@@ -93,7 +101,7 @@ class Browser(App[None]):
         self._body = Horizontal(id="body")
         self._steps = StepList(self._step_chosen)
         self._titles = Titles()
-        self._samples = SampleList(self._fetch, self._sample_chosen)
+        self._samples = SampleList(self._fetch, self._sample_chosen, self._noted)
         self._page = PageView()
         self._prompt = Prompt()
 
@@ -130,6 +138,13 @@ class Browser(App[None]):
         except ToolyardError as error:
             self._say(str(error), bad=True)
             return []
+
+    def _noted(self, rows: Sequence[Row]) -> set[int]:
+        try:
+            return self._notes.noted(rows)
+        except ToolyardError as error:
+            self._say(str(error), bad=True)
+            return set()
 
     # Lists ------------------------------------------------------------------------------------------------------------
 

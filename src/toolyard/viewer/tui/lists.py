@@ -195,14 +195,18 @@ def columns(width: int, sort: SortKey | None) -> list[Column]:
 
 
 class SampleList(Choices):
-    def __init__(self, fetch: Fetch, chosen: Callable[[], None]) -> None:
+    def __init__(self, fetch: Fetch, chosen: Callable[[], None], noted: Callable[[Sequence[Row]], set[int]]) -> None:
+        """`noted` returns the numbers of the rows that have a note."""
         super().__init__("samples", chosen)
+        self._find_noted = noted
+        self._noted: set[int] = set()
         self.sort: SortKey | None = None
         self._fetch = fetch
         self._fetched_pages: OrderedDict[int, Sequence[Row]] = OrderedDict()
 
     def update(self, count: int, cursor: int) -> None:
         self._fetched_pages.clear()
+        self._noted.clear()
         super().update(count, cursor)
 
     def row(self, at: int) -> Row | None:
@@ -211,10 +215,17 @@ class SampleList(Choices):
         page, place = divmod(at, _FETCHED)
         if page not in self._fetched_pages:
             self._fetched_pages[page] = self._fetch(page * _FETCHED, _FETCHED)
+            self._noted |= self._find_noted(self._fetched_pages[page])
             if len(self._fetched_pages) > _KEPT:
                 self._fetched_pages.popitem(last=False)
         rows = self._fetched_pages[page]
         return rows[place] if place < len(rows) else None
+
+    def forget(self) -> None:
+        """Notes were changed: read the rows again when they are drawn."""
+        self._fetched_pages.clear()
+        self._noted.clear()
+        self.refresh()
 
     def draw(self, at: int, width: int, colors: Palette) -> Line:
         row = self.row(at)
@@ -236,6 +247,8 @@ class SampleList(Choices):
             line.append(Segment("× ", colors.fair))
         else:
             line.append(Segment("  "))
+        if row.number in self._noted:
+            line.append(Segment("✎ ", colors.accent))
         return [*line, Segment(one_line(row.preview), colors.text)]
 
 

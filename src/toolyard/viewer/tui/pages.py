@@ -13,6 +13,7 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare
 from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
+from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Bubble, RequestTimeline, Row
 from toolyard.viewer.query import Condition, Query
 from toolyard.viewer.timeline import request_timeline, step_timeline
@@ -61,8 +62,9 @@ class Page:
 class Pages:
     """Draws pages of one library. Every method is safe to call from several threads."""
 
-    def __init__(self, library: Library, decode: Decode | None) -> None:
+    def __init__(self, library: Library, decode: Decode | None, notes: Notes) -> None:
         self._library = library
+        self._notes = notes
         self._decode = decode
         self._trajectory = lru_cache(maxsize=4)(self._read)
         self._bubbles = lru_cache(maxsize=4)(self._conversed)
@@ -99,7 +101,13 @@ class Pages:
         bubbles = self._bubbles(row.number, self._library.generation) if looks.converses else ()
         raw = self._library.raw(row.number, _raw_chars(wanted)) if Part.LINE in looks.parts else ""
         decode = self._fitting(trajectory) if Part.TOKENS in looks.parts else None
-        return Material(row, trajectory, bubbles, raw, decode)
+        return Material(row, trajectory, bubbles, raw, decode, self._note(row))
+
+    def _note(self, row: Row) -> str:
+        try:
+            return self._notes.of(row)
+        except ToolyardError as error:
+            return str(error)
 
     def _raw_page(self, wanted: PageRequest, why: str) -> Page:
         lines = _excuse(wanted, why)

@@ -233,5 +233,7 @@ ModalScreen { align: center middle; background: $background 60%; }
     background: $panel; border: none; padding: 0; margin: 1 0;
 }
 .dialog OptionList:focus, .dialog SelectionList:focus { background-tint: $panel; }
+.dialog TextArea { height: 10; border: none; padding: 0; margin: 1 0; }
+.dialog Input { margin: 1 0; }
 Footer { background: $surface; }
 """

@@ -104,6 +104,7 @@ KEYS = (
         (
             ("/", 'filter: score<0.5 tools>2 finish:length text:"220000" sort:-time; empty: all'),
             ("o", "sort; or click a column title"),
+            ("v", "saved views: show one, save the filter, remove one"),
             ("s", "search all messages"),
             ("]  [", "next, previous match; continues in the next trajectory"),
             ("esc", "close a menu, the input, a view, or the search"),
@@ -119,6 +120,7 @@ KEYS = (
             ("t", "where the time went, for the request and its step"),
             ("d", "compare with another sample of the task, or the same request in another run"),
             ("y", "copy the id, the text, or a program"),
+            ("m", "write a note on this trajectory"),
             ("T", "light or dark"),
             ("q", "quit"),
         ),
@@ -128,6 +130,7 @@ _SIGNS = (
     ("!", "stopped by a limit: length, turns, …"),
     ("×", "a tool call failed"),
     ("✗", "the request failed, or the line is damaged"),
+    ("✎", "has a note"),
 )
 _FIELDS = (
     "Numbers (score<0.5, time>10, length:100..200, score:none): score tools turns length prompt chars time step line "

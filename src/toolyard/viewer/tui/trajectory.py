@@ -69,6 +69,7 @@ class Material(NamedTuple):
     raw: str
     """The raw line."""
     decode: Decode | None
+    note: str
 
 
 def trajectory_lines(pen: Pen, material: Material, width: int, looks: Looks) -> list[Line]:
@@ -76,6 +77,8 @@ def trajectory_lines(pen: Pen, material: Material, width: int, looks: Looks) -> 
     trajectory = material.trajectory
     lines = heading_lines(pen, material.row, width)
     lines += _facts(pen, trajectory, width, looks.parts)
+    if material.note:
+        lines += _labelled_lines(pen, "note", pen.text(material.note, width - _LABEL - 1, pen.palette.accent))
     lines.append([])
     if looks.converses:
         lines += conversation_lines(pen, material.bubbles, trajectory, width, looks.folds)

@@ -7,16 +7,18 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
 from toolyard._version import __version__
-from toolyard.errors import ToolyardError
+from toolyard.errors import RecordError, ToolyardError
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare, pair_runs
 from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
+from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Group, RequestTimeline, Row
 from toolyard.viewer.query import FIELDS, REWARD, Condition, Kind, Query, QueryError, quoted
 from toolyard.viewer.reasons import reward_breakdown
@@ -46,8 +48,11 @@ class UnknownKeyError(ToolyardError):
 class Answers:
     """Answers about one library. All methods are thread-safe."""
 
-    def __init__(self, library: Library, *, title: str, decode: Decode | None = None) -> None:
+    def __init__(
+        self, library: Library, *, title: str, decode: Decode | None = None, notes: Notes | None = None
+    ) -> None:
         self.library = library
+        self.notes = notes or Notes(library.folder)
         self.title = title
         self.decode = decode
         """Turns ids into text; used only if it reproduces a trajectory's own prompt."""
@@ -65,11 +70,12 @@ class Answers:
             "steps": [dataclasses.asdict(step) for step in library.steps()],
             "tokenizer": self.decode is not None,
             "version": __version__,
+            "notes": self.saved(),
         }
 
     def rows(self, query: Query, offset: int, limit: int) -> JSON:
         found = self.library.rows(query, offset=offset, limit=min(limit, MOST_ROWS))
-        return {"count": self.library.count(query), "rows": keyed(found), "query": str(query)}
+        return {"count": self.library.count(query), "rows": self.marked(found), "query": str(query)}
 
     def find(self, request_id: str) -> JSON:
         return {"rows": keyed(self.library.find(request_id))}
@@ -122,6 +128,7 @@ class Answers:
             "row": with_key(row),
             "key": key,
             **_BrowserSafe()(fields),
+            "note": self.note(row),
             "group": keyed(near.group),
             "twins": keyed(near.elsewhere),
         }
@@ -149,6 +156,27 @@ class Answers:
             "comparison": _BrowserSafe()(compare(one, other, decode)),
             "runs": pair_runs(*runs) if all(runs) else [],
         }
+
+    # Notes ------------------------------------------------------------------------------------------------------------
+
+    def saved(self) -> JSON:
+        """The saved views. If the notes cannot be read, the page says why, and shows the dump without them."""
+        try:
+            return {"views": self.notes.views(), "read_only": self.notes.read_only}
+        except RecordError as error:
+            return {"views": {}, "read_only": str(error)}
+
+    def note(self, row: Row) -> str:
+        with suppress(RecordError):
+            return self.notes.of(row)
+        return ""
+
+    def marked(self, rows: Sequence[Row]) -> list[JSON]:
+        """Rows with their keys, and whether they have a note."""
+        noted: set[int] = set()
+        with suppress(RecordError):
+            noted = self.notes.noted(rows)
+        return [{**with_key(row), "noted": row.number in noted} for row in rows]
 
     # Steps ------------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import encode
 from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import Query
-from toolyard.viewer.web.answers import Answers, key_of, keyed
+from toolyard.viewer.web.answers import Answers, key_of
 from toolyard.viewer.web.server import STATIC
+from toolyard.viewer.whole_file import whole_file
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="static/([\w.-]+)">')
 _SCRIPT = re.compile(r'<script defer src="static/([\w.-]+)"></script>')
@@ -38,15 +39,8 @@ def write_report(
     """
     rows = answers.library.rows(query, limit=limit)
     page = _page(_data(answers, query, rows, progress))
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.part")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(Path(path)) as file:
+        file.write(page.encode())
     return len(rows)
 
 
@@ -72,7 +66,7 @@ def _data(answers: Answers, query: Query, rows: list[Row], progress: Progress | 
         "overview": answers.overview(),
         "query": str(query),
         "matching": answers.library.count(query),
-        "rows": keyed(rows),
+        "rows": answers.marked(rows),
         "details": details,
         "steps": {str(step): answers.step(step, query) for step in steps},
         "statistics": answers.statistics(query),

@@ -1,26 +1,28 @@
-"""The page's server: local, read-only, and accepting requests only from its own page.
+"""The page's server. It reads the dump, and writes only notes; `access` says whose requests it accepts.
 
 A dump holds model output. It leaves here as JSON, and the page inserts it as text; should that ever fail, the content
-security policy forbids scripts, styles and requests other than the page's own. Requests for another host name are
-refused, so that no website can read a dump through the user's browser.
+security policy forbids scripts, styles and requests other than the page's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from aiohttp import web
 
 from toolyard.errors import ConfigError, ToolyardError
-from toolyard.hosts import OwnNames
+from toolyard.hosts import raise_open_files_limit
+from toolyard.messages import JSON
 from toolyard.records.jsonl import encode
 from toolyard.viewer.query import Query, QueryError, parse_query
+from toolyard.viewer.web.access import Access
 from toolyard.viewer.web.answers import Answers, UnknownKeyError
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,10 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LONG_POLL = 20.0
+_IDLE_SECONDS = 60.0
+"""Then a connection without a complete request is closed."""
+_BODY_SECONDS = 20.0
+_MAX_BODY = 256 << 10
 REFRESH_SECONDS = 0.5
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,10 +55,15 @@ class Server:
         print(server.url)
     """
 
-    def __init__(self, answers: Answers, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, answers: Answers, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
+        """`token`: answer only requests whose path starts with it; see `access`.
+
+        Raises:
+            ConfigError: the token is not fit for a URL.
+        """
         self._answers = answers
         self._host = host
-        self._names = OwnNames(host)
+        self._access = Access(host, token)
         self._port = port
         # Not from 0, so that pages that waited for a previous server notice that this is a new one.
         self._revision = time.time_ns() // 1_000_000
@@ -61,8 +72,9 @@ class Server:
         self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[self._guard])
-        app.add_routes([web.get("/", self._page), web.get("/static/{name}", self._static)])
+        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
+        base = self._access.route
+        app.add_routes([web.get(f"{base}/", self._page), web.get(f"{base}/static/{{name}}", self._static)])
         routes: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
             "overview": self._overview,
             "rows": self._rows,
@@ -81,9 +93,12 @@ class Server:
             "suggestions": lambda asked: self._answers.suggestions(asked.get("field", ""), asked.get("part", "")),
             "compare": lambda asked: self._answers.comparison(_text(asked, "left"), _text(asked, "right")),
         }
-        app.add_routes([web.get(f"/api/{name}", _answering(answer)) for name, answer in routes.items()])
-        app.add_routes([web.get("/api/changes", self._changes)])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        app.add_routes([web.get(f"{base}/api/{name}", _answering(answer)) for name, answer in routes.items()])
+        app.add_routes([web.get(f"{base}/api/changes", self._changes)])
+        for name, change in (("note", self._write_note), ("view", self._save_view)):
+            app.add_routes([web.post(f"{base}/api/{name}", self._changing(change))])
+        raise_open_files_limit()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=_IDLE_SECONDS)
         await self._runner.setup()
         try:
             site = web.TCPSite(self._runner, self._host, self._port)
@@ -108,8 +123,10 @@ class Server:
 
     @property
     def url(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}/"
+        """The complete URL of the page, with its token."""
+        everywhere = self._host in ("0.0.0.0", "::", "")  # noqa: S104
+        name = socket.gethostname() if everywhere else self._host
+        return f"http://{f'[{name}]' if ':' in name else name}:{self._port}{self._access.base}"
 
     # Following --------------------------------------------------------------------------------------------------------
 
@@ -179,6 +196,35 @@ class Server:
             limit=_number(asked, "limit", 100),
         )
 
+    # Changes ----------------------------------------------------------------------------------------------------------
+
+    def _write_note(self, given: Mapping[str, str]) -> Any:
+        row = self._answers.row_of(_text(given, "key"))
+        return {"note": self._answers.notes.write(row, given.get("text", ""), was=given.get("was", ""))}
+
+    def _save_view(self, given: Mapping[str, str]) -> Any:
+        notes, name = self._answers.notes, _text(given, "name")
+        if "query" in given:
+            notes.save_view(name, given["query"])
+        else:
+            notes.remove_view(name)
+        return self._answers.saved()
+
+    def _changing(self, change: Callable[[Mapping[str, str]], Any]) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            if why := self._answers.notes.read_only:
+                return _json({"error": why}, 403)
+            given = await _body(request)
+            told = await asyncio.to_thread(change, given)
+            async with self._changed:  # other windows show it too
+                self._revision += 1
+                self._changed.notify_all()
+            return _json(told)
+
+        return handle
+
+    # ------------------------------------------------------------------------------------------------------------------
+
     async def _page(self, request: web.Request) -> web.Response:
         return _file("index.html")
 
@@ -187,10 +233,8 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._is_ours(request):
-            answer: web.StreamResponse = _json(
-                {"error": "this server accepts requests only for its own host name"}, 403
-            )
+        if why := self._access.refusal(request):
+            answer: web.StreamResponse = web.Response(text=f"{why}\n", status=403)
         else:
             try:
                 answer = await handler(request)
@@ -203,23 +247,10 @@ class Server:
             except web.HTTPException as error:
                 answer = _json({"error": error.reason}, error.status)
             except Exception as error:  # shown on the page, so that the user can report it
-                _log.exception("%s", request.path)
+                _log.exception("%s", request.path.removeprefix(self._access.base))
                 answer = _json({"error": f"{type(error).__name__}: {error}"}, 500)
         answer.headers.update(_HEADERS)
         return answer
-
-    def _is_ours(self, request: web.Request) -> bool:
-        """Whether the request names this server, and comes from its own page.
-
-        Any site may link to the page: it contains no data, and requests the rest itself.
-        """
-        return self._names.include(request.host) and _is_from_us(request)
-
-
-def _is_from_us(request: web.Request) -> bool:
-    site = request.headers.get("Sec-Fetch-Site", "none")
-    opened = request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
-    return site in ("none", "same-origin") or opened
 
 
 class _BadRequestError(Exception):
@@ -231,6 +262,26 @@ def _answering(answer: Callable[[Mapping[str, str]], Any]) -> Handler:
         return await asyncio.to_thread(lambda: _json(answer(request.query)))
 
     return handle
+
+
+async def _body(request: web.Request) -> dict[str, str]:
+    """The request's JSON object.
+
+    Raises:
+        HTTPException: it is too large or too slow, or is not declared as JSON, which pages of other sites cannot do.
+    """
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            given: Any = await request.json()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in cast("JSON", given).values()):
+        raise _BadRequestError("expected a JSON object of texts")
+    return cast("dict[str, str]", given)
 
 
 def _json(told: Any, status: int = 200) -> web.Response:

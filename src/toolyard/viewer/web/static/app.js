@@ -173,6 +173,7 @@
     query.addEventListener("search", () => query.value || setQuery("")); // its cross was clicked
     addEventListener("hashchange", route);
     Toolyard.keys({ list, theme });
+    Toolyard.savedViews(overview.notes, setQuery);
     await route();
     if (Toolyard.exported) return;
     for (const name of ["visibilitychange", "focus", "online"]) addEventListener(name, () => document.hidden || wake());

@@ -6,12 +6,10 @@
   class Away extends Error {}
   Toolyard.Away = Away;
 
-  const fromServer = async (name, asked, signal) => {
-    const address = new URLSearchParams();
-    for (const [key, value] of Object.entries(asked)) if (value !== null && value !== undefined) address.set(key, value);
+  const fetched = async (address, options) => {
     let answer, told;
     try {
-      answer = await fetch(`api/${name}?${address}`, { signal });
+      answer = await fetch(`api/${address}`, options);
       told = await answer.json();
     } catch {
       throw new Away("Server unreachable");
@@ -19,6 +17,14 @@
     if (!answer.ok) throw new Toolyard.Refusal(told.error || answer.statusText);
     return told;
   };
+  const fromServer = (name, asked, signal) => {
+    const address = new URLSearchParams();
+    for (const [key, value] of Object.entries(asked)) if (value !== null && value !== undefined) address.set(key, value);
+    return fetched(`${name}?${address}`, { signal });
+  };
+  // Writes something: a note or a view.
+  Toolyard.tell = (name, told) =>
+    fetched(name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(told) });
 
   const inside = document.getElementById("toolyard-data");
   const report = inside && new Toolyard.Report(JSON.parse(inside.textContent));

@@ -163,7 +163,7 @@
       timeline: () => timeline(detail), rewards: () => rewards(detail), raw: () => raw(detail),
     };
     const body = el("div.tab-body", { role: "tabpanel", id: "tab-body", "aria-labelledby": `tab-${tab}` }, await build[tab]());
-    view.replaceChildren(head(detail, options), el("div.tab-bar", tabs(key, tab, options),
+    view.replaceChildren(head(detail, options), Toolyard.note(detail) ?? "", el("div.tab-bar", tabs(key, tab, options),
       tab === "conversation" ? [sampled(plain), choices(hidden)] : null, search(options.find)), body);
     rememberFolds(body, options);
   };

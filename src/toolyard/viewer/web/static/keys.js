@@ -20,6 +20,8 @@
     ["d", "compare with another sample; in a comparison, go to the first difference"],
     ["y", "copy the request id"],
     ["i", "jump to a request id"],
+    ["m", "write a note"],
+    ["v", "saved views"],
     ["c", "steps and charts"],
     ["T", "light or dark"],
     ["esc", "leave a field, clear the search, go back"],
@@ -101,7 +103,7 @@
       o: () => byId("sort")?.focus(), f: parts, r: () => byId("plain")?.click(), x: fold, t: () => tab(2),
       1: () => tab(0), 2: () => tab(1), 3: () => tab(2), 4: () => tab(3), 5: () => tab(4),
       d: () => (byId("to-difference") ? byId("to-difference").click() : byId("compare")?.focus()),
-      y: () => byId("copy-id")?.click(), i: jump, T: theme, "?": () => byId("keys").showModal(), Escape: up,
+      y: () => byId("copy-id")?.click(), i: jump, m: Toolyard.writeNote, v: Toolyard.openViews, T: theme, "?": () => byId("keys").showModal(), Escape: up,
       c: () => { location.hash = Toolyard.address(["charts"], { q: list.query }); },
     }));
     const inList = new Map([["ArrowDown", "n"], ["ArrowUp", "p"], ["Home", "g"], ["End", "G"]]);

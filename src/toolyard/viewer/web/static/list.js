@@ -143,6 +143,7 @@
       return [
         el(`span.score.${Toolyard.scoreClass(row.score)}`, { title: `score ${number(row.score, 6)}` }, number(row.score)),
         el("div.line", el("span.preview", { title: row.preview }, row.preview || "(no text)"),
+          row.noted ? el("span.noted", { title: "has a note" }, "✎") : null,
           el("span.step.muted", { title: row.file }, `${run}step ${row.step}`)),
         el("div.line", el("span.facts.muted", facts.filter(Boolean).join(" · ")),
           el("span.finish.muted", { title: row.finish }, row.finish === "unknown" ? "" : row.finish))];
