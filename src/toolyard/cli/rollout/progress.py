@@ -65,8 +65,8 @@ def embedded_defaults(config: RolloutConfig) -> str:
 
 async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, bool, float]:
     """Run with progress on `console`. Returns the result, whether Ctrl-C ended it, and the seconds it took."""
-    board = _ProgressDisplay(console)
-    began = time.monotonic()
+    board = ProgressDisplay(console)
+    began, asked = time.monotonic(), False
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -75,8 +75,11 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
             task.cancel()
 
     def interrupted(*_: object) -> None:
-        if board.is_blocked:  # the event loop is blocked: interrupt whatever blocks it
+        nonlocal asked
+        # If the event loop is blocked, interrupt whatever blocks it.
+        if board.is_blocked or (asked and not board.interrupted):
             raise KeyboardInterrupt
+        asked = True
         loop.call_soon_threadsafe(interrupt)
 
     before = signal.signal(signal.SIGINT, interrupted)
@@ -94,7 +97,7 @@ async def run(config: RolloutConfig, console: Console) -> tuple[RolloutResult, b
     return result, board.interrupted, time.monotonic() - began
 
 
-class _ProgressDisplay(Observer):
+class ProgressDisplay(Observer):
     """Draws the progress of a run, in a thread of its own: an import or a tool may block the event loop."""
 
     def __init__(self, console: Console) -> None:
@@ -111,12 +114,12 @@ class _ProgressDisplay(Observer):
         self._summary = Summary()
         self._total = self._done = self._calls = 0
         self._groups = (0, 0)
-        self._tokens_rate, self._calls_rate = _Rate(), _Rate()
+        self._tokens_rate, self._calls_rate = Rate(), Rate()
         self._figures: list[str] = []
         self._slow: deque[str] = deque()
         """Not yet printed."""
         self._blocked_at = ""
-        self._live = Live(get_renderable=self._screen, console=console, auto_refresh=False, transient=True)
+        self._live = Live(get_renderable=self.screen, console=console, auto_refresh=False, transient=True)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="toolyard progress", daemon=True)
 
@@ -189,16 +192,20 @@ class _ProgressDisplay(Observer):
     def _draw(self) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone
             while not self._closing.wait(_REFRESH_SECONDS):
-                self._print_slow()
-                if not self._is_started and self._run is not None and (self._run.states or self._summary.trajectories):
-                    self._start()
-                if self._is_started:
-                    self._figures = self._measured()
-                if self._console.is_terminal:
-                    self._live.refresh()
-                elif time.monotonic() >= self._next_line:
-                    self._next_line = time.monotonic() + _LINE_SECONDS
-                    self._console.print(self._line())
+                self.update()
+
+    def update(self) -> None:
+        """Measure, and show it; in a file or a pipe, now and then."""
+        self._print_slow()
+        if not self._is_started and self._run is not None and (self._run.states or self._summary.trajectories):
+            self._start()
+        if self._is_started:
+            self._figures = self._measured()
+        if self._console.is_terminal:
+            self._live.refresh()
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_SECONDS
+            self._console.print(self._line())
 
     def _print_slow(self) -> None:
         slow = [self._slow.popleft() for _ in range(len(self._slow))]
@@ -215,9 +222,9 @@ class _ProgressDisplay(Observer):
             stages = ", ".join(f"{text} {duration(took)}" for text, took in self._stages if took >= _WORTH_SECONDS)
             self.note(f"started after {duration(seconds)}" + (f": {stages}" if stages else ""))
 
-    def _screen(self) -> RenderableType:
+    def screen(self) -> RenderableType:
         if not self._is_started:
-            return _fitted(escape(self._starting()))
+            return Group(_fitted(escape(self._starting())))
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(max(1, self._total), self._in_dump, width=_BAR_WIDTH)
         head.add_row("rollouts", bar, f"{self._in_dump}/{self._total} done", elapsed(time.monotonic() - self._began))
@@ -258,7 +265,7 @@ class _ProgressDisplay(Observer):
         return [" · ".join(part) for part in (ended, running, rates) if part]
 
 
-class _Rate:
+class Rate:
     """Counts per second over the last seconds, and back to the last change before them: turns end in lumps."""
 
     def __init__(self) -> None:
@@ -276,7 +283,9 @@ class _Rate:
 
 
 def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.2g}" if rate < 10 else f"{rate:,.0f}"
+    if rate is None:
+        return "–"
+    return "< 0.1" if 0 < rate < 0.05 else f"{rate:,.{1 if rate < 10 else 0}f}"
 
 
 def _fitted(markup: str) -> Text:

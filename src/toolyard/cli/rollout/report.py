@@ -54,11 +54,11 @@ def print_result(result: RolloutResult, config: RolloutConfig, seconds: float, c
     if result.dump is not None and (summary.trajectories or result.done_before):
         console.print(f"dump: [bold]{escape(str(result.dump))}[/]", soft_wrap=True)
         console.print("next:")
-        for command in _next_commands(result.dump.parent, config.rewards, summary):
-            console.print(f"  {shlex.join(command)}", markup=False, soft_wrap=True)
+        for command in next_commands(result.dump.parent, config.rewards, summary):
+            console.print(f"  {command}", markup=False, soft_wrap=True)
 
 
-def _next_commands(folder: Path, rewards: RewardConfig, summary: Summary) -> list[list[str]]:
+def next_commands(folder: Path, rewards: RewardConfig, summary: Summary) -> list[str]:
     """What to do with a dump: look at it, check it, and score it again if that makes sense."""
     dump = str(folder)
     commands = [["toolyard", "view", dump], ["toolyard", "audit", dump]]
@@ -67,7 +67,7 @@ def _next_commands(folder: Path, rewards: RewardConfig, summary: Summary) -> lis
     if reward is not None:
         options = [f"--reward-option={name}={json.dumps(value)}" for name, value in (rewards.options or {}).items()]
         commands.append(["toolyard", "score", dump, "--reward", reward, *options, *again])
-    return commands
+    return [shlex.join(command) for command in commands]
 
 
 def _table(*titles: str) -> Table:
