@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,12 +43,8 @@ def test_a_clean_dump_is_counted_and_exits_with_zero(tmp_path: Path) -> None:
         file.write(b'{"input": "of", "output": "verl", "gts": "1", "score": 0.0, "step": 2}\n{"being": "writ')
     done = toolyard(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"23 trajectories in 2 files: 21 token-exact \([\d,]+ tokens, [\d.]+% of the responses masked\), "
-        r"2 not token-exact, 0 with problems$",
-        done.stdout,
-        re.MULTILINE,
-    )
+    assert "23 trajectories in 2 files: 21 token-exact, 2 not token-exact, 0 with problems\n" in done.stdout
+    assert "of the responses masked\n" in done.stdout
     assert done.stdout.endswith("no problems\n")
 
 
@@ -65,11 +60,7 @@ def test_problems_are_shown_with_their_lines_and_counted_and_exit_with_one(tmp_p
     assert f"{path}:3 · mute " in done.stdout
     assert f"{path}:4\n  unreadable: line: not JSON: byte 1 (0xff) is not UTF-8" in done.stdout
     assert "and 1 more; --limit 4 shows all" in done.stdout
-    assert re.search(
-        r"3 trajectories in 1 file: 1 token-exact \(.*\), 0 not token-exact, 2 with problems$",
-        done.stdout,
-        re.MULTILINE,
-    )
+    assert "3 trajectories in 1 file: 1 token-exact, 0 not token-exact, 2 with problems\n" in done.stdout
     assert done.stdout.endswith("2 unreadable lines\n")
     assert "\x1b" not in done.stdout
 
@@ -125,4 +116,4 @@ def test_with_a_tokenizer_texts_are_checked_and_differences_are_shown_as_text(tm
     )
     end = (cut.input + cut.output[: cut.turns[1].sampled.start])[-8:]
     assert f"ending in {end!r}" in done.stdout
-    assert "2 trajectories with problems" in done.stdout
+    assert ", 2 with problems\n" in done.stdout

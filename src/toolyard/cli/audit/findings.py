@@ -175,13 +175,14 @@ def _print_table(findings: Findings, console: Console) -> None:
         for kind, count in findings.problems.most_common():
             table.add_row(kind.value, f"{count:,}")
         console.print(table)
-    share = findings.masked_share
-    masked = "" if share is None else f" ({findings.tokens:,} tokens, {share:.1%} of the responses masked)"
+    bad = f"{findings.bad_trajectories:,} with problems"
     console.print(
         f"{findings.trajectories:,} trajectories in {findings.files:,} {'file' if findings.files == 1 else 'files'}: "
-        f"{findings.token_exact:,} token-exact{masked}, {findings.not_token_exact:,} not token-exact, "
-        f"{'[bold red]' if findings.bad_trajectories else '[default]'}{findings.bad_trajectories:,} with problems[/]"
+        f"{findings.token_exact:,} token-exact, {findings.not_token_exact:,} not token-exact, "
+        + (f"[bold red]{bad}[/]" if findings.bad_trajectories else bad)
     )
+    if (share := findings.masked_share) is not None:
+        console.print(f"{findings.tokens:,} tokens in the token-exact ones, {share:.1%} of the responses masked")
     if unreadable := findings.problems[ProblemKind.UNREADABLE]:
         console.print(f"{unreadable:,} unreadable {'line' if unreadable == 1 else 'lines'}", style="bold red")
     if not findings.problems:
