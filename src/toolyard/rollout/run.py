@@ -224,7 +224,8 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
             if trajectory.request_id in wanted and trajectory.request_id not in accounting.dumped:
                 await _enter(book, writer, trajectory, line, entries)
     left = wanted - accounting.dumped
-    observer.stage("connecting to Ray")
+    assert config.cluster is not None
+    observer.stage("starting Ray" if config.cluster.address == "local" else "connecting to Ray")
     async with ClusterRun(
         config,
         offers_of(config, book.tasks, left),

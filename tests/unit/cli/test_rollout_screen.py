@@ -88,9 +88,7 @@ async def test_tokens_are_counted_before_the_first_turn_ends(size):
             assert bar.endswith("1000/1004 done 0 s")
             assert ended == "250/251 groups · 0 failed · reward –"
             assert running == "generating 3 · not started 1"
-            assert rates == "– tokens/s · – tool calls/s · 0 turns"
-            display.update()
-            assert "– tokens/s · 0.0 tool calls/s" in drawn(display, size)[3], "none sampled: not 0 tokens/s"
+            assert rates == "– tokens/s · 0.0 tool calls/s · 0 turns", "none sampled: not 0 tokens/s"
             engine.tokens = 2000
             await asyncio.sleep(0.001)
             display.update()
@@ -150,7 +148,7 @@ async def test_in_a_pipe_there_are_plain_lines_and_hundreds_of_slow_requests_are
 
 def test_a_rate_goes_back_to_the_change_before_its_window():
     """A server answers when a turn has ended: 600 tokens after a minute are 10 per second, not 60."""
-    rate = Rate()
+    rate = Rate(0)
     assert rate.after(0, 0) is None
     assert rate.after(30, 0) == 0
     assert rate.after(60, 600) == 10

@@ -114,7 +114,7 @@ class ProgressDisplay(Observer):
         self._summary = Summary()
         self._total = self._done = self._calls = 0
         self._groups = (0, 0)
-        self._tokens_rate, self._calls_rate = Rate(), Rate()
+        self._tokens_rate, self._calls_rate = Rate(self._began), Rate(self._began)
         self._figures: list[str] = []
         self._slow: deque[str] = deque()
         """Not yet printed."""
@@ -197,10 +197,12 @@ class ProgressDisplay(Observer):
     def update(self) -> None:
         """Measure, and show it; in a file or a pipe, now and then."""
         self._print_slow()
-        if not self._is_started and self._run is not None and (self._run.states or self._summary.trajectories):
-            self._start()
-        if self._is_started:
+        if self._is_started or (self._run is not None and (self._run.states or self._summary.trajectories)):
             self._figures = self._measured()
+            if not self._is_started:
+                self._start()
+        else:
+            self._tokens_rate, self._calls_rate = Rate(time.monotonic()), Rate(time.monotonic())
         if self._console.is_terminal:
             self._live.refresh()
         elif time.monotonic() >= self._next_line:
@@ -268,13 +270,14 @@ class ProgressDisplay(Observer):
 class Rate:
     """Counts per second over the last seconds, and back to the last change before them: turns end in lumps."""
 
-    def __init__(self) -> None:
-        self._changes: deque[tuple[float, int]] = deque()
+    def __init__(self, now: float) -> None:
+        """The count is 0."""
+        self._changes = deque([(now, 0)])
 
     def after(self, now: float, count: int) -> float | None:
         """The rate, when the count is `count`. None: it is too early to say."""
         changes = self._changes
-        if not changes or changes[-1][1] != count:
+        if changes[-1][1] != count:
             changes.append((now, count))
         while len(changes) > 1 and changes[1][0] <= now - _RATE_SECONDS:
             changes.popleft()
