@@ -19,12 +19,12 @@ class Running(Protocol):
 
     @property
     def states(self) -> Counter[RolloutState]:
-        """Number of running requests by state."""
+        """Number of running requests by state. Can be read from any thread."""
         ...
 
     @property
     def live(self) -> tuple[int, int, int]:
-        """Turns, sampled tokens and tool calls of the running requests."""
+        """Turns, sampled tokens and tool calls of the running requests. Can be read from any thread."""
         ...
 
     @property

@@ -45,6 +45,8 @@ _WORTH_SECONDS = 1.0
 _SLOW_SHOWN = 3
 """A server that hangs would make hundreds of requests slow at once."""
 _BAR_WIDTH = 30
+_BESIDE_BAR = 45
+"""Columns for the rest of its line."""
 _LIVE = (RolloutState.PENDING, RolloutState.GENERATING, RolloutState.TOOL_CALLING, RolloutState.INTERACTING)
 
 
@@ -103,6 +105,7 @@ class ProgressDisplay(Observer):
     def __init__(self, console: Console) -> None:
         self.interrupted = False
         self._console = console
+        self._is_drawn = console.is_terminal and not console.is_dumb_terminal
         self._began = self._stage_began = time.monotonic()
         self._stage = "starting"
         self._stages: list[tuple[str, float]] = []
@@ -124,7 +127,7 @@ class ProgressDisplay(Observer):
         self._thread = threading.Thread(target=self._draw, name="toolyard progress", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._is_drawn:
             self._live.start()
         self._thread.start()
         return self
@@ -156,7 +159,7 @@ class ProgressDisplay(Observer):
         self._stage, self._stage_began, self._next_line = text, now, now + _FIRST_LINE_SECONDS
 
     def note(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, soft_wrap=not self._console.is_terminal)
+        self._console.print(text, style="dim", markup=False, soft_wrap=not self._is_drawn)
 
     def opened(self, total: int, done: int) -> None:
         self._total, self._done = total, done
@@ -203,7 +206,7 @@ class ProgressDisplay(Observer):
                 self._start()
         else:
             self._tokens_rate, self._calls_rate = Rate(time.monotonic()), Rate(time.monotonic())
-        if self._console.is_terminal:
+        if self._is_drawn:
             self._live.refresh()
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
@@ -228,7 +231,8 @@ class ProgressDisplay(Observer):
         if not self._is_started:
             return Group(_fitted(escape(self._starting())))
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(max(1, self._total), self._in_dump, width=_BAR_WIDTH)
+        width = max(4, min(_BAR_WIDTH, self._console.width - _BESIDE_BAR))
+        bar = ProgressBar(max(1, self._total), self._in_dump, width=width)
         head.add_row("rollouts", bar, f"{self._in_dump}/{self._total} done", elapsed(time.monotonic() - self._began))
         return Group(head, *map(_fitted, self._figures))
 
