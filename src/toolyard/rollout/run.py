@@ -100,10 +100,10 @@ async def _run(config: RolloutConfig, observer: Observer, result: RolloutResult)
     accounting = result.accounting
     accounting.planned = len(wanted)
     async with AsyncExitStack() as stack:
+        tape = None
         if config.replay is not None:
             observer.stage("reading the tape")
-        tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
-        if tape is not None:
+            tape = await asyncio.to_thread(Tape.read, config.replay)
             found = _on_tape(tape, wanted, observer.note)
             accounting.missing = dict.fromkeys(wanted - found, "not on the tape")
             wanted = found

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from playing import END, TOKENIZER, Echo, request_for, said, scripted, setting, task
 from toolyard.cli.rollout.progress import ProgressDisplay, Rate
-from toolyard.cli.rollout.report import next_commands
+from toolyard.cli.rollout.report import next_commands, print_result
 from toolyard.durations import duration, elapsed
 from toolyard.engines.scripted import ScriptedEngine
-from toolyard.rollout.config import RewardConfig
+from toolyard.rollout.config import RewardConfig, RolloutConfig
 from toolyard.rollout.finish import FinishReason
+from toolyard.rollout.run import RolloutResult
 from toolyard.rollout.run_many import RolloutRun
-from toolyard.rollout.summary import Summary
+from toolyard.rollout.summary import Accounting, Summary
 
 SIZES = [(80, 24), (140, 45)]
 
@@ -184,3 +185,18 @@ def test_a_running_clock_has_whole_seconds(seconds, text):
 
 def test_times_are_for_people():
     assert duration(1085) == "18 min 5 s"
+
+
+@pytest.mark.parametrize(
+    ("is_new", "told"),
+    [(False, "run the same command to continue."), (True, "run the same command with --out 'my runs/1' to continue.")],
+)
+def test_a_run_that_was_stopped_says_how_it_goes_on(is_new, told):
+    result = RolloutResult(dump=Path("my runs/1/0.jsonl"))
+    result.accounting = Accounting(planned=13, before=1, missing={str(at): "stopped while it ran" for at in range(12)})
+    config = RolloutConfig(rollout_data_dir="my runs/1")
+    console = Console(file=io.StringIO(), width=200)
+    print_result(result, config, 65.0, console, is_new_folder=is_new)
+    said = console.file.getvalue()
+    assert f"1 were already in the dump; 12 remaining; {told}\n" in said
+    assert "  toolyard view 'my runs/1'\n" in said

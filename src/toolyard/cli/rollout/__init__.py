@@ -230,7 +230,8 @@ def rollout(
 
         typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
         return
-    if loaded.rollout_data_dir is None:
+    is_new_folder = loaded.rollout_data_dir is None
+    if is_new_folder:
         loaded = loaded.model_copy(update={"rollout_data_dir": default_folder()})
     console = err()
     logs = loaded.logs
@@ -239,7 +240,7 @@ def rollout(
         told = f"embedded defaults: {embedded_defaults(loaded)}"
         console.print(told, style="dim", markup=False, soft_wrap=not console.is_terminal)
     result, interrupted, seconds = complete(run(loaded, console))
-    print_result(result, loaded, seconds, None if as_json else out())
+    print_result(result, loaded, seconds, None if as_json else out(), is_new_folder=is_new_folder)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     result.accounting.check()

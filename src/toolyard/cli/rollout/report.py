@@ -25,8 +25,18 @@ _OTHER_REWARD = {"gsm8k": "gsm8k:strict", "gsm8k:strict": "gsm8k", "code": "code
 """The reward to compare with."""
 
 
-def print_result(result: RolloutResult, config: RolloutConfig, seconds: float, console: Console | None) -> None:
-    """Print tables to `console`, or JSON to stdout if it is None."""
+def print_result(
+    result: RolloutResult,
+    config: RolloutConfig,
+    seconds: float,
+    console: Console | None,
+    *,
+    is_new_folder: bool = False,
+) -> None:
+    """Print tables to `console`, or JSON to stdout if it is None.
+
+    `is_new_folder`: the same command would choose another one.
+    """
     if console is None:
         print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
         return
@@ -47,7 +57,9 @@ def print_result(result: RolloutResult, config: RolloutConfig, seconds: float, c
     text = f"{summary.trajectories} trajectories in {duration(seconds)}: {summary.completed} completed"
     text += f", {failed} failed" if failed else ""
     text += f"; {result.done_before} were already in the dump" if result.done_before else ""
-    text += f"; {result.missing} remaining; run the same command to continue" if result.missing else ""
+    if result.missing:
+        there = f" with --out {shlex.quote(config.rollout_data_dir or '')}" if is_new_folder else ""
+        text += f"; {result.missing} remaining; run the same command{escape(there)} to continue"
     good = (summary.completed or result.done_before) and not result.accounting.problems
     console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
     console.print(f"accounting: {escape(str(result.accounting))}", soft_wrap=True)
