@@ -200,16 +200,19 @@ class ProgressDisplay(Observer):
     def update(self) -> None:
         """Measure, and show it; in a file or a pipe, now and then."""
         self._print_slow()
-        if self._is_started or (self._run is not None and (self._run.states or self._summary.trajectories)):
-            self._figures = self._measured()
-            if not self._is_started:
+        if not self._is_started:
+            if self._run is not None and (self._run.states or self._summary.trajectories):
                 self._start()
-        else:
-            self._tokens_rate, self._calls_rate = Rate(time.monotonic()), Rate(time.monotonic())
+            else:
+                self._tokens_rate, self._calls_rate = Rate(time.monotonic()), Rate(time.monotonic())
+        if not self._is_drawn and time.monotonic() < self._next_line:
+            return
+        self._next_line = time.monotonic() + _LINE_SECONDS
+        if self._is_started:
+            self._figures = self._measured()
         if self._is_drawn:
             self._live.refresh()
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_SECONDS
+        else:
             self._console.print(self._line())
 
     def _print_slow(self) -> None:
