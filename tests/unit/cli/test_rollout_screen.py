@@ -19,6 +19,7 @@ from toolyard.rollout.finish import FinishReason
 from toolyard.rollout.run import RolloutResult
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.rollout.summary import Accounting, Summary
+from toolyard.supervision import Stall
 
 SIZES = [(80, 24), (140, 45)]
 
@@ -200,3 +201,12 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(is_new, told):
     said = console.file.getvalue()
     assert f"1 were already in the dump; 12 remaining; {told}\n" in said
     assert "  toolyard view 'my runs/1'\n" in said
+
+
+def test_a_machine_that_is_merely_busy_is_no_alarm():
+    console = Console(file=io.StringIO(), width=200)
+    display = ProgressDisplay(console)
+    display.stalled(Stall(3.0, "", "/usr/lib/python3.11/selectors.py:468 in select: poll()", "a stack"))
+    assert console.file.getvalue() == "the machine is busy: the event loop got no CPU time for 3 s\n"
+    display.stalled(Stall(3.0, "tool 'x'", "tool.py:3 in execute: time.sleep(9)", "a stack"))
+    assert "blocked: tool 'x' has blocked the event loop for 3 s" in console.file.getvalue()

@@ -186,6 +186,9 @@ class ProgressDisplay(Observer):
         self._slow.append(str(stuck))
 
     def stalled(self, stall: Stall) -> None:
+        if not stall.what and "selectors.py" in stall.line:  # the loop waits for events: nobody blocks it
+            self.note(f"the machine is busy: the event loop got no CPU time for {duration(stall.seconds)}")
+            return
         self._console.print(f"blocked: {stall}", style="bold yellow", markup=False)
         if stall.line != self._blocked_at:  # print the stack only once
             self._console.print(stall.stack.rstrip(), style="yellow", markup=False)
