@@ -206,7 +206,12 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(is_new, told):
 def test_a_machine_that_is_merely_busy_is_no_alarm():
     console = Console(file=io.StringIO(), width=200)
     display = ProgressDisplay(console)
-    display.stalled(Stall(3.0, "", "/usr/lib/python3.11/selectors.py:468 in select: poll()", "a stack"))
+    waiting = """  File "/usr/lib/python3.11/asyncio/base_events.py", line 1884, in _run_once
+    event_list = self._selector.select(timeout)
+  File "/usr/lib/python3.11/selectors.py", line 468, in select
+    fd_event_list = self._selector.poll(timeout, max_ev)
+"""
+    display.stalled(Stall(3.0, "", "console.py:50 in complete: asyncio.run()", waiting))
     assert console.file.getvalue() == "the machine is busy: the event loop got no CPU time for 3 s\n"
     display.stalled(Stall(3.0, "tool 'x'", "tool.py:3 in execute: time.sleep(9)", "a stack"))
     assert "blocked: tool 'x' has blocked the event loop for 3 s" in console.file.getvalue()

@@ -186,7 +186,7 @@ class ProgressDisplay(Observer):
         self._slow.append(str(stuck))
 
     def stalled(self, stall: Stall) -> None:
-        if not stall.what and "selectors.py" in stall.line:  # the loop waits for events: nobody blocks it
+        if _waits_for_events(stall):  # nobody blocks it
             self.note(f"the machine is busy: the event loop got no CPU time for {duration(stall.seconds)}")
             return
         self._console.print(f"blocked: {stall}", style="bold yellow", markup=False)
@@ -299,6 +299,12 @@ def _rate(rate: float | None) -> str:
     if rate is None:
         return "–"
     return "< 0.1" if 0 < rate < 0.05 else f"{rate:,.{1 if rate < 10 else 0}f}"
+
+
+def _waits_for_events(stall: Stall) -> bool:
+    """Whether the event loop itself is what the stack ends in."""
+    frames = [line for line in stall.stack.splitlines() if line.lstrip().startswith("File ")]
+    return len(frames) > 1 and "base_events.py" in frames[-2] and "selectors.py" in frames[-1]
 
 
 def _fitted(markup: str) -> Text:
