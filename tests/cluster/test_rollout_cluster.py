@@ -46,6 +46,9 @@ def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> No
     (job.folder / "calls.jsonl").unlink()
     told = job.run("--ray", nodes.address)
     assert told["trajectories"] == 24
+    said = (job.folder / "stderr").read_text()
+    assert "started after " in said, "the screen says what took so long before the first request"
+    assert not [char for char in said if not char.isprintable() and char != "\n"]
     ended = job.check()
     assert set(ended.values()) == {1}
     assert len(ended) == 24 * 3

@@ -217,6 +217,21 @@ async def test_an_aborted_request_goes_on_from_what_is_kept(folder):
         assert ((await sample(engine, so_far)).cached_tokens or 0) >= len(so_far) - 1
 
 
+async def test_it_says_how_many_tokens_it_has_sampled_before_the_turn_ends(folder):
+    async with make(folder) as engine:
+        assert (engine.sampled_tokens("r"), engine.steps()) == (0, 0)
+        running = asyncio.ensure_future(sample(engine, PROMPT, max_tokens=4000))
+        async with asyncio.timeout(30):
+            while engine.sampled_tokens("r") < 5:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.001)
+        assert not running.done()
+        steps = engine.steps()
+        await engine.abort("r")
+        assert 5 <= len((await running).token_ids) <= engine.steps()
+        assert engine.steps() >= steps > 0
+        assert engine.sampled_tokens("r") == 0
+
+
 async def test_an_engine_with_nothing_to_do_takes_no_cpu(folder):
     import time
 

@@ -43,8 +43,8 @@ def test_a_clean_dump_is_counted_and_exits_with_zero(tmp_path: Path) -> None:
         file.write(b'{"input": "of", "output": "verl", "gts": "1", "score": 0.0, "step": 2}\n{"being": "writ')
     done = toolyard(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "23 trajectories in 2 files, 21 claim to be token-exact, 2 do not;" in done.stdout
-    assert "of the responses masked" in done.stdout
+    assert "23 trajectories in 2 files: 21 token-exact, 2 not token-exact, 0 with problems\n" in done.stdout
+    assert "of the responses masked\n" in done.stdout
     assert done.stdout.endswith("no problems\n")
 
 
@@ -59,9 +59,9 @@ def test_problems_are_shown_with_their_lines_and_counted_and_exit_with_one(tmp_p
     assert f"{path}:2 · request-5\n  mask: tokens.response_mask[" in done.stdout
     assert f"{path}:3 · mute " in done.stdout
     assert f"{path}:4\n  unreadable: line: not JSON: byte 1 (0xff) is not UTF-8" in done.stdout
-    assert "3 trajectories in 1 file, 3 claim to be token-exact, 0 do not;" in done.stdout
     assert "and 1 more; --limit 4 shows all" in done.stdout
-    assert "4 trajectories with problems" in done.stdout
+    assert "3 trajectories in 1 file: 1 token-exact, 0 not token-exact, 2 with problems\n" in done.stdout
+    assert done.stdout.endswith("2 unreadable lines\n")
     assert "\x1b" not in done.stdout
 
 
@@ -71,6 +71,7 @@ def test_as_json_it_is_for_scripts_and_the_limit_holds(tmp_path: Path) -> None:
     assert done.returncode == 1
     said = json.loads(done.stdout)
     assert (said["trajectories"], said["bad_trajectories"], said["problems"]) == (8, 7, {"mask": 7})
+    assert (said["token_exact"], said["not_token_exact"]) == (1, 0), "each trajectory is counted once"
     assert [(found["line"], found["request_id"], found["kind"]) for found in said["first"]] == [
         (2, "request-2", "mask"),
         (3, "request-3", "mask"),
@@ -115,4 +116,4 @@ def test_with_a_tokenizer_texts_are_checked_and_differences_are_shown_as_text(tm
     )
     end = (cut.input + cut.output[: cut.turns[1].sampled.start])[-8:]
     assert f"ending in {end!r}" in done.stdout
-    assert "2 trajectories with problems" in done.stdout
+    assert ", 2 with problems\n" in done.stdout

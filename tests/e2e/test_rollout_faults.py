@@ -102,7 +102,7 @@ async def test_a_run_whose_tools_swallow_cancellation_can_be_ended(tmp_path, mod
     place = make_place(tmp_path, model, {"execute": "swallows"}, limits={"stuck_after_seconds": 1})
     process, marker = await start(place)
     assert process.stderr is not None
-    while b"stuck: " not in (line := await process.stderr.readline()):
+    while b"slow: " not in (line := await process.stderr.readline()):
         assert line, "it ended"
     assert b"waiting for ask" in line
     process.send_signal(signal.SIGINT)
@@ -252,7 +252,8 @@ async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(
         assert broken in failure["error"]
         assert last in failure["error"]
         assert re.search(r"\btr(y|ies)\b", failure["error"]), "which try it was"
-    stuck = [line for line in done.stderr.splitlines() if line.startswith("stuck: ") and not line.endswith("try 1")]
+    stuck = [line for line in done.stderr.splitlines() if line.startswith("slow: request ")]
+    stuck = [line for line in stuck if not line.endswith("try 1")]
     assert stuck
     named = re.compile(r"(try|attempt) \d+ \(the last: ")
     assert [line for line in stuck if not (named.search(line) and broken in line and last in line)] == []

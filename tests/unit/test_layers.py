@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "toolyard"
 
 LAYERS = (
-    {"_lazy", "_version", "images"},
+    {"_lazy", "_version", "durations", "images"},
     {"errors", "failover", "hosts", "messages", "settings", "supervision", "tokens"},
     {"sandbox", "limits", "gguf"},
     {"execution"},

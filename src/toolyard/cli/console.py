@@ -59,7 +59,7 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
 
 
 def leave(status: object) -> NoReturn:
-    """Exit, even if a tool's thread never ends: the interpreter would wait for it."""
+    """Exit, even if a thread never ends, of a tool or an import: the interpreter would wait for it."""
     import threading
 
     deadline = time.monotonic() + _THREAD_SECONDS
@@ -67,7 +67,7 @@ def leave(status: object) -> NoReturn:
         if thread.name.startswith(_THREADS):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                err().print("a tool's thread is still running; exiting without waiting for it", style="yellow")
+                err().print("a thread is still running; exiting without waiting for it", style="yellow")
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status if isinstance(status, int) else int(status is not None))

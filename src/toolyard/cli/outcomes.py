@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from toolyard.durations import duration
 from toolyard.sandbox.protocol import MIB, Execution, Limits, StageResult, Verdict
 
 TIMED_OUT = 124
@@ -76,22 +77,6 @@ def summary_line(execution: Execution) -> str:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def duration(seconds: float) -> str:
-    """`2.1 ms`, `83.2 s`, `5 min 20 s`, `1 h 30 min`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    if round(seconds) < 3600:
-        return _two_units(round(seconds), "min", "s")
-    return _two_units(round(seconds / 60), "h", "min")
-
-
-def _two_units(count: int, large: str, small: str) -> str:
-    whole, rest = divmod(count, 60)
-    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def size(count: int) -> str:

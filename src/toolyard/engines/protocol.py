@@ -118,6 +118,19 @@ class ReportsActivity(Protocol):
         ...
 
 
+@runtime_checkable
+class ReportsProgress(Protocol):
+    """An engine that says how far it is with a turn. Not part of `Engine`: servers answer when a turn has ended."""
+
+    def sampled_tokens(self, request_id: str) -> int:
+        """Tokens of the turn that is being sampled; 0 if there is none. Can be called from any thread."""
+        ...
+
+    def steps(self) -> int:
+        """Forward passes so far. While they go on, requests wait for a slow engine, not for one that is stuck."""
+        ...
+
+
 class ServerLoad(NamedTuple):
     """One server of an engine, as this process sees it."""
 

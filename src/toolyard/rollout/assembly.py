@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,18 +64,21 @@ async def open_rollout(
     *,
     tape: Tape | None = None,
     note: Note = lambda _: None,
+    stage: Note = lambda _: None,
     engine_urls: Sequence[str] | None = None,
     faults: Faults | None = None,
 ) -> AsyncGenerator[OpenedRollout]:
     """Open the parts that `config` names and close them at the end. With a `tape`, no engine and no tools are opened.
     With `faults`, engine and tools have them; the calls of requests must go through `Faults.calls`.
 
+    `note` is called with messages, `stage` with what is being opened, possibly in another thread.
     `engine_urls`: what `engine.directory` contains, if the caller watches it.
 
     Raises:
         ConfigError, ToolError, EngineError: a setting is invalid, or a part cannot be opened.
     """
     find_users_modules(config)
+    stage("loading rewards and tools")
     reward = load_reward(config.rewards.final, config.rewards.options)
     interaction = None
     if config.interaction is not None:
@@ -94,7 +98,7 @@ async def open_rollout(
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
         if config.engine.directory is not None and tape is None:
             config = await _with_directory(config, config.engine.directory, engine_urls)
-        speaker = await _open_speaker(config, stack, tape, schemas, note, faults)
+        speaker = await _open_speaker(config, stack, tape, schemas, stage, faults)
         if config.engine.directory is not None and speaker.servers is not None and engine_urls is None:
             from toolyard.engines.http.directory import watch_directory
 
@@ -218,7 +222,7 @@ async def _open_speaker(
     stack: AsyncExitStack,
     tape: Tape | None,
     schemas: Sequence[OpenAIFunctionToolSchema],
-    note: Note,
+    stage: Note,
     faults: Faults | None,
 ) -> Speaker:
     engine = config.engine
@@ -241,8 +245,12 @@ async def _open_speaker(
         return MessageSpeaker(ready, config.sampling, config.limits, hides_images=hides)
     if engine.kind == "transformers" and tape is None:
         need_packages(otherwise="sample from a server: --engine openai --url URL --model NAME")
-    model = resolve_model(engine.model or DEFAULT_MODEL, progress=note)
-    tokenizer = load_tokenizer(model)
+    name = engine.model or DEFAULT_MODEL
+    # In threads, since each of these may take a minute: the event loop must hear of Ctrl-C.
+    stage(f"looking for the model {name}")
+    model = await asyncio.to_thread(resolve_model, name, progress=stage)
+    stage(f"loading the tokenizer of {name}")
+    tokenizer = await asyncio.to_thread(load_tokenizer, model)
     chat = open_format(
         tokenizer,
         format=config.chat.format,
@@ -256,6 +264,10 @@ async def _open_speaker(
     if tape is not None:
         return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
     _refuse_tools_that_are_not_offered(config, chat, schemas)
+    if engine.kind == "transformers":
+        stage("importing torch and transformers")
+        await asyncio.to_thread(import_module, "toolyard.engines.transformers.engine")
+    stage(f"loading {name}" if engine.kind == "transformers" else f"opening the engine {engine.kind}")
     made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
     return TokenSpeaker(
         made,

@@ -51,4 +51,5 @@ class RolloutLimits(BaseModel):
     """How long a cancelled engine, simulator or reward may take to end before it is abandoned, named and counted. Tools
     have their own (`call.grace_seconds`)."""
     stuck_after_seconds: PositiveFloat = 60.0
-    """The watchdog reports a request that is in one stage longer than this. The request keeps running."""
+    """The watchdog reports a request that is in one stage longer than this, unless it waits for an embedded engine that
+    is at work. The request keeps running."""

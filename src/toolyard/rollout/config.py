@@ -222,7 +222,7 @@ class RolloutConfig(_Part):
     @property
     def in_flight(self) -> int:
         """Maximum number of requests in flight. More than the embedded engine has room for would only wait in its
-        queue and look stuck."""
+        queue."""
         embedded = self.engine.kind == "transformers" and self.replay is None
         return self.concurrency or (2 * self.engine.max_batch_size if embedded else 256)
 

@@ -19,12 +19,12 @@ class Running(Protocol):
 
     @property
     def states(self) -> Counter[RolloutState]:
-        """Number of running requests by state."""
+        """Number of running requests by state. Can be read from any thread."""
         ...
 
     @property
     def live(self) -> tuple[int, int, int]:
-        """Turns, sampled tokens and tool calls of the running requests."""
+        """Turns, sampled tokens and tool calls of the running requests. Can be read from any thread."""
         ...
 
     @property
@@ -55,13 +55,20 @@ class Running(Protocol):
 
 class Observer:
     """Watches a run. Subclass it and override what you need. Methods are called in the run's event loop, except
-    `stalled`."""
+    `stalled`; `stage` and `note` may be called in other threads."""
+
+    def stage(self, text: str) -> None:
+        """What the run does from now on, before its first request: reading the tasks, importing torch."""
 
     def note(self, text: str) -> None:
-        """A message for the user: a model is being downloaded, rows were skipped."""
+        """A message for the user: rows were skipped, a worker has died."""
 
     def opened(self, total: int, done: int) -> None:
         """The run is about to start: `total` requests, `done` of which were found in the dump."""
+
+    def grouped(self, total: int, done: int) -> None:
+        """A group is all samples of a task: of `total` groups, `done` are in the dump. At first after `opened`, then
+        whenever one is complete."""
 
     def began(self, run: Running) -> None:
         """The run has started. It can now be inspected and stopped."""
@@ -85,6 +92,10 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self._all = observers
 
+    def stage(self, text: str) -> None:
+        for one in self._all:
+            one.stage(text)
+
     def note(self, text: str) -> None:
         for one in self._all:
             one.note(text)
@@ -92,6 +103,10 @@ class Observers(Observer):
     def opened(self, total: int, done: int) -> None:
         for one in self._all:
             one.opened(total, done)
+
+    def grouped(self, total: int, done: int) -> None:
+        for one in self._all:
+            one.grouped(total, done)
 
     def began(self, run: Running) -> None:
         for one in self._all:

@@ -29,7 +29,7 @@ from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.observer import Observer
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.rollout.run_many import RolloutRun
-from toolyard.rollout.summary import Accounting, Summary
+from toolyard.rollout.summary import Accounting, Groups, Summary
 from toolyard.rollout.watching.setup import watched
 from toolyard.supervision import Stall
 
@@ -94,13 +94,16 @@ async def run_rollouts(config: RolloutConfig, observer: Observer | None = None) 
 
 async def _run(config: RolloutConfig, observer: Observer, result: RolloutResult) -> None:
     _check_tapes(config)
+    observer.stage("reading the tasks")
     tasks = await asyncio.to_thread(planned, config, observer.note)
     wanted = set(tasks)
     accounting = result.accounting
     accounting.planned = len(wanted)
     async with AsyncExitStack() as stack:
-        tape = None if config.replay is None else await asyncio.to_thread(Tape.read, config.replay)
-        if tape is not None:
+        tape = None
+        if config.replay is not None:
+            observer.stage("reading the tape")
+            tape = await asyncio.to_thread(Tape.read, config.replay)
             found = _on_tape(tape, wanted, observer.note)
             accounting.missing = dict.fromkeys(wanted - found, "not on the tape")
             wanted = found
@@ -108,6 +111,7 @@ async def _run(config: RolloutConfig, observer: Observer, result: RolloutResult)
         dump = None
         marks: JSON = {}
         if config.rollout_data_dir is not None:
+            observer.stage("opening the dump")
             dump = await stack.enter_async_context(DumpWriter(config.rollout_data_dir))
             result.dump = dump.folder / f"{config.step}.jsonl"
             accounting.before, accepted = await asyncio.to_thread(_resumed, config, dump, wanted, tasks)
@@ -117,7 +121,8 @@ async def _run(config: RolloutConfig, observer: Observer, result: RolloutResult)
             await asyncio.to_thread(faults.report.resume, tasks.keys() - wanted)
         if additions := prompt_additions(config):
             observer.note(f"every prompt gets {additions}")
-        book = _Book(config, observer, result, dump, tasks, marks, faults)
+        groups = Groups(tasks, config.n, wanted | accounting.missing.keys())
+        book = _Book(config, observer, result, dump, tasks, marks, faults, groups)
         if config.cluster is None or tape is not None:
             await _play_here(book, wanted, tape, stack)
         else:
@@ -143,6 +148,11 @@ class _Book:
     marks: JSON
     """Metrics for every line."""
     faults: RunFaults | None
+    groups: Groups
+
+    def open(self) -> None:
+        self.observer.opened(self.result.accounting.planned, self.result.accounting.before)
+        self.observer.grouped(self.groups.total, self.groups.done)
 
     async def enter(self, trajectory: Trajectory, line: bytes | None = None) -> None:
         """`line`: the trajectory as it is to be written, if that is known."""
@@ -157,13 +167,17 @@ class _Book:
         self.result.accounting.dumped.add(trajectory.request_id)
         self.result.summary.add(trajectory)
         self.observer.ended(trajectory, self.result.summary)
+        if self.groups.add(trajectory.request_id):
+            self.observer.grouped(self.groups.total, self.groups.done)
 
 
 async def _play_here(book: _Book, wanted: set[str], tape: Tape | None, stack: AsyncExitStack) -> None:
     config, observer, accounting = book.config, book.observer, book.result.accounting
     faults = None if book.faults is None else Faults(book.faults.profile)
-    opened = await stack.enter_async_context(open_rollout(config, tape=tape, note=observer.note, faults=faults))
-    observer.opened(accounting.planned, accounting.before)
+    opened = await stack.enter_async_context(
+        open_rollout(config, tape=tape, note=observer.note, stage=observer.stage, faults=faults)
+    )
+    book.open()
     run = RolloutRun(
         opened.setting,
         requests_of(config, opened.tool_schemas, wanted),
@@ -191,6 +205,7 @@ async def _play_here(book: _Book, wanted: set[str], tape: Tape | None, stack: As
 
 
 async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack) -> None:
+    book.observer.stage("importing Ray")
     from toolyard.rollout.cluster.run import ClusterRun, forget_journals, leftovers, offers_of, remove_work
 
     config, observer, accounting = book.config, book.observer, book.result.accounting
@@ -198,7 +213,7 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
     writer = None
     if config.record is not None:
         writer = stack.enter_context(TapeWriter(config.record, _tape_meta(book, await schemas_of(config))))
-    observer.opened(accounting.planned, accounting.before)
+    book.open()
     if folder is not None:
         if book.marks:
             await asyncio.to_thread(forget_journals, folder)
@@ -209,6 +224,8 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
             if trajectory.request_id in wanted and trajectory.request_id not in accounting.dumped:
                 await _enter(book, writer, trajectory, line, entries)
     left = wanted - accounting.dumped
+    assert config.cluster is not None
+    observer.stage("starting Ray" if config.cluster.address == "local" else "connecting to Ray")
     async with ClusterRun(
         config,
         offers_of(config, book.tasks, left),
@@ -221,6 +238,7 @@ async def _play_on_cluster(book: _Book, wanted: set[str], stack: AsyncExitStack)
         if book.faults is not None:
             book.faults.is_stopping = lambda: run.stopping
         observer.began(run)
+        observer.stage("starting the workers")
         async for result in run:
             await _enter(book, writer, trajectory_of(result.line), result.line, result.entries)
             if book.faults is not None:

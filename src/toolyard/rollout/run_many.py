@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
+from toolyard.durations import duration
 from toolyard.errors import ConfigError
 from toolyard.execution.workplaces import open_limiters
 from toolyard.limits.protocol import Limiter
@@ -34,7 +35,7 @@ from toolyard.rollout.play.conclusion import lost_trajectory
 from toolyard.rollout.play.play import Play
 from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.request import CURRENT, AsyncRolloutRequest
-from toolyard.rollout.status import Status, status_of
+from toolyard.rollout.status import Status, live_counts, status_of
 from toolyard.supervision import LoopWatch, Stall
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Stuck:
         waits = f", waiting for {self.waits_for}" if self.waits_for else ""
         return (
             f"request {self.request_id} (task {self.task}, sample {self.rollout_offset}) has been in {self.state} "
-            f"for {self.seconds:.0f} s{waits}"
+            f"for {duration(self.seconds)}{waits}"
         )
 
 
@@ -133,9 +134,7 @@ class RolloutRun:
     @property
     def live(self) -> tuple[int, int, int]:
         """Turns, sampled tokens and tool calls of the running requests."""
-        turns = [turn for request in self.running for turn in request.turns]
-        tokens = sum(turn.sampled.end - turn.sampled.start for turn in turns)
-        return len(turns), tokens, sum(len(turn.tool_calls) for turn in turns)
+        return live_counts(self.running, self._setting)
 
     @property
     def statuses(self) -> dict[str, Status]:
@@ -297,24 +296,29 @@ class RolloutRun:
             self._gate.resize(self._adaptive.decide(await loads(), len(self._plays)))
 
     async def _watch_requests(self) -> None:
-        """Report stuck requests, once for each stage."""
+        """Report stuck requests, once for each stage. One that waits for an engine that is at work is merely slow."""
         named: dict[str, float] = {}
+        steps, at_work = 0, 0.0
+        progress = self._setting.speaker.progress
         limit = self._setting.limits.stuck_after_seconds
         while True:
             await asyncio.sleep(min(_WATCH_SECONDS, limit))
             now = time.monotonic()
             named = {request_id: since for request_id, since in named.items() if request_id in self._plays}
+            if progress is not None and progress.steps() != steps:
+                steps, at_work = progress.steps(), now
             for request in self.running:
-                seconds = now - request.stage_since
-                if seconds < limit or named.get(request.request_id) == request.stage_since:
+                since = request.stage_since
+                moved = at_work if request.state is RolloutState.GENERATING else since
+                if now - max(since, moved) < limit or named.get(request.request_id) == since:
                     continue
-                named[request.request_id] = request.stage_since
+                named[request.request_id] = since
                 stuck = Stuck(
                     request.request_id,
                     request.batch_data_id,
                     request.rollout_offset,
                     request.state,
-                    seconds,
+                    now - since,
                     self._setting.speaker.waits_for(request) or request.waits_for,
                 )
                 request.stuck.append(f"{stuck.state}: {stuck.waits_for}" if stuck.waits_for else stuck.state.value)

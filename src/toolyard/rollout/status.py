@@ -58,6 +58,16 @@ class Status(NamedTuple):
     """Numbered: stuck requests and blocked event loops. Repeated for a while, since reports get lost."""
 
 
+def live_counts(running: Sequence[AsyncRolloutRequest], setting: Setting) -> tuple[int, int, int]:
+    """Turns, sampled tokens and tool calls; of a turn that has not ended, the tokens that its engine tells of. Can be
+    called from any thread."""
+    turns = [turn for request in running for turn in list(request.turns)]
+    tokens, progress = sum(request.sampled_tokens for request in running), setting.speaker.progress
+    if progress is not None:
+        tokens += sum(progress.sampled_tokens(request.request_id) for request in running)
+    return len(turns), tokens, sum(len(turn.tool_calls) for turn in turns)
+
+
 def status_of(
     running: Sequence[AsyncRolloutRequest],
     setting: Setting,
@@ -66,15 +76,15 @@ def status_of(
     messages: Sequence[tuple[int, str, str]] = (),
 ) -> Status:
     """Can be called from any thread: it reads, and copies what the event loop may change meanwhile."""
-    turns = [turn for request in running for turn in list(request.turns)]
+    turns, tokens, calls = live_counts(running, setting)
     engine = setting.speaker.reports_servers
     return Status(
         os.uname().nodename,
         os.getpid(),
         dict(Counter(request.state.value for request in running)),
-        len(turns),
-        sum(turn.sampled.end - turn.sampled.start for turn in turns),
-        sum(len(turn.tool_calls) for turn in turns),
+        turns,
+        tokens,
+        calls,
         tuple(
             _described(request, setting)
             for request in sorted(running, key=lambda request: request.stage_since)[:slowest]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from toolyard.errors import ToolyardError
@@ -113,6 +113,29 @@ class Summary:
             "near_misses": self.near_misses,
             "abandoned": dict(self.abandoned.most_common()),
         }
+
+
+class Groups:
+    """How many tasks have all their samples in the dump."""
+
+    def __init__(self, ids: Iterable[str], n: int, left: Collection[str]) -> None:
+        """`ids`: of all requests, the `n` samples of a task one after another. `left`: those not in the dump."""
+        self._group = {request_id: place // n for place, request_id in enumerate(ids)}
+        self._left = Counter(self._group[request_id] for request_id in left)
+        self.total = len(set(self._group.values()))
+
+    @property
+    def done(self) -> int:
+        return self.total - len(self._left)
+
+    def add(self, request_id: str) -> bool:
+        """A request is in the dump. Returns whether its group is complete."""
+        group = self._group[request_id]
+        self._left[group] -= 1
+        if self._left[group]:
+            return False
+        del self._left[group]
+        return True
 
 
 # Accounting: every planned request is in the dump or listed as missing ------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolyard.rollout.summary import Accounting, AccountingError
+from toolyard.rollout.summary import Accounting, AccountingError, Groups
 
 
 def test_what_adds_up_is_no_problem():
@@ -26,3 +26,10 @@ def test_what_does_not_add_up_is_named(books, told):
     books.close(["a", "b"])
     with pytest.raises(AccountingError, match=f"the run does not add up: {told}"):
         books.check()
+
+
+def test_a_group_is_done_with_its_last_sample():
+    groups = Groups(["a0", "a1", "b0", "b1", "c0", "c1"], 2, {"a1", "b0", "b1"})
+    assert (groups.done, groups.total) == (1, 3)
+    assert [groups.add(request_id) for request_id in ("b1", "a1", "b0")] == [False, True, True]
+    assert groups.done == 3

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from playing import Echo, call, request_for, said, scripted, setting, task
+from playing import END, TOKENIZER, Echo, call, request_for, said, scripted, setting, task
+from toolyard.engines.scripted import ScriptedEngine
 from toolyard.errors import ConfigError, DivergenceError
 from toolyard.records.lines import to_line
 from toolyard.records.tape import Tape, TapeWriter
@@ -121,6 +122,41 @@ async def test_the_watchdog_names_who_is_stuck_where_and_for_what():
     assert "(task task-0, sample 0) has been in TOOL_CALLING for" in str(stuck)
     assert str(stuck).endswith("waiting for echo")
     assert "TOOL_CALLING: echo" in trajectory.metrics["stuck"]
+
+
+class CountingEngine(ScriptedEngine):
+    """Says how far it is: `pace` forward passes whenever it is asked."""
+
+    pace = done = 0
+
+    def sampled_tokens(self, request_id: str) -> int:
+        return 100
+
+    def steps(self) -> int:
+        self.done += self.pace
+        return self.done
+
+
+@pytest.mark.parametrize("pace", [0, 1])
+async def test_who_waits_for_an_engine_at_work_is_slow_but_not_stuck(pace):
+    named = []
+    async with CountingEngine([TOKENIZER.encode(f"#### 42{END}")], seconds=0.3) as engine:
+        engine.pace = pace
+        place = setting(engine, stuck_after_seconds=0.05)
+        async with RolloutRun(place, requests_for(place, 1), concurrency=1, on_stuck=named.append) as run:
+            (trajectory,) = [trajectory async for trajectory in run]
+    assert [str(stuck.state) for stuck in named] == ([] if pace else ["GENERATING"])
+    assert ("stuck" in trajectory.metrics) == (not pace)
+
+
+async def test_tokens_of_a_turn_count_while_it_is_sampled():
+    async with CountingEngine([TOKENIZER.encode(f"#### 42{END}")], seconds=60) as engine:
+        place = setting(engine)
+        async with RolloutRun(place, requests_for(place, 3), concurrency=3) as run:
+            while run.states[RolloutState.GENERATING] < 3:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.005)
+            assert run.live == (0, 300, 0)
+            assert run.statuses[""].tokens == 300
 
 
 async def test_a_worker_that_somebody_cancels_delivers_a_record_of_its_death_and_goes_on():

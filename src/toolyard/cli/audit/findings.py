@@ -37,13 +37,17 @@ class Findings:
     limit: int
     files: int = 0
     trajectories: int = 0
+    """Lines that can be read: `token_exact` + `not_token_exact` + `bad_trajectories`."""
     token_exact: int = 0
+    """They claim to be token-exact, and no problem was found."""
+    not_token_exact: int = 0
+    """They do not claim to be token-exact, and no problem was found."""
+    bad_trajectories: int = 0
+    """With at least one problem."""
     tokens: int = 0
     """In token-exact trajectories, including prompts."""
     response_tokens: int = 0
     sampled_tokens: int = 0
-    bad_trajectories: int = 0
-    """Trajectories with a problem, including unreadable lines."""
     problems: Counter[ProblemKind] = field(default_factory=Counter[ProblemKind])
     first: list[Finding] = field(default_factory=list[Finding])
     """At most `limit`."""
@@ -54,15 +58,18 @@ class Findings:
         return 1 - self.sampled_tokens / self.response_tokens if self.response_tokens else None
 
     def note(self, file: Path, line: int, request_id: str, problems: list[Problem]) -> None:
-        self.bad_trajectories += bool(problems)
         for problem in problems:
             self.problems[problem.kind] += 1
             if len(self.first) < self.limit:
                 self.first.append(Finding(str(file), line, request_id, problem))
 
-    def count(self, trajectory: Trajectory) -> None:
+    def count(self, trajectory: Trajectory, *, is_bad: bool) -> None:
         self.trajectories += 1
-        if trajectory.token_exact:
+        if is_bad:
+            self.bad_trajectories += 1
+        elif not trajectory.token_exact:
+            self.not_token_exact += 1
+        else:
             tokens = trajectory.tokens
             self.token_exact += 1
             self.tokens += len(tokens.prompt_ids) + len(tokens.response_ids)
@@ -111,13 +118,13 @@ def _check(
         why = str(error).removeprefix(f"{file}:{number}: ")
         findings.note(file, number, "", [Problem(ProblemKind.UNREADABLE, "line", why)])
         return
-    findings.count(trajectory)
     decode, size = (None, None) if tokenizer is None else (tokenizer.decode, tokenizer.vocab_size)
     problems = audit(trajectory, decode, size)
     key = file, trajectory.request_id
     if trajectory.request_id and key in seen:
         problems.append(Problem(ProblemKind.DUPLICATE, "request_id", "another line of the file has the same one"))
     seen.add(key)
+    findings.count(trajectory, is_bad=bool(problems))
     findings.note(file, number, trajectory.request_id, problems)
 
 
@@ -168,16 +175,17 @@ def _print_table(findings: Findings, console: Console) -> None:
         for kind, count in findings.problems.most_common():
             table.add_row(kind.value, f"{count:,}")
         console.print(table)
-    share = findings.masked_share
-    masked = "" if share is None else f", {share:.1%} of the responses masked"
+    bad = f"{findings.bad_trajectories:,} with problems"
     console.print(
-        f"{findings.trajectories:,} trajectories in {findings.files:,} {'file' if findings.files == 1 else 'files'}, "
-        f"{findings.token_exact:,} claim to be token-exact, {findings.trajectories - findings.token_exact:,} do not; "
-        f"{findings.tokens:,} tokens{masked}"
+        f"{findings.trajectories:,} trajectories in {findings.files:,} {'file' if findings.files == 1 else 'files'}: "
+        f"{findings.token_exact:,} token-exact, {findings.not_token_exact:,} not token-exact, "
+        + (f"[bold red]{bad}[/]" if findings.bad_trajectories else bad)
     )
-    if findings.problems:
-        console.print(f"{findings.bad_trajectories:,} trajectories with problems", style="bold red")
-    else:
+    if (share := findings.masked_share) is not None:
+        console.print(f"{findings.tokens:,} tokens in the token-exact ones, {share:.1%} of the responses masked")
+    if unreadable := findings.problems[ProblemKind.UNREADABLE]:
+        console.print(f"{unreadable:,} unreadable {'line' if unreadable == 1 else 'lines'}", style="bold red")
+    if not findings.problems:
         console.print("no problems", style="green")
 
 
@@ -187,7 +195,7 @@ def _fields(findings: Findings) -> dict[str, Any]:
         "files": findings.files,
         "trajectories": findings.trajectories,
         "token_exact": findings.token_exact,
-        "not_token_exact": findings.trajectories - findings.token_exact,
+        "not_token_exact": findings.not_token_exact,
         "tokens": findings.tokens,
         "response_tokens": findings.response_tokens,
         "sampled_tokens": findings.sampled_tokens,

@@ -189,7 +189,8 @@ def rollout(
     toolyard rollout --replay a.tape --out runs/b
     ```
     """
-    from toolyard.cli.rollout.progress import default_folder, embedded_defaults, print_result, run
+    from toolyard.cli.rollout.progress import default_folder, embedded_defaults, run
+    from toolyard.cli.rollout.report import print_result
     from toolyard.rollout.config import EMBEDDED, OVERRIDES_FOR_OWN_TASKS, load_config
 
     given: dict[str, Any] = {
@@ -229,15 +230,17 @@ def rollout(
 
         typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
         return
-    if loaded.rollout_data_dir is None:
+    is_new_folder = loaded.rollout_data_dir is None
+    if is_new_folder:
         loaded = loaded.model_copy(update={"rollout_data_dir": default_folder()})
     console = err()
     logs = loaded.logs
     console.quiet = logs is not None and logs.format == "json" and logs.file is None  # every line of stderr is JSON
     if embedded:
-        console.print(f"embedded defaults: {embedded_defaults(loaded)}", style="dim", markup=False)
+        told = f"embedded defaults: {embedded_defaults(loaded)}"
+        console.print(told, style="dim", markup=False, soft_wrap=not console.is_terminal)
     result, interrupted, seconds = complete(run(loaded, console))
-    print_result(result, seconds, None if as_json else out())
+    print_result(result, loaded, seconds, None if as_json else out(), is_new_folder=is_new_folder)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     result.accounting.check()

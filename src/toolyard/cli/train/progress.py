@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -13,11 +15,12 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from toolyard.cli.console import INTERRUPTED
-from toolyard.cli.outcomes import duration
+from toolyard.durations import duration, elapsed
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import TrainConfig
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 _STOPPING = "Stopping after this step, with a checkpoint. Ctrl-C again to quit now."
 _COLUMNS = ("step", "reward", "calls", "calls ok", "tokens", "rollout", "update", "loss")
+_BAR_WIDTH = 20
 _HEADER_EVERY = 20
 """The column titles are repeated after this many steps."""
 _COMPARED = 10
@@ -42,9 +46,9 @@ def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainRe
         Exit: a second Ctrl-C stopped it.
     """
     began = time.monotonic()
-    with console.status("loading torch and TRL") if console.is_terminal else ExitStack():
+    with _importing(console):
         from toolyard.train.trl.run import run_training
-    with _ProgressDisplay(console) as board:
+    with ProgressDisplay(console) as board:
         try:
             result = run_training(config, board, resume=resume)
         except KeyboardInterrupt as stopped:
@@ -54,25 +58,50 @@ def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainRe
     return (result if board.is_main else None), time.monotonic() - began
 
 
-class _ProgressDisplay(TrainObserver):
+def _importing(console: Console) -> AbstractContextManager[object]:
+    if not console.is_terminal:
+        console.print("importing torch and TRL", style="dim")
+        return nullcontext()
+    began = time.monotonic()
+    return Live(
+        get_renderable=lambda: Text(f"importing torch and TRL  {elapsed(time.monotonic() - began)}"),
+        console=console,
+        transient=True,
+    )
+
+
+class _Clock(ProgressColumn):
+    """How long something has been going on."""
+
+    def __init__(self, text: Callable[[Task], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def render(self, task: Task) -> Text:
+        return Text.from_markup(self._text(task))
+
+
+class ProgressDisplay(TrainObserver):
     """Prints one line per step, and below them the current activity."""
 
     def __init__(self, console: Console) -> None:
         self.is_main = False
         """Set by the first event: only the main process gets any."""
         self._console = console
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(_BAR_WIDTH),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[doing]}"),
+            _Clock(lambda task: elapsed(task.elapsed or 0)),
+            _Clock(lambda task: f"{task.fields['doing']}  {elapsed(time.monotonic() - self._since)}"),
             console=console,
         )
         self._live: Live | None = None
         self._task: TaskID | None = None
         self._stopping = False
-        self._doing = ""
+        self._doing = "starting"
+        self._since = time.monotonic()
+        """When it began to do that."""
         self._rows = self._requests = self._ended = 0
 
     def __enter__(self) -> Self:
@@ -94,13 +123,13 @@ class _ProgressDisplay(TrainObserver):
         self.is_main = True
         if done:
             self.note(f"continuing after step {done}")
-        self._task = self._bar.add_task("training", total=steps, completed=done, doing=self._doing)
+        self._task = self.bar.add_task("training", total=steps, completed=done, doing=self._doing)
         if self._console.is_terminal and self._live is None:
-            self._live = Live(self._bar, console=self._console, transient=True)
+            self._live = Live(self.bar, console=self._console, transient=True)
             self._live.start()
 
     def playing(self, step: int, requests: int, evaluation: bool) -> None:
-        self._requests, self._ended = requests, 0
+        self._requests, self._ended, self._since = requests, 0, time.monotonic()
         if evaluation and self._live is None:
             self.note("evaluation")
         self._show(f"{'evaluation' if evaluation else 'rollouts'} 0/{requests}")
@@ -110,6 +139,7 @@ class _ProgressDisplay(TrainObserver):
         self._show(f"{self._doing.partition(' ')[0]} {self._ended}/{self._requests}")
 
     def played(self) -> None:
+        self._since = time.monotonic()
         self._show("update")
 
     def stepped(self, line: JSON) -> None:
@@ -132,7 +162,7 @@ class _ProgressDisplay(TrainObserver):
             why = ", ".join(f"{count} {reason}" for reason, count in line["refused"].items())
             self._console.print(f"{'':>11} not trained on: {why}", style="yellow", markup=False)
         if self._task is not None:
-            self._bar.update(self._task, completed=line["step"])
+            self.bar.update(self._task, completed=line["step"])
 
     def evaluated(self, line: JSON) -> None:
         reward, calls, ok = _number(line["reward"], 3), _number(line["tool_calls"], 2), _share(line["calls_ok"])
@@ -152,7 +182,7 @@ class _ProgressDisplay(TrainObserver):
     def _show(self, doing: str) -> None:
         self._doing = doing
         if self._task is not None:
-            self._bar.update(self._task, doing=f"[yellow]{_STOPPING}[/]" if self._stopping else doing)
+            self.bar.update(self._task, doing=f"[yellow]{_STOPPING}[/]" if self._stopping else doing)
 
 
 # The summary ----------------------------------------------------------------------------------------------------------
@@ -183,10 +213,12 @@ def print_result(result: TrainResult, config: TrainConfig, seconds: float, conso
     }
     for name, place in places.items():
         if place is not None:
-            console.print(f"{name}: [bold]{escape(str(place))}[/]")
+            console.print(f"{name}: [bold]{escape(str(place))}[/]", soft_wrap=True)
     if result.lines:
         folder = config.rollout.rollout_data_dir or str(result.folder / "rollouts")
-        console.print(f"view the trajectories: toolyard view {escape(folder)}")
+        console.print("next:")
+        for command in ("view", "audit"):
+            console.print(f"  toolyard {command} {shlex.quote(folder)}", markup=False, soft_wrap=True)
 
 
 def _table(*titles: str) -> Table:

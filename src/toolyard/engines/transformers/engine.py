@@ -155,6 +155,12 @@ class TransformersEngine:
         if self._worker is not None:
             self._worker.wake()
 
+    def sampled_tokens(self, request_id: str) -> int:
+        return sum(len(job.ids) - job.prompt for job in list(self._jobs.get(request_id, ())))
+
+    def steps(self) -> int:
+        return 0 if self._worker is None else self._worker.steps
+
     async def update_weights(self, weights: Weights, version: str, *, abort: bool = True) -> None:
         """Change the model between two steps, and discard what the old one computed.
 
@@ -192,6 +198,7 @@ class _ModelThread:
         self.ready: Future[None] = Future()
         self.context = 0
         self.vocabulary = 0
+        self.steps = 0
         self._make = make
         self._max_model_len = max_model_len
         self._inbox: deque[EngineJob | Callable[[Batch], None]] = deque()
@@ -262,6 +269,7 @@ class _ModelThread:
             while self._receive(batch):
                 if batch.is_busy:
                     batch.step()
+                    self.steps += 1
             batch.abort_all()
         except BaseException as error:  # a bug of ours: nobody may wait forever because of it
             self.close()

@@ -156,14 +156,14 @@ class ClusterRun:
     def states(self) -> Counter[RolloutState]:
         """Number of running requests by state."""
         states: Counter[RolloutState] = Counter()
-        for status in self._statuses.values():
+        for status in self.statuses.values():
             states.update({RolloutState(state): count for state, count in status.states.items()})
         return states
 
     @property
     def live(self) -> tuple[int, int, int]:
         """Turns, sampled tokens and tool calls of the running requests."""
-        turns = [(status.turns, status.tokens, status.calls) for status in self._statuses.values()]
+        turns = [(status.turns, status.tokens, status.calls) for status in self.statuses.values()]
         return sum(row[0] for row in turns), sum(row[1] for row in turns), sum(row[2] for row in turns)
 
     @property

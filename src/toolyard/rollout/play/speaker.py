@@ -25,6 +25,7 @@ from toolyard.engines.protocol import (
     HasServers,
     ImageEngine,
     ReportsActivity,
+    ReportsProgress,
     ReportsServers,
     Sampling,
 )
@@ -77,6 +78,7 @@ class Speaker(ABC):
         self._sampling = sampling
         self._limits = limits
         self._talking = engine if isinstance(engine, ReportsActivity) else None
+        self.progress = engine if isinstance(engine, ReportsProgress) else None
         self.reports_servers = engine if isinstance(engine, ReportsServers) else None
         self.engine_name = "" if engine is None else repr(engine)
         self.servers = engine if isinstance(engine, HasServers) else None

@@ -115,6 +115,9 @@ def _time(record: logging.LogRecord) -> str:
 class LogObserver(Observer):
     """Logs what happens in a run."""
 
+    def stage(self, text: str) -> None:
+        _log.info("%s", text)
+
     def note(self, text: str) -> None:
         _log.info("%s", text)
 
