@@ -173,9 +173,9 @@ def _of_texts(prompt: str, response: str) -> Iterator[Bubble]:
         pieces = _pieces(message.prose, message.reasoning)
         calls = tuple(map(_of_foreign, message.calls))
         if pieces or calls:
-            sampled = message.sampled
-            yield Bubble(message.role, None, pieces, calls, turn if sampled else None, message.text if sampled else None)
-            turn += sampled
+            raw = message.text if message.sampled else None
+            yield Bubble(message.role, None, pieces, calls, turn if message.sampled else None, raw)
+            turn += message.sampled
 
 
 def _of_foreign(call: ForeignCall) -> CallView:

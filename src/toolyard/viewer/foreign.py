@@ -29,8 +29,6 @@ _WRAPPERS = tuple(
         ("<tool_result>", "</tool_result>"),
         ("<response>", "</response>"),
         ("<result>", "</result>"),
-        ("<results>", "</results>"),
-        ("<TOOL_RESPONSE>", "</TOOL_RESPONSE>"),
         ("<|tool_response_start|>", "<|tool_response_end|>"),
         ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
     )
@@ -44,6 +42,8 @@ _CONTENTS = (
 """How Mistral and Gemma write results, which have their own role."""
 
 
+_NAME = re.compile(r"[\w.:/-]{1,64}")
+"""A syntax that finds other names is not the one the model calls in."""
 _SIGNS = tuple({syntax.sign for syntax in _SYNTAXES})
 _OTHER_SIGNS = tuple(sign for sign in _SIGNS if "<" not in sign)
 
@@ -91,7 +91,9 @@ def facts_in(prompt: str, response: str) -> ForeignFacts:
     said = _messages(speeches_in(response, template, Role.ASSISTANT), template, sampled=True)
     turns = [message for message in said if message.role is Role.ASSISTANT]
     calls = tuple(call for message in turns for call in message.calls)
-    known = template is not None and (template.complete or any(call.answer is not None for call in calls))
+    if template is None:  # whatever looks like a call may be only a part of them
+        return ForeignFacts(None, None)
+    known = template.complete or any(call.answered for call in calls)
     return ForeignFacts(max(len(turns), 1) if known else None, calls if known or calls else None)
 
 
@@ -142,16 +144,18 @@ def _parsed(text: str, *, answered: bool) -> ParsedTurn:
         turn = syntax.parse(text)
         if answered and not turn.calls:
             turn = replace(turn, calls=_calls_anywhere(syntax, text))
-        if turn.calls and not turn.malformed:
+        fits = all(map(_NAME.fullmatch, (call.name for call in turn.calls)))
+        if fits and turn.calls and not turn.malformed:
             return turn
-        if best is None or len(turn.calls) > len(best.calls):
+        if best is None or (fits and len(turn.calls) > len(best.calls)):
             best = turn
     return best or _HERMES.parse(text)
 
 
 def _calls_anywhere(syntax: TextSyntax, text: str) -> tuple[ParsedCall, ...]:
     """All well-formed calls, even those within reasoning: some trainers make these, too."""
-    return tuple(call for region in syntax.regions(text, 0, ()) for call in region.found if isinstance(call, ParsedCall))
+    found = (call for region in syntax.regions(text, 0, ()) for call in region.found)
+    return tuple(call for call in found if isinstance(call, ParsedCall))
 
 
 def _results(speech: Speech, template: Template | None) -> list[str] | None:
@@ -209,10 +213,10 @@ def _quick_counts(template: Template, response: str) -> ForeignCounts | None:
                 return None
             turns += bool(text.strip())
             tools += calls
-        elif name not in ("user", "tool") or before == "user" == name:
-            return None
-        elif "<tool_response>" in text and not text.rstrip().endswith("</tool_response>"):
-            return None
+        else:
+            torn = "<tool_response>" in text and not text.rstrip().endswith("</tool_response>")
+            if torn or name not in ("user", "tool") or before == "user" == name:
+                return None
         before = name
     return ForeignCounts(turns or 1, tools)
 
@@ -222,7 +226,7 @@ def _plain_calls(text: str) -> int | None:
     before, *parts = text.split("<tool_call>")
     if not parts:
         # Counting tags first takes a tenth of the time.
-        tags = text.count("<") - text.count("think>")
+        tags = text.count("<") - text.count("<think>") - text.count("</think>")
         signs = _SIGNS if tags > 0 else _OTHER_SIGNS
         return None if text.lstrip().startswith("{") or any(sign in text for sign in signs) else 0
     if "<think>" in before and "</think>" not in before:
@@ -237,6 +241,6 @@ def _plain_calls(text: str) -> int | None:
 def _is_plain_call(text: str) -> bool:
     try:
         said: Any = orjson.loads(text)
-        return type(said["name"]) is str and bool(said["name"].strip()) and type(said["arguments"]) is dict
+        return type(said["arguments"]) is dict and _NAME.fullmatch(said["name"]) is not None
     except (ValueError, TypeError, KeyError):
         return False

@@ -1,7 +1,7 @@
 """Who says what in a text that a chat template made: found by the marks that the template puts before a message.
 
-Trainers often decode without special tokens, so most templates leave less than they write: of `<|im_start|>user\\n` only
-`user\\n`, of `[INST]` nothing. A text is split by the marks of one template alone, so that the marks of others are text.
+Trainers often decode without special tokens, and templates then leave less: of `<|im_start|>user\\n` only `user\\n`, of
+`[INST]` nothing. A text is split by the marks of one template only; those of others are text.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Template:
 
 
 _NAMED = {
-    Role.SYSTEM: "system developer SYSTEM System SYSTEM_PROMPT AVAILABLE_TOOLS",
-    Role.USER: "user User USER INST",
-    Role.ASSISTANT: "assistant Assistant model ai CHATBOT /INST /TOOL_RESULTS tool_response| /tool_response "
+    Role.SYSTEM: "system developer SYSTEM_PROMPT AVAILABLE_TOOLS",
+    Role.USER: "user User INST",
+    Role.ASSISTANT: "assistant Assistant model ai /INST /TOOL_RESULTS tool_response| /tool_response "
     "tool▁output▁end tool▁outputs▁end /function_results",
     Role.TOOL: "tool ipython observation functions python browser TOOL_RESULTS tool_response tool▁output▁begin "
-    "tool▁outputs▁begin function_results Return",
+    "tool▁outputs▁begin tool_result function_results Return",
 }
 _ROLES = {name: role for role, names in _NAMED.items() for name in names.split()}
 _FOLLOWERS = {
@@ -58,7 +58,7 @@ _HARMONY = Template(
     "<|start|>",
     re.compile(
         r"<\|start\|>(?:(assistant)(?! to=assistant)"
-        r"|(?:(functions|python|browser)[^<]{0,200}|([a-z]{1,20}))(?:<\|channel\|>[^<]{0,99})?<\|message\|>)"
+        r"|(?:(functions|python|browser|tool)[^<]{0,200}|([a-z]{1,20}))(?:<\|channel\|>[^<]{0,99})?<\|message\|>)"
     ),
     quotes=True,
     in_turn=True,
@@ -75,21 +75,19 @@ _MARKED = (
     _HARMONY,
     Template("<start_of_turn>", re.compile(r"<start_of_turn>(user|model)\n")),
     Template("<|turn>", re.compile(r"<\|turn>([a-z]{1,40})\n|<\|?(tool_response\|?)>")),
-    Template("<|user|>", re.compile(r"<\|(system|user|assistant|observation|tool|tool_response)\|>\n?")),
+    Template("<|user|>", re.compile(r"<\|(system|user|assistant|observation|tool|tool_response|tool_result)\|>\n?")),
     Template("<｜User｜>", re.compile(r"<｜(User|Assistant|tool▁outputs?▁(?:begin|end))｜>|<(/?function_results)>")),
     _MISTRAL,
     Template(
         "<|im_middle|>",
         re.compile(
-            r"<\|im_system\|>[^<]{0,99}<\|im_middle\|>## (Return) of [^\n]{0,200}\n"
+            r"<\|im_system\|>[^<]{0,99}<\|im_middle\|>## (Return) of [^<\n\\]{0,200}(?:\n|\\n)"
             r"|<\|im_[a-z]{1,20}\|>(system|user|assistant|tool)[^<]{0,99}<\|im_middle\|>"
         ),
     ),
     Template("<seed:bos>", re.compile(r"<seed:bos>([a-z]{1,40})\n")),
     Template("<|start_of_role|>", re.compile(r"<\|start_of_role\|>([a-z_]{1,40})[^<]{0,99}<\|end_of_role\|>")),
     Template("]~b]", re.compile(r"\]~b\]([a-z]{1,40})[^\n]{0,99}\n")),
-    Template("<SPECIAL_11>", re.compile(r"<SPECIAL_1[01]>(System|User|Assistant)\n")),
-    Template("<|START_OF_TURN_TOKEN|>", re.compile(r"<\|START_OF_TURN_TOKEN\|><\|(SYSTEM|USER|CHATBOT)_TOKEN\|>")),
 )
 _LINES = Template("", re.compile(r"\n[ \t]*+(system|user|assistant|tool|model)(?=\n)"), in_turn=True)
 """ChatML, Gemma and others without their special tokens."""
@@ -112,7 +110,7 @@ _TAIL = 60
 
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<turn|>", "<|end|>",
-    "</s>", "<｜end▁of▁sentence｜>", "<seed:eos>", "[e~[", "<|return|>", "<|call|>", "<SPECIAL_12>", "<|END_OF_TURN_TOKEN|>",
+    "</s>", "<｜end▁of▁sentence｜>", "<seed:eos>", "[e~[", "<|return|>", "<|call|>", "<|eot|>",
 )  # fmt: skip
 _MOST_ENDS = 3
 
@@ -193,7 +191,10 @@ _CHANNEL = re.compile(
 """gpt-oss without its special tokens."""
 _RESTORED_MISTRAL = Template("", _MISTRAL.marks, complete=False)
 _LISTED_CALL = re.compile(r'\[(?=\{"name": "[^"\n]{1,200}", "arguments": \{)')
-_LISTED_RESULT = re.compile(r'(?<=[\]}])(\{"content": (?:(?!"call_id"|\{"content": ).)*+"call_id": "[^"\n]{1,99}"\})', re.DOTALL)
+_LISTED_RESULT = re.compile(
+    r'(?<=[\]}])(\{"content": (?:(?!"call_id"|\{"content": ).)*+"call_id": "[^"\n]{1,99}"\})', re.DOTALL
+)
+"""Mistral without its special tokens."""
 
 
 def _in_lines(response: str) -> str:

@@ -17,6 +17,7 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
+from toolyard.records.trl import as_verl, is_completion
 from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.index.plain import is_plain
 from toolyard.viewer.index.search import folded
@@ -86,6 +87,8 @@ def entry_of(line: bytes, step: int) -> IndexEntry:
     """`step`: the step of its file, for damaged lines."""
     try:
         said = decode(line)
+        if is_completion(said):
+            said = as_verl(said)
         if not is_plain(said):
             trajectory_in(line)
         return _entry(said)
