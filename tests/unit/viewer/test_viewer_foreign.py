@@ -294,7 +294,7 @@ def test_completions_of_trl_open_with_their_calls_rewards_and_advantages(tmp_pat
         assert [bubble.role for bubble in bubbles] == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.ASSISTANT]
         (made,) = bubbles[2].calls
         assert (made.name, json.loads(made.arguments), made.response) == ("add", {"a": 2, "b": 2}, "4")
-        assert [row.number for row in library.rows(parse_query("text:second"))] == []
+        assert library.rows(parse_query("reward.accuracy>0.5")) == [first]
         assert json.loads(library.raw(second.number))["note"] == "second"
 
 

@@ -17,7 +17,7 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
-from toolyard.records.trl import as_verl, is_completion
+from toolyard.records.trl import as_verl, is_completion, rewards_of
 from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.index.plain import is_plain
 from toolyard.viewer.index.search import folded
@@ -87,11 +87,12 @@ def entry_of(line: bytes, step: int) -> IndexEntry:
     """`step`: the step of its file, for damaged lines."""
     try:
         said = decode(line)
-        if is_completion(said):
-            said = as_verl(said)
+        row: JSON = said if is_completion(said) else {}
+        said = as_verl(row) if row else said
         if not is_plain(said):
             trajectory_in(line)
-        return _entry(said)
+        entry = _entry(said)
+        return entry._replace(rewards={label(name): one for name, one in rewards_of(row).items()}) if row else entry
     except RecordError as error:
         return damaged(str(error), line, step)
     except Exception as error:  # an unforeseen line must not prevent the others from being shown
