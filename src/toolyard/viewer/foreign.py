@@ -104,9 +104,8 @@ def _messages(said: Sequence[Speech], template: Template | None, *, sampled: boo
         role, text = said[at]
         at += 1
         if role is not Role.ASSISTANT:
-            results = _results(said[at - 1], template)
-            kind = role if results is None else Role.TOOL
-            messages += [ForeignMessage(kind, one, one, None, (), False) for one in results or (text,)]
+            results = _results(said[at - 1], template) if role is Role.TOOL else None
+            messages += [ForeignMessage(role, one, one, None, (), False) for one in results or (text,)]
             continue
         answers: list[str] = []
         while at < len(said) and (results := _results(said[at], template)) is not None:

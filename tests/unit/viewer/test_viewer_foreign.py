@@ -144,6 +144,11 @@ def test_words_of_templates_in_prose_stay_prose() -> None:
     assert [bubble.role for bubble in bubbles_of(marked, "the\nassistant\nsays")] == [Role.USER, Role.ASSISTANT]
 
 
+def test_a_question_in_tags_is_not_a_result() -> None:
+    asked, _ = bubbles_of("user\n<tool_response>\n4\n</tool_response>\nassistant\n", "What is that?")
+    assert asked.role is Role.USER
+
+
 def test_a_message_of_the_user_after_an_answer_is_not_a_result() -> None:
     response = "It is 5.\nuser\nLook at <tool_response>4</tool_response> again.\nassistant\nIt is 4."
     bubbles = bubbles_of(QWEN, response)
