@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from material import template_files
+from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import CallSyntax, MalformedCall, ParsedCall, ParsedTurn, Tools
+from toolyard.chat.template import TemplateFormat
 from toolyard.chat.tokenizers.fast import FastTokenizer
 from toolyard.messages import OpenAIFunctionToolSchema, decode_arguments
 
@@ -189,3 +193,24 @@ class TinySyntax:
 
 
 TINY: CallSyntax = TinySyntax()
+
+
+# Real templates -------------------------------------------------------------------------------------------------------
+
+LOOKS_SPECIAL = re.compile(
+    r"<[|｜][^<>|｜\s']{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{2,20}\]|</?s>|<(?:start|end)_of_turn>|｜DSML｜"
+    r"|\[e~\[|\]~b\]|\]~!b\[|<\|\"\|>|</assistant>|<SPECIAL_\d+>|<seed:[be]os>|\]<\]minimax\[>\["
+)
+
+
+def open_template(name: str) -> tuple[FastTokenizer, TemplateFormat]:
+    """With a small vocabulary, and everything in the template that looks like a special token."""
+    source = next(file for file in template_files() if file.stem == name).read_text(encoding="utf-8")
+    backend = Tokenizer.from_str(bpe().to_str())
+    tokens = [*sorted(set(LOOKS_SPECIAL.findall(source))), "<BOS>", "<EOS>", "<｜hy_eos:opensource｜>"]
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    named = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+    made = FastTokenizer(backend, name=name, chat_template=source, variables=named)
+    chat = open_format(made)
+    assert isinstance(chat, TemplateFormat)
+    return made, chat

@@ -1,4 +1,4 @@
-"""Writes and reads a trajectory's line in a dump; reads lines of verl and of other Toolyard versions too."""
+"""Writes and reads a trajectory's line in a dump; reads lines of verl, TRL and other Toolyard versions too."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from toolyard.records.trajectory import (
     Trajectory,
     Turn,
 )
+from toolyard.records.trl import as_verl, is_completion, rewards_of
 
 UNKNOWN = "unknown"
 """The value of a field that a line does not have."""
@@ -112,7 +113,8 @@ def _ordered(value: Any) -> Any:
 
 
 def trajectory_of(line: bytes | str) -> Trajectory:
-    """Parse a line of Toolyard, or one with only verl's fields; the latter has no tokens and is not token-exact.
+    """Parse a line of Toolyard, one with only verl's fields, or a row of TRL's completions; the last two have no tokens
+    and are not token-exact.
 
     Of a line written by a newer version, the known fields are read. Unknown fields go to `extra`.
 
@@ -122,6 +124,9 @@ def trajectory_of(line: bytes | str) -> Trajectory:
     said = decode(line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass"))
     if not isinstance(said, dict):
         raise RecordError(f"not a trajectory, but {_kind(said)}")
+    if is_completion(said):
+        row = cast("JSON", said)
+        return dataclasses.replace(_of_verl(_Fields(as_verl(row))), rewards=rewards_of(row))
     fields = _Fields(cast("JSON", said))
     version = fields.said.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):

@@ -1,7 +1,6 @@
 """A trajectory as a conversation: messages, and calls with their results.
 
-Lines that Toolyard did not write have only an input and an output text. Speakers are then found by the markers of chat
-templates, and calls by their tags; text without markers stays one message.
+Lines that Toolyard did not write may have only an input and an output text: see `foreign`.
 """
 
 from __future__ import annotations
@@ -13,24 +12,16 @@ from typing import Any, cast
 
 from toolyard.messages import Message, ToolCall
 from toolyard.records.jsonl import duration
+from toolyard.records.lines import UNKNOWN
 from toolyard.records.trajectory import CallRecord, Trajectory, Turn
+from toolyard.viewer.foreign import ForeignCall, messages_in
 from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
 
 _FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*)\n", re.MULTILINE)
 _THOUGHT = re.compile(r"<think>\n?(?P<text>.*?)(?:</think>\n?|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>\s*(?P<text>.*?)\s*(?:</tool_call>\s*|\Z)", re.DOTALL)
-_SPEAKER = re.compile(
-    r"<\|im_start\|>(?P<marked>[a-z]+)[^\n]*\n"
-    r"|<\|start_header_id\|>(?P<headed>[a-z]+)<\|end_header_id\|>\n*"
-    r"|^[ \t]*(?P<plain>system|user|assistant|tool)\n",
-    re.MULTILINE,
-)
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>")
 _PROGRAMS = {"code": None, "python": "python", "script": None, "command": "bash", "cmd": "bash", "sql": "sql"}
 """Names of arguments that are programs, and their language if the name implies one."""
 _ROLES = {role.value: role for role in Role}
-_MOST_BUBBLES = 10_000
-"""A text with more markers is shown as one message."""
 
 
 def conversation(trajectory: Trajectory) -> tuple[Bubble, ...]:
@@ -177,61 +168,19 @@ def _text(text: str) -> list[Piece]:
 
 
 def _of_texts(prompt: str, response: str) -> Iterator[Bubble]:
-    said = [*_speeches(prompt, Role.OTHER), *_speeches(response, Role.ASSISTANT)]
     turn = 0
-    sampled_from = len(_speeches(prompt, Role.OTHER))
-    at = 0
-    while at < len(said):
-        role, text = said[at]
-        sampled = role is Role.ASSISTANT and at >= sampled_from
-        at += 1
-        if role is not Role.ASSISTANT:
-            if text.strip():
-                yield Bubble(role, None, _pieces(text, None))
-            continue
-        calls: list[CallView] = []
-        for call in _CALL.finditer(text):
-            answer = None
-            if at < len(said) and said[at][0] is Role.TOOL:
-                answer = said[at][1]
-                at += 1
-            calls.append(_of_tag(call["text"], answer))
-        pieces = _pieces(_CALL.sub("", text), None)
+    for message in messages_in(prompt, response):
+        pieces = _pieces(message.prose, message.reasoning)
+        calls = tuple(map(_of_foreign, message.calls))
         if pieces or calls:
-            yield Bubble(role, None, pieces, tuple(calls), turn if sampled else None, text if sampled else None)
-            turn += sampled
+            raw = message.text if message.sampled else None
+            yield Bubble(message.role, None, pieces, calls, turn if message.sampled else None, raw)
+            turn += message.sampled
 
 
-def _of_tag(text: str, answer: str | None) -> CallView:
-    name, arguments = "", text
-    try:
-        decoded: Any = json.loads(text)
-        if isinstance(decoded, dict):
-            call = cast("dict[str, Any]", decoded)
-            name = str(call.get("name", ""))
-            given = call.get("arguments", {})
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        pass
-    shown, code, language = _arguments(arguments)
-    outcome = "unknown" if answer is not None else "not answered"
-    return CallView(name, shown, code, language, outcome, None, (answer or "").strip("\n"), None, None, 0.0, 0.0)
-
-
-def _speeches(text: str, begins: Role) -> list[tuple[Role, str]]:
-    """The speeches in a text, with their speakers; `begins` is the speaker before the first marker."""
-    said: list[tuple[Role, str]] = []
-    role, at = begins, 0
-    for mark in _SPEAKER.finditer(text):
-        said.append((role, _without_end(text[at : mark.start()])))
-        role, at = _role(mark["marked"] or mark["headed"] or mark["plain"]), mark.end()
-        if len(said) > _MOST_BUBBLES:
-            return [(begins, text)]
-    said.append((role, _without_end(text[at:])))
-    return [(role, speech) for role, speech in said if speech.strip()]
-
-
-def _without_end(speech: str) -> str:
-    """The speech without its end marker, if it has one."""
-    bare = speech.rstrip()
-    return next((bare.removesuffix(end).rstrip() for end in _ENDS if bare.endswith(end)), speech)
+def _of_foreign(call: ForeignCall) -> CallView:
+    shown, code, language = _arguments(call.arguments)
+    outcome = "not answered" if call.answered is False else UNKNOWN
+    if call.problem is not None and not call.answered:
+        outcome = "malformed"
+    return CallView(call.name, shown, code, language, outcome, None, call.answer or "", call.problem, None, 0.0, 0.0)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
-from chat_models import bpe
+from chat_models import open_template
 from material import missing, template_files
 from toolyard.chat.conformance import Outcome, check_format
-from toolyard.chat.formats import open_format
-from toolyard.chat.template import TemplateFormat
-from toolyard.chat.tokenizers.fast import FastTokenizer
 from toolyard.errors import ToolyardError
 
 pytestmark = pytest.mark.material
 
-LOOKS_SPECIAL = re.compile(
-    r"<[|｜][^<>|｜\s']{1,40}[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]{2,20}\]|</?s>|<(?:start|end)_of_turn>|｜DSML｜"
-    r"|\[e~\[|\]~b\]|\]~!b\[|<\|\"\|>|</assistant>|<SPECIAL_\d+>|<seed:[be]os>|\]<\]minimax\[>\["
-)
 NO_TOOLS = {
     "HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct",
 }  # fmt: skip
@@ -34,19 +25,6 @@ REFUSED = {
 }
 LOSSY = {"LFM2.5-8B-A1B"}
 """They write texts in quotes without escaping what is in them."""
-
-
-def open_template(name: str) -> tuple[FastTokenizer, TemplateFormat]:
-    """With a small vocabulary, and everything in the template that looks like a special token."""
-    source = next(file for file in template_files() if file.stem == name).read_text(encoding="utf-8")
-    backend = Tokenizer.from_str(bpe().to_str())
-    tokens = [*sorted(set(LOOKS_SPECIAL.findall(source))), "<BOS>", "<EOS>", "<｜hy_eos:opensource｜>"]
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    named = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
-    made = FastTokenizer(backend, name=name, chat_template=source, variables=named)
-    chat = open_format(made)
-    assert isinstance(chat, TemplateFormat)
-    return made, chat
 
 
 def names() -> list[str]:

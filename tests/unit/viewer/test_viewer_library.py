@@ -92,9 +92,9 @@ class Naive:
         self.place = (file, line)
         self.values: dict[str, object] = {
             "score": it.score if it else None,
-            "tools": len(calls) if ours else None,
+            "tools": len(calls) if it else None,
             "failed_calls": sum(verdict_of(call) != "ok" for call in calls) if ours else None,
-            "turns": len(it.turns) if it and ours else None,
+            "turns": max(1, len(it.turns)) if it else None,  # verl's lines here have one
             "length": len(it.tokens.response_ids) if it and has_tokens else None,
             "prompt": len(it.tokens.prompt_ids) if it and has_tokens else None,
             "chars": len(it.input) + len(it.output) if it else 0,

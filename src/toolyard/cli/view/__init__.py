@@ -19,7 +19,7 @@ def view(
         Path,
         typer.Argument(
             metavar="DIR|FILE",
-            help="A dump, a folder of dumps, or one file; Toolyard's or verl's.",
+            help="A dump, a folder of dumps, or one file; Toolyard's, verl's or TRL's.",
             show_default=False,
         ),
     ],

@@ -88,11 +88,13 @@ class Builder:
         at = known or IndexedFile(self._next_file(), file.name, file.run, file.place, *_UNFINISHED, 0, 0, 1)
         try:
             with self._source.opened(file) as fd:
-                signature = Signature.of(os.fstat(fd))
-                if not self._continues(fd, at, signature):
+                signature = found = Signature.of(os.fstat(fd))
+                if file.is_table:
+                    signature = file.signature  # not of its lines
+                if file.is_table or not self._continues(fd, at, found):
                     self._forget(at)
                     at = at._replace(done=0, lines=0, ended=1)
-                at = self._read(fd, file, at, signature.size)
+                at = self._read(fd, file, at, found.size)
         except FileNotFoundError:
             return  # gone since it was listed: the next run shows whether for good
         except OSError as error:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from toolyard.errors import RecordError
 from toolyard.records.dump import dump_files
+from toolyard.viewer.index.tables import SUFFIX, Tables
 
 MAX_LINE = 1 << 28
 """Longer lines count as damaged: a file that is not a dump must not fill the memory."""
@@ -45,6 +46,11 @@ class DumpFile:
     signature: Signature
 
     @property
+    def is_table(self) -> bool:
+        """Whether it is parquet; it is then read as the JSON lines of its rows."""
+        return self.path.suffix == SUFFIX
+
+    @property
     def place(self) -> str:
         """Unique sort key by run and step: run2 before run10, and files of the folder itself first."""
         own = self.name.removeprefix(f"{self.run}/")
@@ -68,6 +74,7 @@ class Source:
         if self.is_file and not self.real.is_file():
             raise RecordError(f"{path} is neither a folder nor a regular file")
         self.root = self.real.parent if self.is_file else self.real
+        self._tables = Tables()
 
     def files(self) -> list[DumpFile]:
         """The regular files. Links that lead outside the folder, or to a file that is listed itself, are left out.
@@ -77,10 +84,10 @@ class Source:
         """
         if self.is_file:
             return self._plain([self.real], "", linked=False)
-        found = self._plain(dump_files(self.root), "", linked=False)
+        found = self._plain(_dump_and_completions(self.root), "", linked=False)
         for run, linked in self._runs():
             try:
-                found += self._plain(dump_files(run), run.name, linked=linked)
+                found += self._plain(_dump_and_completions(run), run.name, linked=linked)
             except RecordError:
                 continue  # not readable, or gone meanwhile
         names = {file.path: file.name for file in found if _name(self.root, file.path) == file.name}
@@ -121,10 +128,11 @@ class Source:
 
     @contextmanager
     def opened(self, file: DumpFile) -> Generator[int]:
-        """A descriptor to read from.
+        """A descriptor to read lines from.
 
         Raises:
-            OSError: it cannot be opened, or is not a regular file any more.
+            OSError: it cannot be opened, is not a regular file any more, or is a damaged table.
+            MissingDependencyError: it is a table, and pyarrow is not installed.
         """
         if file.path.resolve() != file.path:
             raise OSError(0, "it has become a link")
@@ -133,6 +141,9 @@ class Source:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(0, "it is not a regular file")
+            if file.is_table:
+                fd, table = self._tables.lines_of(fd), fd
+                os.close(table)
             yield fd
         finally:
             os.close(fd)
@@ -172,6 +183,11 @@ def lines_between(fd: int, start: int, end: int) -> Iterator[Line]:
             held, size = [following], len(following)
     if size:
         yield Line(start, size, b"".join(held) if size <= MAX_LINE else None, False)
+
+
+def _dump_and_completions(folder: Path) -> list[Path]:
+    """The files of a dump, then those that TRL writes."""
+    return [*dump_files(folder), *sorted(folder.glob(f"completions_*{SUFFIX}"))]
 
 
 def _name(root: Path, path: Path) -> str:

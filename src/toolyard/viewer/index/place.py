@@ -30,7 +30,7 @@ from toolyard.viewer.index.files import Source
 
 FOLDER = ".toolyard-index"
 _NAME = re.compile(r"[0-9a-f]{12}(-[0-9a-f]{8})?")
-FORMAT = 3
+FORMAT = 4
 """Increment it with every change to what an index stores about a line; `test_viewer_index_format.py` checks that."""
 
 

@@ -17,6 +17,8 @@ from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
+from toolyard.records.trl import as_verl, is_completion, rewards_of
+from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.index.plain import is_plain
 from toolyard.viewer.index.search import folded
 from toolyard.viewer.protocol import LineFacts
@@ -85,9 +87,12 @@ def entry_of(line: bytes, step: int) -> IndexEntry:
     """`step`: the step of its file, for damaged lines."""
     try:
         said = decode(line)
+        row: JSON = said if is_completion(said) else {}
+        said = as_verl(row) if row else said
         if not is_plain(said):
             trajectory_in(line)
-        return _entry(said)
+        entry = _entry(said)
+        return entry._replace(rewards={label(name): one for name, one in rewards_of(row).items()}) if row else entry
     except RecordError as error:
         return damaged(str(error), line, step)
     except Exception as error:  # an unforeseen line must not prevent the others from being shown
@@ -130,6 +135,7 @@ def _entry(said: JSON) -> IndexEntry:
     turns: list[JSON] = of_ours.get("turns", [])
     calls: list[JSON] = [call for turn in turns for call in turn.get("tool_calls", ())]
     entries = tuple(_call_entries(turns))
+    counted = ForeignCounts(len(turns), len(calls)) if is_ours else counts_in(asked, answered)
     tokens: JSON = of_ours.get("tokens", {})
     prompt_ids, response_ids = tokens.get("prompt_ids", ()), tokens.get("response_ids", ())
     has_tokens = bool(prompt_ids or response_ids)
@@ -147,8 +153,8 @@ def _entry(said: JSON) -> IndexEntry:
         failure=label(failure.get("error", "") or failure.get("cause", "")),
         source=label(of_ours.get("data_source", UNKNOWN)),
         truth=_truth(said.get("gts")),
-        turns=len(turns) if is_ours else None,
-        tools=len(calls) if is_ours else None,
+        turns=counted.turns,
+        tools=counted.tools,
         failed_tools=sum(entry.failed for entry in entries) if is_ours else None,
         prompt_tokens=len(prompt_ids) if has_tokens else None,
         response_tokens=len(response_ids) if has_tokens else None,
