@@ -122,7 +122,7 @@ def turn_label(number: int, turn: Turn) -> str:
     """A turn on one line; `number` is from 0."""
     calls = ", ".join(f"{call.name} {call.metrics.get('verdict') or call.outcome}" for call in turn.tool_calls)
     sampled = counted(max(0, turn.sampled.end - turn.sampled.start), "token")
-    return f"turn {number + 1}  {sampled}  {calls or one_line(turn.sampled.text, 60)}"
+    return f"turn {number + 1} · {sampled} · {calls or one_line(turn.sampled.text, 60)}"
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------

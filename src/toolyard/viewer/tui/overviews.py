@@ -65,6 +65,8 @@ class Overviews(Browser):
         """How often a table was asked for."""
         self._tabulating = False
         self._keep = True
+        self._shown = View.TRAJECTORY
+        """The view of the table that is shown, or was last."""
         self._row_of = lru_cache(maxsize=1024)(self._found_row)
 
     def _found_row(self, number: int) -> Row | None:
@@ -79,6 +81,9 @@ class Overviews(Browser):
         was, is_table = self._view in TABLES, view in TABLES
         super()._set_view(view)
         self._body.set_class(is_table, "tabled")
+        if is_table and view is not self._shown:  # a key must not open a row of another page
+            self._shown = view
+            self._table.show(Note(""), keep=False)
         if was != is_table:
             self.screen.set_focus(self._table.rows if is_table else self._samples)
 

@@ -133,8 +133,8 @@ def _facts(pen: Pen, trajectory: Trajectory, width: int, parts: frozenset[Part])
         failure = trajectory.failure
         kind = "infrastructure" if failure.whose == "ours" else "task"
         what = f"{kind} failure while {one_line(failure.stage)}"
-        lines += _labelled(pen, "failed", [Segment(what, palette.bad)], width)
-        lines += _labelled_lines(pen, "", pen.text(failure.error, width - _LABEL - 1, palette.bad))
+        said = pen.text(f"{what}\n{failure.error}", width - _LABEL - 1, palette.bad)
+        lines += _labelled_lines(pen, "failed", said)
     if Part.REWARDS in parts:
         lines += _score(pen, trajectory, width)
     if Part.TRUTH in parts and trajectory.ground_truth is not None:

@@ -101,11 +101,9 @@ class CallTable(Table):
         entry = self._entries[at]
         if isinstance(entry, ToolCalls):
             return entry.tool
-        return (
-            (entry.tool, entry.error)
-            if isinstance(entry, CallErrors)
-            else (at if not isinstance(entry, SlowCall) else entry)
-        )
+        if isinstance(entry, CallErrors):
+            return entry.tool, entry.error
+        return entry if isinstance(entry, SlowCall) else at
 
 
 def _share(failed: int, calls: int) -> str:
