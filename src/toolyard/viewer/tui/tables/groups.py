@@ -42,6 +42,8 @@ class GroupTable(Table):
         self._several_steps = len({group.step for group in groups}) > 1
         self._several_runs = len({group.run for group in groups}) > 1
         self._any_failed = any(group.failed for group in groups)
+        self._longest = max((len(_by_sample(group.scores)) for group in groups), default=0)
+        self._longest = max(self._longest, len("scores"))
         self.count = len(self._groups)
 
     def _columns(self, width: int) -> list[Column]:
@@ -49,7 +51,8 @@ class GroupTable(Table):
         columns += [Column("step", 5)] if self._several_steps else []
         columns += [Column("mean", 6), Column("std", 5)]
         columns += [Column("failed", 6)] if self._any_failed else []
-        return [*columns, Column("scores", max(_SCORES, width // 3), right=False), Column("task", 0, right=False)]
+        scores = min(self._longest, max(_SCORES, width // 3))
+        return [*columns, Column("scores", scores, right=False), Column("task", 0, right=False)]
 
     def head(self, width: int, pen: Pen) -> list[Line]:
         said = " · ".join(f"{count:,} {kind}" for kind, count in self.kinds)
@@ -110,9 +113,13 @@ def _rounded(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value < 100 else format_number(value)
 
 
+def _by_sample(scores: Sequence[float | None]) -> str:
+    return " ".join(map(format_number, scores))
+
+
 def _scores(scores: Sequence[float | None], known: Sequence[float], room: int) -> str:
     """All scores by sample if there is room, otherwise how often each occurs, otherwise their range."""
-    said = " ".join(map(format_number, scores))
+    said = _by_sample(scores)
     if len(said) <= room:
         return said
     counts = Counter(map(format_number, sorted(known)))
