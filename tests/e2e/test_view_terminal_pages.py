@@ -175,8 +175,12 @@ async def test_filters_and_steps_hold_on_every_page(dump):
         assert "2 calls of 1 tool · 2 failed (100%)" in terminal.screen
         await terminal.press("2")
         assert "2 groups" in terminal.screen
+        await terminal.press("5")
+        assert "2 requests, from" in terminal.screen
         await terminal.enter("/", "score>7")
-        assert "No matches" in terminal.screen
+        for key in "5342":
+            await terminal.press(key)
+            assert "No matches" in terminal.screen
 
 
 async def test_a_long_episode_is_read_turn_by_turn(tmp_path):

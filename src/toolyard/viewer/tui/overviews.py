@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -112,8 +112,10 @@ class Overviews(Browser):
             while self._view in TABLES and drawn != self._wanted_tables:
                 drawn, wanted = self._wanted_tables, self._request()
                 announce = self.set_timer(WAIT_SECONDS, lambda: self._tell("reading …"))
-                table = await asyncio.to_thread(self._table_of, wanted)
-                announce.stop()
+                try:
+                    table = await asyncio.to_thread(self._table_of, wanted)
+                finally:
+                    announce.stop()
                 if wanted == self._request():
                     self._table.show(table, keep=self._keep)
                     self._keep = True
@@ -169,9 +171,11 @@ class Overviews(Browser):
 
     def _waterfall(self, wanted: _Request) -> Table:
         step = wanted.near if wanted.step is None else wanted.step
-        found = self._pages.step_timeline(step)
+        if not self._library.count(in_step(wanted.query, step)):
+            return _nothing(wanted)
+        found = self._pages.step_timeline(step, wanted.query)
         if found is None:
-            return Note(f"Step {step}: No timings in this dump") if self._library.count() else _nothing(wanted)
+            return Note(f"Step {step}: No timings in this dump")
         return WaterfallTable(found, WaterfallTable.orders[wanted.order], self._row_of)
 
     # Keys -------------------------------------------------------------------------------------------------------------
@@ -280,10 +284,10 @@ class Overviews(Browser):
             self._look()
 
 
-def _compared(steps: Sequence[int], between: tuple[int | None, int | None]) -> tuple[int, int]:
+def _compared(steps: list[int], between: tuple[int | None, int | None]) -> tuple[int, int]:
     """The earlier and the later step; by default, and if they are gone, the first and the last one."""
     before, after = between
-    return before if before in steps else steps[0], after if after in steps else steps[-1]  # pyright: ignore[reportReturnType]
+    return before if before in steps else steps[0], after if after in steps else steps[-1]
 
 
 def _nothing(wanted: _Request) -> Note:

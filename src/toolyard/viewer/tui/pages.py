@@ -90,9 +90,9 @@ class Pages:
     def trajectory(self, row: Row) -> Trajectory | None:
         return self._trajectory(row.number, self._library.generation)
 
-    def step_timeline(self, step: int) -> StepTimeline | None:
-        """None if no request of the step has timings."""
-        readable = in_step(Query(((Condition("damaged", ":", False),),)), step)
+    def step_timeline(self, step: int, query: Query | None = None) -> StepTimeline | None:
+        """None if no matching request of the step has timings."""
+        readable = narrowed(in_step(query or Query(), step), Condition("damaged", ":", False))
         rows = self._library.rows(readable.sorted_by("time", descending=True), limit=_TIMED)
         if len(rows) == _TIMED:  # the request that ended last may be a short one that began late
             rows += self._library.rows(readable.sorted_by("started", descending=True), limit=_LATE)
