@@ -256,7 +256,7 @@ async def test_what_a_dump_of_verl_does_not_say_is_a_dash(tmp_path):
     write_lines(tmp_path / "7.jsonl", [VERL_LINE, {**VERL_LINE, "score": None}])
     async with viewing(tmp_path, size=(150, 40)) as terminal:
         line = next(line for line in terminal.screen.splitlines() if "What is 2 + 2?" in line)
-        assert line.split()[:6] == ["▌", "1", "–", "–", "–", "–"]
+        assert line.split()[:6] == ["▌", "1", "1", "0", "–", "–"]  # neither tokens nor time
         await terminal.press("2")
         assert "1 group: 1 all 1" in terminal.screen
         assert "What is 2 + 2?" in terminal.screen  # a task without a name

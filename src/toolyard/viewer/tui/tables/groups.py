@@ -17,6 +17,8 @@ from toolyard.viewer.tui.text import counted, format_number, one_line
 
 RowOf = Callable[[int], Row | None]
 _SCORES = 22
+_MEASURED = 500
+"""Groups whose scores decide how wide their column is."""
 _NO_VALUE = float("inf")
 _ORDERS: dict[str, Callable[[Group], tuple[float, ...]]] = {
     "file order": lambda group: (),
@@ -42,8 +44,7 @@ class GroupTable(Table):
         self._several_steps = len({group.step for group in groups}) > 1
         self._several_runs = len({group.run for group in groups}) > 1
         self._any_failed = any(group.failed for group in groups)
-        self._longest = max((len(_by_sample(group.scores)) for group in groups), default=0)
-        self._longest = max(self._longest, len("scores"))
+        self._longest = max(len("scores"), *(len(_by_sample(group.scores)) for group in groups[:_MEASURED]))
         self.count = len(self._groups)
 
     def _columns(self, width: int) -> list[Column]:
