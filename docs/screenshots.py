@@ -31,6 +31,7 @@ WEB = {
     "web-step": "#/step/0",
     "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
 }
+TERMINAL = {"terminal": "nnnnnn", "terminal-groups": "2"}
 
 
 async def main(folder: Path) -> None:
@@ -52,14 +53,15 @@ async def main(folder: Path) -> None:
 
 
 async def _terminal(library: Library, decode: object, page: Page) -> None:
-    viewer = Viewer(library, query=parse_query(""), title="rollouts/demo", decode=decode)
-    async with viewer.run_test(size=(132, 38)) as pilot:
-        await pilot.pause(1.0)
-        await pilot.press(*"nnnnnn")
-        await pilot.pause(1.0)
-        picture = viewer.export_screenshot(title="toolyard view")
-    await page.set_content(picture)
-    await page.locator("svg").screenshot(path=DOCS / "images" / "terminal.png")
+    for name, keys in TERMINAL.items():
+        viewer = Viewer(library, query=parse_query(""), title="rollouts/demo", decode=decode)
+        async with viewer.run_test(size=(132, 38)) as pilot:
+            await pilot.pause(1.0)
+            await pilot.press(*keys)
+            await pilot.pause(1.0)
+            picture = viewer.export_screenshot(title="toolyard view")
+        await page.set_content(picture)
+        await page.locator("svg").screenshot(path=DOCS / "images" / f"{name}.png")
 
 
 async def _save(page: Page, name: str) -> None:

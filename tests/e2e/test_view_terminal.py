@@ -340,6 +340,8 @@ async def test_help_names_every_key():
         "slash": "/",
         "right_square_bracket": "]",
         "left_square_bracket": "[",
+        "right_curly_bracket": "}",
+        "left_curly_bracket": "{",
         "escape": "esc",
     }
     bound = {said.get(binding.key, binding.key) for binding in Viewer.BINDINGS}

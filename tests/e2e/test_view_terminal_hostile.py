@@ -58,12 +58,12 @@ def assert_harmless(terminal: Terminal) -> None:
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_visible_is_harmless(attack):
     shown = visible(attack)
-    assert all(is_harmless(char) for char in shown)
+    assert all(is_harmless(char) for char in shown if char != "\n")
     assert visible(shown) == shown
 
 
 def test_what_was_replaced_can_be_told():
-    assert visible("\x1b[31m \u202e \x9b \x7f") == "␛[31m ⟨U+202E⟩ ⟨U+009B⟩ ␡"
+    assert visible("\x1b]0; \u202e \x9b \x7f") == "␛]0; ⟨U+202E⟩ ⟨U+009B⟩ ␡"
     assert visible("a\n\tb [/] ❤\ufe0f") == "a\n\tb [/] ❤"
     assert len(visible("Z" + "\u0301" * 500)) == 4
 
@@ -166,7 +166,7 @@ async def test_what_is_copied_cannot_end_a_paste(tmp_path):
     async with viewing(tmp_path) as terminal:
         await terminal.press("y")
         await terminal.press("down", "down", "down", "enter")
-        assert terminal.app.clipboard == "print(1)␛[201~\nrm -rf /\n\tx = '[/]'"
+        assert terminal.app.clipboard == "print(1)\nrm -rf /\n\tx = '[/]'"
 
 
 async def test_a_search_for_markup_and_patterns_finds_the_characters(tmp_path):
@@ -194,10 +194,10 @@ async def test_ten_megabytes_do_not_stop_it_and_can_be_read_whole(tmp_path):
 
 async def test_a_line_that_cannot_be_drawn_says_so(tmp_path, monkeypatch):
     def broken(*_):
-        raise RuntimeError("nobody thought of \x1b[31m this")
+        raise RuntimeError("nobody thought of \x1b]31 this")
 
     monkeypatch.setattr("toolyard.viewer.tui.pages.conversation", broken)
     write_lines(tmp_path / "0.jsonl", [VERL_LINE])
     async with viewing(tmp_path) as terminal:
-        assert "This cannot be shown.\nRuntimeError: nobody thought of ␛[31m this" in terminal.page.text
+        assert "This cannot be shown.\nRuntimeError: nobody thought of ␛]31 this" in terminal.page.text
         assert '"output": "It is 4."' in terminal.page.text  # but it can be read

@@ -107,7 +107,7 @@ def test_no_byte_of_a_hostile_dump_reaches_the_terminal_as_it_was(tmp_path):
     other["turns"][0]["tool_calls"][0]["response"] = escapes
     damaged = b'{"input": "\x1b]0;owned\x07\x1b[31m' + escapes.encode() + b"\n"
     write_lines(tmp_path / "0.jsonl", [hostile_line(), other, damaged])
-    terminal = Pty([TOOLYARD, "view", str(tmp_path)], (120, 40))
+    terminal = Pty([TOOLYARD, "view", str(tmp_path)], (120, 50))
     try:
         terminal.until(lambda: b"turn 1" in terminal.written and b"? " in terminal.written)
         terminal.press("G", "␛".encode())

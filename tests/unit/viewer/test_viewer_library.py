@@ -309,7 +309,7 @@ def test_the_preview_is_what_the_user_said_last_before_the_model_began() -> None
     assert preview_of(messages=(), input="<|im_start|>user\nA?<|im_end|>\n<|im_start|>user\nB?<|im_end|>\n") == "B?"
     assert preview_of(messages=(), input="system\nbe kind\nuser\nC?\nassistant\n") == "C?"
     assert preview_of(messages=(), input="no template at all") == "no template at all"
-    assert preview_of(messages=(Message("user", "\x1b[31m\u202e x" * 1000),))[:8] == "\ufffd[31m\ufffd x"
+    assert preview_of(messages=(Message("user", "\x1b[31m\u202e x\x1b]" * 1000),))[:5] == "\ufffd x\ufffd]"
     assert len(preview_of(messages=(Message("user", "word " * 1000),))) == 160
 
 

@@ -18,6 +18,7 @@ from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN, trajectory_of
 from toolyard.records.trajectory import Trajectory
 from toolyard.records.trl import as_verl, is_completion, rewards_of
+from toolyard.viewer.ansi import without_styles
 from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.index.plain import is_plain
 from toolyard.viewer.index.search import folded
@@ -122,6 +123,7 @@ def damaged(why: str, line: bytes, step: int) -> IndexEntry:
 
 def label(text: str, limit: int = LABEL_CHARS) -> str:
     """`text` on one line and printable, so that nothing in it moves the cursor or changes the writing direction."""
+    text = without_styles(text[: 4 * limit])
     short = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return short if short.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in short)
 

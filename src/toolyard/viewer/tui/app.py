@@ -12,9 +12,10 @@ from textual.binding import Binding, BindingType
 from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import SortKey
 from toolyard.viewer.tui.browser import ScrollTarget
-from toolyard.viewer.tui.conversation import Folds
+from toolyard.viewer.tui.conversation import Folds, turn_label
 from toolyard.viewer.tui.copying import MOST_CHARS, Copy, copies
 from toolyard.viewer.tui.notes import NoteKeys
+from toolyard.viewer.tui.overviews import Overviews
 from toolyard.viewer.tui.pages import View
 from toolyard.viewer.tui.palette import CSS, DARK, LIGHT
 from toolyard.viewer.tui.prompt import Asked
@@ -38,7 +39,7 @@ _ORDERS = (
 )
 
 
-class Viewer(NoteKeys):
+class Viewer(NoteKeys, Overviews):
     """Follows `library` while the viewer runs. The caller closes it."""
 
     TITLE = "toolyard view"
@@ -48,14 +49,20 @@ class Viewer(NoteKeys):
         Binding("question_mark", "help", "help", key_display="?"),
         # With priority, so that what is typed next goes into the field they open.
         Binding("slash", "ask('FILTER')", "filter", key_display="/", priority=True),
+        Binding("1", "trajectory", show=False),
+        Binding("2", "view('GROUPS')", "groups"),
+        Binding("3", "view('CALLS')", "calls"),
+        Binding("4", "view('CHANGES')", "changes"),
+        Binding("5", "view('WATERFALL')", "waterfall"),
+        Binding("e", "failed", "failed"),
         Binding("s", "ask('SEARCH')", "search", priority=True),
+        Binding("q", "quit", "quit"),
+        Binding("t", "view('TIMELINE')", "time"),
+        Binding("d", "compare", "compare"),
         Binding("o", "sort", "sort"),
         Binding("f", "fields", "fields"),
         Binding("r", "plain", "raw"),
-        Binding("t", "view('TIMELINE')", "time"),
-        Binding("d", "compare", "compare"),
         Binding("y", "copy", "copy"),
-        Binding("q", "quit", "quit"),
         Binding("n", "sample(1)", show=False),
         Binding("p", "sample(-1)", show=False),
         Binding("N", "step(1)", show=False),
@@ -66,6 +73,9 @@ class Viewer(NoteKeys):
         Binding("G", "edge(True)", show=False),
         Binding("right_square_bracket", "match(False)", show=False),
         Binding("left_square_bracket", "match(True)", show=False),
+        Binding("right_curly_bracket", "turn(1)", show=False),
+        Binding("left_curly_bracket", "turn(-1)", show=False),
+        Binding("u", "outline", show=False),
         Binding("i", "ask('ID')", show=False, priority=True),
         Binding("x", "unfold", show=False),
         Binding("a", "whole", show=False),
@@ -89,6 +99,22 @@ class Viewer(NoteKeys):
         page = self._page
         page.scroll_to(0, page.max_scroll_y if end else 0, animate=False)
 
+    def action_turn(self, by: int) -> None:
+        self._page.go_on_turns(by)
+
+    @work(exclusive=True, group="menu")
+    async def action_outline(self) -> None:
+        row = self._row
+        trajectory = None if row is None else await asyncio.to_thread(self._pages.trajectory, row)
+        if trajectory is None or not trajectory.turns:
+            self._say("No turns in this line")
+            return
+        at = await self.push_screen_wait(Menu("Go to", [turn_label(*one) for one in enumerate(trajectory.turns)]))
+        if at is not None:
+            self._turn_wanted = at
+            self._set_view(View.TRAJECTORY)
+            self._draw()
+
     def action_match(self, backwards: bool) -> None:
         if not self.needles:
             self._say("nothing to search for; press s to search")
@@ -108,13 +134,6 @@ class Viewer(NoteKeys):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """In an input or a menu, letters are not commands."""
         return action != "ask" or not (self._prompt.display or self.screen.is_modal)
-
-    def action_leave(self) -> None:
-        if self._view is not View.TRAJECTORY:
-            self.action_view(View.TRAJECTORY.name)
-        elif self._needle:
-            self._needle = ""
-            self._draw()
 
     def action_view(self, name: str) -> None:
         """Show a view; if it is shown already, go back to the trajectory."""

@@ -13,7 +13,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from toolyard.errors import ToolyardError
 from toolyard.viewer.library import Library
@@ -21,18 +21,20 @@ from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import Query, SortKey, parse_query
 from toolyard.viewer.token_runs import Decode
+from toolyard.viewer.tui.completion import Completions, completions
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.lists import Choices, SampleList, StepList, Titles
 from toolyard.viewer.tui.page import PageView
 from toolyard.viewer.tui.pages import PageRequest, Pages, View, empty_page, in_step
 from toolyard.viewer.tui.palette import DARK, palette, themes
 from toolyard.viewer.tui.prompt import Asked, Prompt
-from toolyard.viewer.tui.screens import Menu
-from toolyard.viewer.tui.text import one_line, visible
+from toolyard.viewer.tui.screens import KeyLine, Menu
+from toolyard.viewer.tui.tables.table import TableView
+from toolyard.viewer.tui.text import format_number, one_line, visible
 from toolyard.viewer.tui.trajectory import Looks
 
 _FOLLOW_SECONDS = 0.5
-_WAIT_SECONDS = 0.4
+WAIT_SECONDS = 0.4
 """If drawing a page takes longer, the status line says so."""
 
 
@@ -46,7 +48,7 @@ class ScrollTarget(Enum):
     LAST = "the last match"
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The contents of the lists."""
 
     rows: int
@@ -89,6 +91,8 @@ class Browser(App[None]):
         self._needle = ""
         self._place: ScrollTarget | None = None
         """Where to scroll when the page being drawn is done."""
+        self._turn_wanted: int | None = None
+        """The turn to scroll to when the page is drawn."""
         self._to_first = False
         """Whether to open the first row of the pending lookup."""
         self._count = 0
@@ -103,7 +107,8 @@ class Browser(App[None]):
         self._titles = Titles()
         self._samples = SampleList(self._fetch, self._sample_chosen, self._noted)
         self._page = PageView()
-        self._prompt = Prompt()
+        self._table = TableView()
+        self._prompt = Prompt(self._completions)
 
     @property
     def asked(self) -> Query:
@@ -124,13 +129,20 @@ class Browser(App[None]):
                 yield self._titles
                 yield self._samples
             yield self._page
+            yield self._table
         yield self._prompt
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self._samples.focus()
         self._look(first=True)
         self.set_interval(_FOLLOW_SECONDS, self._follow)
+
+    def _completions(self, text: str) -> Completions:
+        try:
+            return completions(text, self._library.values, self._library.reward_names)
+        except ToolyardError:
+            return Completions()
 
     def _fetch(self, offset: int, limit: int) -> list[Row]:
         try:
@@ -165,7 +177,7 @@ class Browser(App[None]):
                     self._list(found)
                     return
 
-    def _list(self, found: _Found) -> None:
+    def _list(self, found: Found) -> None:
         first, self._to_first = self._to_first, False
         if found.generation != self._generation:  # a file was replaced or deleted: numbers mean other lines now
             self._generation = found.generation
@@ -184,7 +196,7 @@ class Browser(App[None]):
             samples.update(found.rows, samples.cursor if found.position is None else found.position)
         self._tell()
 
-    def _looked_up(self, query: Query, step: int | None, row: Row | None) -> _Found:
+    def _looked_up(self, query: Query, step: int | None, row: Row | None) -> Found:
         library = self._library
         asked = in_step(query, step)
         generation = library.generation
@@ -192,7 +204,7 @@ class Browser(App[None]):
             now = library.at(row.file, row.line)
             row = now if now is not None and now.request_id == row.request_id else None
         position = None if row is None else library.position(row.number, asked)
-        return _Found(library.count(asked), library.steps(query), row, position, generation)
+        return Found(library.count(asked), library.steps(query), row, position, generation)
 
     def _follow(self) -> None:
         if not self._refreshing:
@@ -264,17 +276,20 @@ class Browser(App[None]):
         wanted = PageRequest(
             row, self._view, self._other, self._looks, self.needles, self._whole, view.room, self.theme
         )
-        announce = self.set_timer(_WAIT_SECONDS, lambda: self._tell("drawing …"))
+        announce = self.set_timer(WAIT_SECONDS, lambda: self._tell("drawing …"))
         try:
             page = await asyncio.to_thread(self._pages.draw, wanted)
         finally:
             announce.stop()
         place, self._place = self._place or ScrollTarget.SAME, None
         view.show(page, keep=place in (ScrollTarget.SAME, ScrollTarget.NEAR))
+        turn, self._turn_wanted = self._turn_wanted, None
         if place is ScrollTarget.NEAR:
             view.go_to_near_match()
         elif place in (ScrollTarget.FIRST, ScrollTarget.LAST):
             view.go_to_match(-1 if place is ScrollTarget.LAST else 0)
+        if turn is not None:
+            view.go_to_turn(turn)
         if self._needle and not page.matches and place in (ScrollTarget.NEAR, ScrollTarget.FIRST, ScrollTarget.LAST):
             self._say("the match is in a part that is not shown: press f for fields, r for raw text, a for all text")
         self._tell()
@@ -375,7 +390,10 @@ class Browser(App[None]):
         colors = palette(self.theme)
         room = max(12, self.size.width // 3)
         label = self._label if len(self._label) <= room else f"…{self._label[1 - room :]}"
-        parts = [Text(label, colors.strong), Text(_trajectories(self._count), colors.muted)]
+        parts = [Text(label, colors.strong)]
+        if self._view is not View.TRAJECTORY:
+            parts.append(Text(f"{self._view.value} (esc to close)", colors.accent))
+        parts.append(Text(_trajectories(self._count), colors.muted))
         if self._step is not None:
             parts.append(Text(f"step {self._step}", colors.muted))
         if self._query.alternatives:
@@ -383,13 +401,11 @@ class Browser(App[None]):
         if self._needle:
             page = self._page
             place = f" {page.match + 1}/{page.matches}" if page.match is not None else ""
-            parts.append(Text(f"search {visible(self._needle)!r}{place}", colors.fair))
+            parts.append(Text(f"search {visible(self._needle)!r}{place}", colors.accent))
         if self._looks.plain:
             parts.append(Text("raw", colors.muted))
-        if self._view is not View.TRAJECTORY:
-            parts.append(Text(f"{self._view.value} (esc to close)", colors.muted))
         if doing or self._problem:
-            parts.append(Text(doing or f"not updating: {one_line(self._problem)}", colors.fair))
+            parts.append(Text(doing or f"not updating: {one_line(self._problem)}", colors.strong))
         self._top.update(Text("  ·  ", colors.faint).join(parts), layout=False)
 
 
@@ -398,6 +414,6 @@ def _trajectories(count: int) -> str:
 
 
 def _named(row: Row) -> str:
-    score = "no score" if row.score is None else f"score {row.score:g}"
+    score = f"score {format_number(row.score)}"
     sample = f"sample {row.sample}  " if row.task else ""
     return f"{sample}{score}  step {row.step}  {row.finish}  {row.request_id or f'{row.file}:{row.line}'}"

@@ -41,7 +41,7 @@ def comparison_lines(pen: Pen, left: Row, right: Row, found: Comparison, width: 
                 continue
             if line.kind != _SAME and not parted:
                 parted = True
-                lines.append([Segment("▼ first difference", palette.fair + Style(bold=True))])
+                lines.append([Segment("▼ first difference", palette.accent + Style(bold=True))])
             lines += _pair(pen, line, half)
             if not pen.spend(_LINE_COST):
                 return [*lines, pen.note("… and more", width)]
@@ -56,7 +56,7 @@ def _name(row: Row, width: int) -> str:
 
 def _fact(pen: Pen, name: str, left: str, right: str, width: int) -> Line:
     palette = pen.palette
-    ink = palette.text if left == right else palette.fair
+    ink = palette.muted if left == right else palette.strong
     return clipped(
         [
             Segment(f"{fitted(one_line(name), _NAME)} ", palette.muted),
@@ -70,7 +70,7 @@ def _fact(pen: Pen, name: str, left: str, right: str, width: int) -> Line:
 def _divergence(pen: Pen, found: Divergence, width: int) -> list[Line]:
     palette = pen.palette
     where = "" if found.token is None else f": token {found.token}"
-    lines: list[Line] = [[Segment(f"First difference{where}", palette.fair + Style(bold=True))]]
+    lines: list[Line] = [[Segment(f"First difference{where}", palette.accent + Style(bold=True))]]
     lines += pen.text(found.explanation, width)
     for side, said in (("left", found.left), ("right", found.right)):
         lines.append(clipped([Segment(f"  {side:<6}", palette.muted), Segment(one_line(said), palette.text)], width))
@@ -93,11 +93,12 @@ def _with_context(diff: Sequence[DiffLine], pen: Pen) -> Iterator[DiffLine | int
 def _pair(pen: Pen, line: DiffLine, half: int) -> list[Line]:
     palette = pen.palette
     same = line.kind == _SAME
-    grounds = [Style()] * 2 if same else [palette.removed, palette.added]
+    grounds = [Style()] * 2 if same else [palette.left, palette.right]
     sides: list[list[Line]] = []
     for said, ground in zip((line.left, line.right), grounds, strict=True):
-        drawn = [] if said is None else pen.text(said, half, palette.muted + ground, words=False)
+        ink = palette.muted if same else palette.text + ground
+        drawn = [] if said is None else pen.text(said, half, ink, words=False)
         sides.append([filled(row, half, ground) for row in drawn])
     rows = beside(sides[0], sides[1], half, Segment(" │ ", palette.faint))
-    sign = Segment(f"{_SIGNS.get(line.kind, ' ')} ", palette.fair)
+    sign = Segment(f"{_SIGNS.get(line.kind, ' ')} ", palette.accent)
     return [[sign if at == 0 else Segment("  "), *row] for at, row in enumerate(rows)]

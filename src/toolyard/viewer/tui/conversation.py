@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rich.segment import Segment
 from rich.style import Style
 
-from toolyard.records.trajectory import Trajectory
+from toolyard.records.trajectory import Trajectory, Turn
 from toolyard.viewer.protocol import Bubble, CallView, Picture, Piece, Role
-from toolyard.viewer.tui.drawing import Line, Pen, beside, clipped, filled, length, prefixed, spread
+from toolyard.viewer.tui.drawing import TURN, Line, Pen, beside, clipped, filled, length, prefixed, spread
+from toolyard.viewer.tui.palette import Palette
 from toolyard.viewer.tui.text import counted, format_number, format_seconds, one_line
 
 _BESIDE_WIDTH, _ALWAYS_BESIDE_WIDTH = 70, 130
@@ -18,6 +19,8 @@ _BESIDE_WIDTH, _ALWAYS_BESIDE_WIDTH = 70, 130
 _SHOWN_PROMPT, _SHOWN_PROMPT_CHARS = 2, 1_500
 """Messages and characters shown unfolded before the last message of a prompt."""
 _BUBBLE_COST = 100
+_OURS = ("failed", "raised")
+"""Outcomes of calls that say nothing about the model."""
 PROMPT = "prompt"
 
 
@@ -77,7 +80,7 @@ def _bubble(pen: Pen, bubble: Bubble, trajectory: Trajectory, width: int, folds:
     if bubble.name:
         title.append(Segment(f" {one_line(bubble.name, 40)}", palette.muted))
     if bubble.turn is not None:
-        title.append(Segment(f"  turn {bubble.turn + 1}", palette.muted))
+        title.append(Segment(f"  turn {bubble.turn + 1}", palette.muted + Style.from_meta({TURN: bubble.turn})))
     lines = spread(title, [Segment(_timings(bubble, trajectory), palette.muted)], inner)
     for at, piece in enumerate(bubble.pieces):
         if at and "code" in (piece.kind, bubble.pieces[at - 1].kind):
@@ -115,25 +118,39 @@ def _piece(pen: Pen, piece: Piece, width: int, folds: Folds, key: str) -> list[L
     return pen.text(piece.text, width)
 
 
+def turn_label(number: int, turn: Turn) -> str:
+    """A turn on one line; `number` is from 0."""
+    calls = ", ".join(f"{call.name} {call.metrics.get('verdict') or call.outcome}" for call in turn.tool_calls)
+    sampled = counted(max(0, turn.sampled.end - turn.sampled.start), "token")
+    return f"turn {number + 1} · {sampled} · {calls or one_line(turn.sampled.text, 60)}"
+
+
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def is_good(call: CallView) -> bool | None:
-    """Whether a call succeeded; None: unknown."""
+def _ending(palette: Palette, call: CallView) -> tuple[str, Style]:
+    """How a call ended: a sign and its style."""
     if call.outcome in ("", "unknown"):
-        return None
-    return call.outcome == "ok" and call.verdict in (None, "ok")
+        return "·", palette.muted
+    if call.outcome in _OURS:
+        return "✗", palette.bad
+    style = palette.verdict(_verdict(call))
+    return {palette.good: "✓", palette.fair: "!"}.get(style, "×"), style
+
+
+def _verdict(call: CallView) -> str:
+    return call.verdict if call.outcome == "ok" and call.verdict else call.outcome
 
 
 def _call(pen: Pen, call: CallView, width: int) -> list[Line]:
     palette = pen.palette
-    good = is_good(call)
-    ink = palette.bad if good is False else palette.faint
+    sign, style = _ending(palette, call)
+    ink = palette.faint if sign in "✓·" else style
     tool = palette.roles[Role.TOOL]
     asked: Line = [Segment(one_line(call.name, 60) or "(no name)", tool + Style(bold=True))]
     if call.language and call.language != "python":
         asked.append(Segment(f" {one_line(call.language, 20)}", palette.muted))
-    ended = _ending(pen, call, good)
+    ended = _ended(pen, call, Segment(f"{sign} ", style))
     if left := _room_for_call(call, width):
         room = width - 7
         right = room - left
@@ -175,10 +192,7 @@ def _edge(corner: str, title: Line, width: int, ink: Style) -> Line:
     return [Segment(f"{corner}─ ", ink), *shown, Segment(f" {'─' * (width - 3 - length(shown))}", ink)]
 
 
-def _ending(pen: Pen, call: CallView, good: bool | None) -> Line:
-    palette = pen.palette
-    sign, style = {True: ("✓", palette.good), False: ("✗", palette.bad), None: ("·", palette.muted)}[good]
-    verdict = call.verdict if call.outcome == "ok" and call.verdict else call.outcome
+def _ended(pen: Pen, call: CallView, sign: Segment) -> Line:
     parts: list[str] = []
     if call.seconds:
         parts.append(format_seconds(call.seconds))
@@ -186,8 +200,8 @@ def _ending(pen: Pen, call: CallView, good: bool | None) -> Line:
         parts.append(f"waited {format_seconds(call.wait_seconds)}")
     if call.reward is not None:
         parts.append(f"reward {format_number(call.reward)}")
-    shown = one_line(verdict, 40) or "part of the prompt"
-    return [Segment(f"{sign} {shown}", style), Segment("".join(f" · {part}" for part in parts), palette.muted)]
+    shown = Segment(one_line(_verdict(call), 40) or "part of the prompt", sign.style)
+    return [sign, shown, Segment("".join(f" · {part}" for part in parts), pen.palette.muted)]
 
 
 def _asked(pen: Pen, call: CallView, width: int) -> list[Line]:
@@ -202,7 +216,7 @@ def _asked(pen: Pen, call: CallView, width: int) -> list[Line]:
 def _answer(pen: Pen, call: CallView, width: int) -> list[Line]:
     lines: list[Line] = []
     if call.error and call.error.strip() not in call.response:
-        lines += pen.text(call.error, width, pen.palette.bad)
+        lines += pen.text(call.error, width, pen.palette.muted)
     if call.response.strip():
         lines += pen.text(call.response.removesuffix("\n"), width)
     lines += _images(pen, call.images, width)

@@ -23,8 +23,8 @@ Line = list[Segment]
 Ink = tuple[int, int, Style]
 """The style of the characters from one index up to another."""
 
-MATCH, FOLD, WHOLE = "match", "fold", "whole"
-"""Keys of a style's meta data: the id of a match, and what a click does."""
+MATCH, TURN, FOLD, WHOLE = "match", "turn", "fold", "whole"
+"""Keys of a style's meta data: the id of a match, the number of a turn, and what a click does."""
 
 _TEXT_CHARS, _PAGE_CHARS = 20_000, 300_000
 _WHOLE_CHARS = 5_000_000

@@ -132,31 +132,48 @@ class StepList(Choices):
         """The step at index `at`; None: all steps."""
         return self._steps[at - 1].step if 0 < at <= len(self._steps) else None
 
+    @property
+    def steps(self) -> list[int]:
+        return [one.step for one in self._steps]
+
+    def place_of(self, step: int | None) -> int:
+        """Where a step is in the list; 0, all steps, if it is not there."""
+        return next((at for at, one in enumerate(self._steps, 1) if one.step == step), 0)
+
     def show(self, steps: Sequence[StepSummary], step: int | None) -> None:
         self._steps = steps
-        places = {one.step: at for at, one in enumerate(steps, 1)}
-        self.update(len(steps) + 1, places.get(step, 0) if step is not None else 0)
+        self.update(len(steps) + 1, self.place_of(step))
 
     def draw(self, at: int, width: int, colors: Palette) -> Line:
         if at == 0:
             count = sum(one.count for one in self._steps)
             scored = sum(one.scored for one in self._steps)
             total = sum((one.mean_score or 0.0) * one.scored for one in self._steps)
-            damaged = sum(one.damaged for one in self._steps)
-            return self._line("all steps", count, total / scored if scored else None, damaged, width, colors)
+            failed = sum(map(_failed, self._steps))
+            return self._line("all steps", count, total / scored if scored else None, failed, width, colors)
         one = self._steps[at - 1]
-        return self._line(f"step {one.step}", one.count, one.mean_score, one.damaged, width, colors)
+        return self._line(f"step {one.step}", one.count, one.mean_score, _failed(one), width, colors)
 
-    def _line(self, name: str, count: int, score: float | None, damaged: int, width: int, colors: Palette) -> Line:
+    def _line(self, name: str, count: int, score: float | None, failed: int, width: int, colors: Palette) -> Line:
         right: Line = [Segment(f"{count:>7,}", colors.muted)]
-        if any(one.damaged for one in self._steps):
-            right = [Segment(f"{f'✗{damaged}' if damaged else '':>5}", colors.bad), *right]
-        meter = 12 if width > 44 else 6
-        middle: Line = [Segment(f"{'' if score is None else _short(score):>7} ", colors.score(score))]
-        reached = 0 if score is None else round(max(0.0, min(1.0, score)) * meter)
-        middle += [Segment("━" * reached, colors.score(score)), Segment("─" * (meter - reached), colors.faint)]
+        most = max(map(_failed, self._steps), default=0)
+        if most:
+            right = [Segment(f"{f'✗{failed:,}' if failed else '':>7}", colors.bad), *right]
+        middle: Line = [Segment(f"{_short(score):>7}", colors.score(score))]
+        meter = 12 if width > 44 else 0 if most else 6
+        if meter and any(one.scored for one in self._steps):
+            reached = 0 if score is None else round(max(0.0, min(1.0, score)) * meter)
+            middle += [
+                Segment(f" {'━' * reached}", colors.score(score)),
+                Segment("─" * (meter - reached), colors.faint),
+            ]
         room = width - length(right) - length(middle)
         return [Segment(fitted(name, room), colors.text), *middle, *right]
+
+
+def _failed(step: StepSummary) -> int:
+    """Requests and lines that say nothing about the model."""
+    return step.failed + step.damaged
 
 
 # Samples --------------------------------------------------------------------------------------------------------------
@@ -185,7 +202,7 @@ _PREVIEW = 18
 def columns(width: int, sort: SortKey | None) -> list[Column]:
     """The columns that fit, including the one that rows are sorted by."""
     wanted = sorted(_COLUMNS, key=lambda one: (sort is None or one.field != sort.field, _FIRST.index(one.field)))
-    room = width - 2 - _PREVIEW
+    room = width - 3 - _PREVIEW
     kept: set[str] = set()
     for column in wanted:
         if column.width <= room:
@@ -233,43 +250,45 @@ class SampleList(Choices):
             return []
         if row.damaged:
             problem = f"{one_line(row.file)}:{row.line} {one_line(row.damaged)}"
-            return [Segment("✗ ", colors.bad), Segment(f"damaged {problem}", colors.bad)]
+            return [Segment("✗  ", colors.bad), Segment(f"damaged {problem}", colors.bad)]
         line: Line = []
         for column in columns(width, self.sort):
             told = _told(row, column.field)
             told = told if len(told) < column.width else "…"
             line.append(Segment(f"{told:>{column.width - 1}} ", _ink(row, column.field, colors)))
+        sign, ink = ending(row, colors)
+        line += [Segment(sign, ink), Segment("× " if row.failed_tools else "  ", colors.text)]
+        note = [Segment("✎ ", colors.accent)] if row.number in self._noted else []
         if row.state == "FAILED":
-            line.append(Segment("✗ ", colors.bad))
-        elif row.finish not in ("stop", "unknown"):
-            line.append(Segment("! ", colors.fair))
-        elif row.failed_tools:
-            line.append(Segment("× ", colors.fair))
-        else:
-            line.append(Segment("  "))
-        if row.number in self._noted:
-            line.append(Segment("✎ ", colors.accent))
-        return [*line, Segment(one_line(row.preview), colors.text)]
+            return [*line, *note, Segment(one_line(row.failure or row.finish), colors.bad)]
+        return [*line, *note, Segment(one_line(row.preview), colors.text)]
+
+
+def ending(row: Row, colors: Palette) -> tuple[str, Style]:
+    """How a request ended: a sign and its style."""
+    if row.state == "FAILED" or row.damaged:
+        return "✗", colors.bad
+    if row.finish == "stop":
+        return " ", colors.good
+    return (" ", colors.muted) if row.finish in ("unknown", "interaction_ended") else ("!", colors.fair)
 
 
 def _told(row: Row, field: str) -> str:
     if field == "score":
-        return "–" if row.score is None else _short(row.score)
+        return _short(row.score)
     if field == "time":
-        return f"{row.seconds:.1f}s" if row.seconds else ""
+        return "–" if row.seconds is None else f"{row.seconds:.1f}s"
     value = {"turns": row.turns, "tools": row.tools, "length": row.response_tokens}[field]
-    return f"{value:,}" if value else ""
+    return "–" if value is None else f"{value:,}"
 
 
-def _short(score: float) -> str:
+def _short(score: float | None) -> str:
     told = format_number(score)
-    return told if len(told) < 6 else f"{score:.2g}"
+    return told if score is None or len(told) < 6 else f"{score:.2g}"
 
 
 def _ink(row: Row, field: str, colors: Palette) -> Style:
-    if field == "score":
-        return colors.score(row.score)
-    return colors.bad if field == "tools" and row.failed_tools else colors.muted
+    return colors.score(row.score) if field == "score" else colors.muted
 
 
 class Titles(Widget):
@@ -300,7 +319,7 @@ class Titles(Widget):
             arrow = ("▾" if self.sort and self.sort.descending else "▴") if chosen else ""
             style = (colors.accent if chosen else colors.faint) + Style.from_meta({"sort": column.field})
             line.append(Segment(f"{column.title + arrow:>{column.width - 1}} ", style))
-        line.append(Segment("  question", colors.faint))
+        line.append(Segment("   question", colors.faint))
         ground = self.rich_style
         return Strip(clipped(line, width)).apply_style(ground).crop_extend(0, self.size.width, ground)
 

@@ -54,7 +54,8 @@ class PageView(ScrollView, can_focus=True):
     @property
     def room(self) -> int:
         """Maximum width of lines."""
-        return max(20, self.scrollable_content_region.width - 2 * _MARGIN)
+        width = self.scrollable_content_region.width - 2 * _MARGIN
+        return max(20, width if self.size.width else self._width)  # while it is hidden, as wide as it was
 
     @property
     def matches(self) -> int:
@@ -108,6 +109,20 @@ class PageView(ScrollView, can_focus=True):
             return False
         self.go_to_match(following)
         return True
+
+    # Turns ------------------------------------------------------------------------------------------------------------
+
+    def go_to_turn(self, turn: int) -> None:
+        """Scroll to a turn, from 0; to the last one if there are not so many."""
+        if self._page.turns:
+            self.scroll_to(0, self._page.turns[min(turn, len(self._page.turns) - 1)], animate=False)
+
+    def go_on_turns(self, by: int) -> None:
+        """Scroll to the next or previous turn."""
+        here = round(self.scroll_y)
+        lines = [line for line in self._page.turns if (line > here if by > 0 else line < here)]
+        if lines:
+            self.scroll_to(0, lines[0] if by > 0 else lines[-1], animate=False)
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 

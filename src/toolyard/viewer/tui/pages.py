@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -14,19 +14,21 @@ from toolyard.viewer.comparison import compare
 from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
 from toolyard.viewer.notes import Notes
-from toolyard.viewer.protocol import Bubble, RequestTimeline, Row
+from toolyard.viewer.protocol import Bubble, RequestTimeline, Row, StepTimeline
 from toolyard.viewer.query import Condition, Query
 from toolyard.viewer.timeline import request_timeline, step_timeline
 from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.tui.comparison import comparison_lines
-from toolyard.viewer.tui.drawing import MATCH, Line, Pen
+from toolyard.viewer.tui.drawing import MATCH, TURN, Line, Pen
 from toolyard.viewer.tui.palette import palette
 from toolyard.viewer.tui.timeline import request_lines, step_lines
 from toolyard.viewer.tui.trajectory import Looks, Material, Part, heading_lines, section, trajectory_lines
 from toolyard.viewer.web.answers import decodes
 
 _TIMED = 1_000
-"""Only the slowest requests of a step are read for its timeline."""
+"""Only the slowest requests of a step are read for its timeline, and …"""
+_LATE = 200
+"""… those that began last."""
 _RAW_CHARS = 20_000
 _WHOLE_RAW_CHARS = 5_000_000
 
@@ -35,6 +37,10 @@ class View(Enum):
     TRAJECTORY = "trajectory"
     TIMELINE = "timeline"
     COMPARISON = "comparison"
+    GROUPS = "groups"
+    CALLS = "calls"
+    CHANGES = "changes"
+    WATERFALL = "waterfall"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Page:
     lines: list[Line]
     matches: tuple[tuple[int, int], ...] = ()
     """For each match, in reading order: its id in the styles of the lines, and the line where it starts."""
+    turns: tuple[int, ...] = ()
+    """The lines where turns start."""
 
 
 class Pages:
@@ -82,6 +90,15 @@ class Pages:
     def trajectory(self, row: Row) -> Trajectory | None:
         return self._trajectory(row.number, self._library.generation)
 
+    def step_timeline(self, step: int, query: Query | None = None) -> StepTimeline | None:
+        """None if no matching request of the step has timings."""
+        readable = narrowed(in_step(query or Query(), step), Condition("damaged", ":", False))
+        rows = self._library.rows(readable.sorted_by("time", descending=True), limit=_TIMED)
+        if len(rows) == _TIMED:  # the request that ended last may be a short one that began late
+            rows += self._library.rows(readable.sorted_by("started", descending=True), limit=_LATE)
+        generation = self._library.generation
+        return step_timeline(step, [self._timeline(number, generation) for number in {row.number for row in rows}])
+
     def _drawn(self, wanted: PageRequest) -> Page:
         pen = Pen(palette(wanted.theme), needles=wanted.needles, whole=wanted.whole)
         row = wanted.row
@@ -94,7 +111,8 @@ class Pages:
             lines = self._comparison(pen, wanted, trajectory, wanted.other)
         else:
             lines = trajectory_lines(pen, self._material(wanted, trajectory), wanted.width, wanted.looks)
-        return Page(lines, matches_in(lines) if wanted.needles else ())
+        turns = tuple(line for _, line in marked(lines, TURN)) if wanted.view is View.TRAJECTORY else ()
+        return Page(lines, marked(lines, MATCH) if wanted.needles else (), turns)
 
     def _material(self, wanted: PageRequest, trajectory: Trajectory) -> Material:
         row, looks = wanted.row, wanted.looks
@@ -117,7 +135,7 @@ class Pages:
             lines += [[], section(pen, "raw line", wanted.width), *pen.text(raw, wanted.width, words=False)]
         except ToolyardError as error:
             lines += _excuse(wanted, str(error))
-        return Page(lines, matches_in(lines))
+        return Page(lines, marked(lines, MATCH))
 
     def _damaged(self, pen: Pen, wanted: PageRequest) -> list[Line]:
         row = wanted.row
@@ -137,9 +155,7 @@ class Pages:
         row, width = wanted.row, wanted.width
         lines = [*heading_lines(pen, row, width), [], section(pen, "this request", width)]
         lines += [*request_lines(pen, request_timeline(trajectory, row.number), width), []]
-        slowest = self._library.rows(_slowest_of(row.step), limit=_TIMED)
-        generation = self._library.generation
-        found = step_timeline(row.step, (self._timeline(one.number, generation) for one in slowest))
+        found = self.step_timeline(row.step)
         if found is not None:
             lines += [section(pen, f"step {row.step}", width), *step_lines(pen, found, row.number, width), []]
         return lines
@@ -182,26 +198,24 @@ def empty_page(query: Query, step: int | None, width: int, theme: str) -> Page:
     return Page([[], *pen.text(text, width, pen.palette.muted)])
 
 
-def matches_in(lines: list[Line]) -> tuple[tuple[int, int], ...]:
-    """The ids of all matches, and the line where each starts."""
+def marked(lines: list[Line], mark: str) -> tuple[tuple[int, int], ...]:
+    """The ids of all matches or turns, and the line where each starts."""
     found: dict[int, int] = {}
     for at, line in enumerate(lines):
         for segment in line:
-            if segment.style is not None and (name := segment.style.meta.get(MATCH)) is not None:
+            if segment.style is not None and (name := segment.style.meta.get(mark)) is not None:
                 found.setdefault(name, at)
     return tuple(found.items())
 
 
+def narrowed(query: Query, *conditions: Condition) -> Query:
+    """The same query, with further conditions."""
+    return replace(query, alternatives=tuple((*one, *conditions) for one in query.alternatives or ((),)))
+
+
 def in_step(query: Query, step: int | None) -> Query:
     """The same query, for one step only."""
-    if step is None:
-        return query
-    only = Condition("step", ":", float(step))
-    return Query(tuple((*conditions, only) for conditions in query.alternatives or ((),)), query.sort)
-
-
-def _slowest_of(step: int) -> Query:
-    return in_step(Query(((Condition("damaged", ":", False),),)), step).sorted_by("time", descending=True)
+    return query if step is None else narrowed(query, Condition("step", ":", float(step)))
 
 
 def _raw_chars(wanted: PageRequest) -> int:

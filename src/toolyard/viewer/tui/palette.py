@@ -1,4 +1,8 @@
-"""Dark and light colors: one table for the widgets and for what is drawn line by line."""
+"""Dark and light colors: one table for the widgets and for what is drawn line by line.
+
+A color has one meaning: red is an infrastructure failure, amber a truncation, green is good, and everything else is
+neutral. Whatever has a color also has a sign or a word, so that the viewer can be read without colors.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from rich.style import Style
 from textual.theme import Theme
 from textual.widget import Widget
 
+from toolyard.viewer.groups import SOLVED
 from toolyard.viewer.protocol import Origin, Role, Stage
 
 DARK, LIGHT = "toolyard-dark", "toolyard-light"
@@ -26,13 +31,13 @@ _COLORS = {
         "cyan": "#6cc4cf",
         "green": "#93c47d",
         "amber": "#dcae6b",
-        "orange": "#e39a66",
+        "pink": "#d98cc0",
         "red": "#e6788a",
         "violet": "#b49ae0",
         "match": "#5c4a1f",
         "current": "#dcae6b",
-        "added": "#1f3328",
-        "removed": "#3a2329",
+        "right": "#1d2f45",
+        "left": "#30263f",
     },
     LIGHT: {
         "background": "#fbfaf7",
@@ -46,13 +51,13 @@ _COLORS = {
         "cyan": "#0b7482",
         "green": "#37752b",
         "amber": "#8f6200",
-        "orange": "#b0561b",
+        "pink": "#a03a80",
         "red": "#b3263a",
         "violet": "#6b45a5",
         "match": "#f6e3a8",
         "current": "#e8b33c",
-        "added": "#dff0dc",
-        "removed": "#f8dfe0",
+        "right": "#dbe8f8",
+        "left": "#ebe2f6",
     },
 }
 _CODE_THEMES = {DARK: "one-dark", LIGHT: "friendly"}
@@ -88,6 +93,9 @@ def themes() -> list[Theme]:
     ]
 
 
+_STOPPED = ("timed_out", "truncated")
+
+
 @dataclass(frozen=True, slots=True)
 class Palette:
     """Styles for drawing. Only blocks, matches, the cursor and differences have a background."""
@@ -99,24 +107,33 @@ class Palette:
     accent: Style
     good: Style
     fair: Style
+    """Truncated: stopped by a limit."""
     bad: Style
+    """An infrastructure failure, or a line that cannot be read."""
+    unlikely: Style
+    """Tokens of low probability."""
     block: Style
     """The background of programs."""
     cursor: Style
     """The background of the selected row."""
     match: Style
     current: Style
-    added: Style
-    removed: Style
+    left: Style
+    right: Style
+    """The backgrounds of differences."""
     roles: dict[Role, Style]
     stages: dict[Stage, Style]
     origins: dict[Origin, Style]
     code_theme: str
 
     def score(self, score: float | None) -> Style:
-        if score is None:
-            return self.muted
-        return self.good if score >= 0.75 else self.bad if score <= 0.25 else self.fair
+        return self.muted if score is None else self.good if score >= SOLVED else self.text
+
+    def verdict(self, verdict: str) -> Style:
+        """How a call ended. A program's own failure is neutral."""
+        if verdict in _STOPPED or verdict.endswith("_exceeded"):
+            return self.fair
+        return self.good if verdict == "ok" else self.text
 
 
 def palette_of(widget: Widget) -> Palette:
@@ -141,29 +158,30 @@ def palette(name: str) -> Palette:
         good=ink("green"),
         fair=ink("amber"),
         bad=ink("red"),
+        unlikely=Style(color=colors["pink"], underline=True),
         block=Style(bgcolor=colors["surface"]),
         cursor=Style(bgcolor=colors["panel"]),
-        match=Style(bgcolor=colors["match"], color=colors["strong"]),
+        match=Style(bgcolor=colors["match"], color=colors["strong"], underline=True),
         current=Style(bgcolor=colors["current"], color=colors["background" if name != LIGHT else "strong"], bold=True),
-        added=Style(color=colors["green"], bgcolor=colors["added"]),
-        removed=Style(color=colors["red"], bgcolor=colors["removed"]),
+        left=Style(bgcolor=colors["left"]),
+        right=Style(bgcolor=colors["right"]),
         roles={
-            Role.SYSTEM: ink("violet"),
+            Role.SYSTEM: ink("muted"),
             Role.USER: ink("cyan"),
             Role.ASSISTANT: ink("blue"),
-            Role.TOOL: ink("amber"),
+            Role.TOOL: ink("violet"),
             Role.OTHER: ink("muted"),
         },
         stages={
             Stage.QUEUE: ink("faint"),
             Stage.ENGINE: ink("blue"),
-            Stage.LIMITER: ink("red"),
-            Stage.TOOL: ink("amber"),
+            Stage.LIMITER: ink("pink"),
+            Stage.TOOL: ink("violet"),
             Stage.INTERACTION: ink("cyan"),
-            Stage.REWARD: ink("green"),
+            Stage.REWARD: ink("text"),
             Stage.OTHER: ink("muted"),
         },
-        origins={Origin.PROMPT: ink("muted"), Origin.SAMPLED: ink("blue"), Origin.TOOL: ink("amber")},
+        origins={Origin.PROMPT: ink("muted"), Origin.SAMPLED: ink("blue"), Origin.TOOL: ink("violet")},
         code_theme=_CODE_THEMES.get(name, _CODE_THEMES[DARK]),
     )
 
@@ -174,10 +192,15 @@ def palette(name: str) -> Palette:
 CSS = """
 Screen { background: $background; }
 
-#top { height: 1; background: $surface; color: $muted; padding: 0 1; }
+#top { text-wrap: nowrap; text-overflow: ellipsis; height: 1; background: $surface; color: $muted; padding: 0 1; }
 #body { height: 1fr; }
 #lists { width: 38%; min-width: 34; max-width: 72; background: $surface; }
-.zoomed #lists, .comparing #lists { display: none; }
+.zoomed #lists, .comparing #lists, .tabled #lists, .tabled #page { display: none; }
+#table { display: none; width: 1fr; background: $background; }
+.tabled #table { display: block; }
+#table Choices { height: 1fr; background: $background; scrollbar-background: $background; }
+#head, #details { height: 3; background: $background; }
+#details { background: $surface; }
 
 .heading { height: 1; padding: 0 1; color: $muted; text-style: bold; }
 #titles { height: 1; background: $surface; }

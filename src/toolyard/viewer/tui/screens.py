@@ -11,7 +11,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Label, OptionList, SelectionList, Static
+from textual.widgets import Footer, Label, OptionList, SelectionList, Static
+from textual.widgets._footer import FooterKey
 from textual.widgets.option_list import Option
 from textual.widgets.selection_list import Selection
 
@@ -94,15 +95,32 @@ KEYS = (
             ("N  P", "next, previous step; before the first one: all steps"),
             ("j  k", "scroll the trajectory; space, ctrl+d, ctrl+u scroll by a page"),
             ("g  G", "top, bottom of the trajectory"),
+            ("}  {", "next, previous turn"),
+            ("u", "outline: the turns of the trajectory, to choose one"),
             ("tab", "next pane; the arrow keys move in it"),
             ("i", "go to a request id, or the start of one"),
             ("z", "hide or show the lists"),
         ),
     ),
     (
+        "Pages",
+        (
+            ("1", "the trajectory; also esc"),
+            ("2", "groups: a row per task, with its scores, mean and std; all 0, all 1, all equal or mixed"),
+            ("3", "calls: by tool, failed calls by error, and the slowest calls"),
+            ("4", "changes: tasks solved, broken, better or worse between two steps"),
+            ("5", "waterfall: the requests of a step by wall clock, and what the step waited for"),
+            ("enter", "open the row of a page: sets the filter or opens the trajectory; esc goes back"),
+            ("o  f", "sort the rows of a page, show only one kind of them"),
+            ("N  P", "next, previous step; for changes, the later step"),
+            (">  <", "for changes, the next and previous earlier step"),
+        ),
+    ),
+    (
         "Finding",
         (
-            ("/", 'filter: score<0.5 tools>2 finish:length text:"220000" sort:-time; empty: all'),
+            ("/", 'filter: score<0.5 tools>2 finish:length text:"220000" sort:-time; tab completes; empty: all'),
+            ("e", "only failed requests, or all again"),
             ("o", "sort; or click a column title"),
             ("v", "saved views: show one, save the filter, remove one"),
             ("s", "search all messages"),
@@ -127,17 +145,35 @@ KEYS = (
     ),
 )
 _SIGNS = (
-    ("!", "stopped by a limit: length, turns, …"),
+    ("✗", "failed: an infrastructure failure, or the line is damaged"),
+    ("!", "truncated: stopped by a limit (length, turns, …)"),
     ("×", "a tool call failed"),
-    ("✗", "the request failed, or the line is damaged"),
     ("✎", "has a note"),
+    ("–", "unknown: the dump does not say"),
 )
 _FIELDS = (
-    "Numbers (score<0.5, time>10, length:100..200, score:none): score tools turns length prompt chars time step line "
-    "sample. Text (finish:length contains, file=0.jsonl equals): finish state source task id verdict file. "
-    'damaged:yes. Other words, or text:"two words", are searched for in all messages. -finish:stop negates; a or b; '
-    "sort:score, sort:-time."
+    "Numbers (score<0.5, time>10, length:100..200, score:none): score tools failed_calls turns length prompt chars "
+    "time started step line sample group reward.NAME call_time. Text (finish:length contains, file=0.jsonl equals): "
+    "finish state source task truth id file tool verdict. failed:yes, damaged:yes. Other words, or "
+    'text:"two words", are searched for in all messages. -finish:stop negates; a or b; sort:score, sort:-time.'
 )
+
+
+class KeyLine(Footer):
+    """The keys that fit into the last line; the others are in the help."""
+
+    def __init__(self) -> None:
+        super().__init__(compact=True, show_command_palette=False)
+
+    def compose(self) -> ComposeResult:
+        left = self.screen.size.width
+        for key in super().compose():
+            left -= len(key.key_display) + len(key.description) + 2 if isinstance(key, FooterKey) else left
+            if left >= -1:
+                yield key
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.recompose)
 
 
 class Help(ModalScreen[None]):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, get_character_cell_size
 
+from toolyard.viewer.ansi import without_styles
+
 TAB = 4
 _IMPLAUSIBLE_SECONDS = 1e7
 """Durations above this are not real."""
@@ -20,6 +22,7 @@ _MARKS = (
     r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 )
 """Combining marks, drawn over the previous character."""
+_RETURNS = re.compile(r"\r+\n?")
 _MANY_MARKS = re.compile(rf"({_MARKS}{{3}}){_MARKS}+")
 _LONELY_MARK = re.compile(rf"(?:^|(?<=[\s]))(?={_MARKS})", re.MULTILINE)
 _PRESENTATION = "\ufe0e\ufe0f"
@@ -39,10 +42,12 @@ _CHANGES_WIDTH = (
 
 
 def visible(text: str) -> str:
-    """Show control characters as pictures (␛) and other invisible ones by code (⟨U+202E⟩). Keeps newlines and tabs.
+    """Drop styles, and show other control characters as pictures (␛) and invisible ones by code (⟨U+202E⟩).
 
-    Idempotent: applied to its own result, it changes nothing.
+    Keeps newlines and tabs; a carriage return, as of a progress bar, starts a new line. Idempotent: applied to its own
+    result, it changes nothing.
     """
+    text = _RETURNS.sub("\n", without_styles(text))
     odd = {ord(char): _picture(char) for char in set(text) if not _is_fit(char)}
     text = text.translate(odd) if odd else text
     if text.isascii():
@@ -52,9 +57,9 @@ def visible(text: str) -> str:
 
 def one_line(text: str, limit: int = 200) -> str:
     """`text` on one line, for lists and headings."""
-    short = text[: limit + 1]
+    short = text[: 4 * limit]  # styles and spaces do not count
     line = " ".join(visible(short).split())
-    return line if len(text) <= limit else f"{line[: limit - 1]}…"
+    return line if len(line) <= limit and len(short) == len(text) else f"{line[: limit - 1]}…"
 
 
 def _is_fit(char: str) -> bool:
@@ -156,7 +161,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_seconds(seconds: float) -> str:
+def format_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
     if not seconds <= _IMPLAUSIBLE_SECONDS:
         return f"{seconds:.0e} s"
     if seconds < 0.0005:
@@ -172,7 +179,7 @@ def format_seconds(seconds: float) -> str:
 def format_number(value: float | None) -> str:
     """At most three decimal places."""
     if value is None:
-        return "none"
+        return "–"
     if not math.isfinite(value):
         return str(value)
     if abs(value) >= 1e6 or 0 < abs(value) < 1e-3:

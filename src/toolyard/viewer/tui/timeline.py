@@ -22,6 +22,16 @@ _SLIVER = 0.2
 _LEAST = 0.0005
 """Shorter stages, in seconds, are not shown."""
 _STAGES = {stage.value: stage for stage in Stage}
+STAGE_SIGNS = {
+    Stage.QUEUE: "░",
+    Stage.ENGINE: "█",
+    Stage.LIMITER: "▒",
+    Stage.TOOL: "▓",
+    Stage.INTERACTION: "▚",
+    Stage.REWARD: "▞",
+    Stage.OTHER: "·",
+}
+"""Stages can be told apart without colors."""
 
 
 def stacked_bar(palette: Palette, stages: Mapping[str, float], total: float, width: int) -> Line:
@@ -35,7 +45,7 @@ def stacked_bar(palette: Palette, stages: Mapping[str, float], total: float, wid
         end = round(min(so_far / total, 1.0) * width)
         size = max(end - used, 0)
         if size:
-            bar.append(Segment("█" * size, _ink(palette, name)))
+            bar.append(Segment(_sign(name) * size, _ink(palette, name)))
         elif used < width and seconds / total * width > _SLIVER:
             bar.append(Segment("▏", _ink(palette, name)))
             size = 1
@@ -48,7 +58,7 @@ def stage_legend(palette: Palette, stages: Mapping[str, float], width: int) -> l
     lines: list[Line] = [[]]
     for name, seconds in sorted(_noticeable(stages).items(), key=lambda item: -item[1]):
         entry: Line = [
-            Segment("■ ", _ink(palette, name)),
+            Segment(f"{_sign(name) * 2} ", _ink(palette, name)),
             Segment(f"{name} ", palette.muted),
             Segment(format_seconds(seconds), palette.text),
         ]
@@ -144,6 +154,10 @@ def _placed(start: float, end: float, total: float, width: int, ink: Style) -> L
     eighths = max(1, min(round((end - start) * scale * 8), (width - first) * 8))
     whole, part = divmod(eighths, 8)
     return [Segment(" " * first), Segment("█" * whole + (_EIGHTHS[part] if part else ""), ink)]
+
+
+def _sign(stage: str) -> str:
+    return STAGE_SIGNS[_STAGES.get(stage, Stage.OTHER)]
 
 
 def _ink(palette: Palette, stage: str) -> Style:

@@ -18,6 +18,7 @@ from toolyard.viewer.timeline import request_timeline, stage_seconds
 from toolyard.viewer.token_runs import Decode, token_runs
 from toolyard.viewer.tui.conversation import Folds, conversation_lines
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
+from toolyard.viewer.tui.lists import ending
 from toolyard.viewer.tui.text import counted, format_seconds, one_line, visible
 from toolyard.viewer.tui.timeline import stacked_bar, stage_legend
 
@@ -43,6 +44,7 @@ class Part(Enum):
     LINE = "raw line"
 
 
+_ORIGINS = {Origin.PROMPT: "prompt", Origin.SAMPLED: "sampled", Origin.TOOL: "not sampled (masked)"}
 _DEFAULT_PARTS = frozenset({Part.REWARDS, Part.TRUTH, Part.TIMINGS, Part.CONVERSATION})
 
 
@@ -101,13 +103,11 @@ def heading_lines(pen: Pen, row: Row, width: int) -> list[Line]:
     palette = pen.palette
     where = f"{one_line(row.file)}:{row.line}"
     name = one_line(row.request_id) or where
-    if row.damaged:
-        badge = Segment("damaged", palette.bad)
-    elif row.state == "FAILED":
-        badge = Segment(f"failed: {one_line(row.finish)}", palette.bad)
-    else:
-        ink = {"stop": palette.good, "unknown": palette.muted}.get(row.finish, palette.fair)
-        badge = Segment(one_line(row.finish), ink)
+    sign, ink = ending(row, palette)
+    ended = "damaged" if row.damaged else one_line(row.finish)
+    if row.state == "FAILED":
+        ended = f"failed: {ended}"
+    badge = Segment(f"{sign} {ended}".strip(), ink)
     parts = [one_line(row.task), f"sample {row.sample}" if row.task else "", f"step {row.step}"]
     parts += [one_line(row.source) if row.source != "unknown" else "", where]
     about = " · ".join(part for part in parts if part)
@@ -129,20 +129,20 @@ def section(pen: Pen, title: str, width: int) -> Line:
 def _facts(pen: Pen, trajectory: Trajectory, width: int, parts: frozenset[Part]) -> list[Line]:
     palette = pen.palette
     lines: list[Line] = [[]]
+    if trajectory.failure is not None:
+        failure = trajectory.failure
+        kind = "infrastructure" if failure.whose == "ours" else "task"
+        what = f"{kind} failure while {one_line(failure.stage)}"
+        said = pen.text(f"{what}\n{failure.error}", width - _LABEL - 1, palette.bad)
+        lines += _labelled_lines(pen, "failed", said)
     if Part.REWARDS in parts:
         lines += _score(pen, trajectory, width)
     if Part.TRUTH in parts and trajectory.ground_truth is not None:
         lines += _labelled_lines(pen, "truth", _truth(pen, trajectory.ground_truth, width - _LABEL - 1))
     if Part.TIMINGS in parts:
         lines += _times(pen, trajectory, width)
-    if trajectory.failure is not None:
-        failure = trajectory.failure
-        kind = "infrastructure" if failure.whose == "ours" else "task"
-        what = f"{kind} failure while {one_line(failure.stage)}"
-        lines += _labelled(pen, "failed", [Segment(what, palette.bad)], width)
-        lines += _labelled_lines(pen, "", pen.text(failure.error, width - _LABEL - 1, palette.bad))
     if not trajectory.token_exact and trajectory.tokens.response_ids:
-        lines += _labelled(pen, "tokens", [Segment("not token-exact", palette.fair)], width)
+        lines += _labelled(pen, "tokens", [Segment("not token-exact", palette.strong)], width)
     return lines
 
 
@@ -220,7 +220,7 @@ def _tokens(pen: Pen, trajectory: Trajectory, width: int, decode: Decode | None)
     left = count if pen.whole else _DRAWN_TOKENS
     for run in token_runs(trajectory, decode if count <= _MOST_TOKENS else None):
         turn = "" if run.turn is None else f", turn {run.turn + 1}"
-        title = f"{run.origin.value}{turn} · {counted(len(run.ids), 'token')} from {run.start}"
+        title = f"{_ORIGINS[run.origin]}{turn} · {counted(len(run.ids), 'token')} from {run.start}"
         shown = min(len(run.ids), max(0, left))
         left -= shown
         lines.append([Segment(title, pen.palette.origins[run.origin] + Style(bold=True))])
@@ -231,7 +231,7 @@ def _tokens(pen: Pen, trajectory: Trajectory, width: int, decode: Decode | None)
 
 
 def _run(pen: Pen, run: TokenRun, shown: int, width: int) -> list[Line]:
-    """Tokens with alternating backgrounds; unlikely ones are highlighted."""
+    """Tokens with alternating backgrounds; those of low probability are underlined."""
     palette = pen.palette
     lines: list[Line] = [[]]
     used = 0
@@ -241,7 +241,7 @@ def _run(pen: Pen, run: TokenRun, shown: int, width: int) -> list[Line]:
         style = palette.origins[run.origin]
         if run.logprobs is not None and run.origin is Origin.SAMPLED:
             logprob = run.logprobs[at]
-            style = palette.bad if logprob < -3 else palette.fair if logprob < -1 else style
+            style = palette.unlikely if logprob < -3 else style
         piece: Line = [Segment(text, style + (palette.cursor if at % 2 else palette.block))]
         if run.texts is None:
             piece.append(Segment(" "))

@@ -1,0 +1,1 @@
+"""Pages that are tables: groups, calls, changes between two steps, and the waterfall of a step."""
