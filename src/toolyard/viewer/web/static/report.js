@@ -3,10 +3,6 @@
 (() => {
   const { Toolyard } = window;
 
-  // Names as in the index: short and printable.
-  const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
-  const label = (text) => (text.length > 200 ? `${text.slice(0, 199)}…` : text).replace(UNPRINTABLE, "\ufffd");
-  const ended = (call) => label(call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
   const tally = (names) => {
     const counts = new Map();
@@ -21,6 +17,9 @@
       this.comparisons = new Map(Object.entries(data.comparisons));
       this.steps = new Map(Object.entries(data.steps));
       this.texts = new Map();
+      this.called = new Map(Object.entries(data.calls));
+      for (const call of [...this.called.values()].flat()) call.call_time = call.seconds;
+      for (const row of data.rows) row.run = row.file.slice(0, Math.max(row.file.lastIndexOf("/"), 0));
     }
 
     // All text of a trajectory, part by part, in lower case.
@@ -37,12 +36,8 @@
       return this.texts.get(key);
     }
 
-    // Its calls, as the index has them; calls in the prompt were not made.
-    calls({ key }) {
-      const { bubbles = [] } = this.details.get(key);
-      return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map((call) => (
-        { tool: label(call.name), verdict: ended(call), call_time: call.seconds || null })));
-    }
+    // Its calls, as the index has them.
+    callsOf({ key }) { return this.called.get(key) ?? []; }
 
     rewards({ key }) { return this.details.get(key).rewards || {}; }
 
@@ -134,6 +129,30 @@
       return { steps, edges: statistics.edges, part: null };
     }
 
+    groups({ q = "", ...asked }) {
+      return { ...Toolyard.groupsOf(this.filtered(q), asked), several_runs: this.data.overview.runs.length > 1 };
+    }
+
+    calls({ q = "" }) {
+      const wanted = Toolyard.aboutCalls(q);
+      const rows = this.filtered(q).sort((one, other) => one.number - other.number);
+      return Toolyard.callReport(rows.flatMap((row) => this.callsOf(row).filter(wanted).map((call) => ({ ...call, row }))));
+    }
+
+    changes_between({ before, after, ...asked }) {
+      return Toolyard.changesBetween(this.filtered(before), this.filtered(after), asked);
+    }
+
+    suggestions({ field, part }) {
+      const rewards = field ? [] : this.data.rows.flatMap((row) => Object.keys(this.rewards(row)));
+      const known = Toolyard.suggestions(field, part, rewards);
+      if (known) return { values: known };
+      const { rows } = this.data;
+      const column = (row) => (field === "id" ? row.request_id : row[field]);
+      const values = ["tool", "verdict", "error"].includes(field) ? rows.flatMap((row) => this.callsOf(row).map((call) => call[field])) : rows.map(column);
+      return { values: Toolyard.frequent(values, part) };
+    }
+
     summary(step, rows, edges) {
       const whole = rows.filter((row) => !row.damaged);
       const scores = whole.map((row) => row.score).filter((score) => score !== null);
@@ -149,7 +168,7 @@
         max_score: scores.length ? Math.max(...scores) : null,
         mean_turns: average("turns"), mean_tools: average("tools"), mean_response_tokens: average("response_tokens"),
         mean_seconds: average("seconds"),
-        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.calls(row).map((call) => call.verdict))),
+        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.callsOf(row).map((call) => call.verdict))),
         histogram: { counts, none: whole.length - scores.length },
       };
     }
