@@ -33,6 +33,8 @@ _MOST_TEXT = 2_000_000
 """Maximum characters of one text: browsers show more only very slowly."""
 _MOST_TEXTS = 4 * _MOST_TEXT
 """Maximum characters of all texts in one answer."""
+_MEMBERS = 100
+"""Maximum samples of a group in one answer: lines without a task may all have the same prompt."""
 _SHORT = 200
 """Texts up to this length are never cut."""
 _MOST_TOKENS = 200_000
@@ -220,7 +222,10 @@ class Answers:
                 raise QueryError(f"cannot sort groups by {field!r}; expected one of {', '.join(_GROUP_SORTS)}", 0)
             chosen = _sorted(chosen, _GROUP_SORTS[field], descending=sort.startswith("-"))
         page = chosen[offset : offset + min(limit, MOST_ROWS)]
-        rows = {row.number: row for row in self.library.fetch([number for group in page for number in group.numbers])}
+        rows = {
+            row.number: row
+            for row in self.library.fetch([number for group in page for number in group.numbers[:_MEMBERS]])
+        }
         return {
             "count": len(chosen),
             "kinds": Counter(group.kind.value for group in found),
@@ -356,12 +361,12 @@ class _BrowserSafe:
 def _group(group: Group, rows: Mapping[int, Row]) -> JSON:
     members = [
         {"key": key_of(row), "sample": row.sample, "score": score, "advantage": advantage, **_ended(row)}
-        for number, score, advantage in zip(group.numbers, group.scores, group.advantages, strict=True)
+        for number, score, advantage in list(zip(group.numbers, group.scores, group.advantages, strict=True))[:_MEMBERS]
         for row in [rows.get(number)]
         if row is not None
     ]
     told = {name: getattr(group, name) for name in ("step", "run", "group_id", "task", "kind", "mean", "std", "failed")}
-    return {**told, "members": members, **_shown(rows[group.numbers[0]])}
+    return {**told, "size": len(group.numbers), "members": members, **_shown(rows[group.numbers[0]])}
 
 
 def _shown(row: Row) -> JSON:

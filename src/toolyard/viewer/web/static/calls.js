@@ -74,6 +74,7 @@
       return;
     }
     view.replaceChildren(el("div.calls", el("h2", "Calls"), el("p.verdict", answer(told)),
+      Toolyard.covers("", told.part),
       el("p.muted", q ? "Only calls that match the filter. Times include waiting · " : "Times include waiting · ",
         el("a", { href: Toolyard.address([], { q: q || "tools>0" }) }, "list their trajectories")),
       byTool(told.tools), errors(told.errors, q), slowest(told.slowest, q)));

@@ -63,7 +63,7 @@
         el("a", { href: Toolyard.address(["changes"], { ...options, before: after, after: before, page: "" }) }, "swap"))),
       overview.steps.length < 2 ? el("p.muted", "This dump has only one step, so these are its runs.") : null,
       el("p.verdict", answer(told, before, after)),
-      q ? el("p.muted", "Only trajectories that match the filter.") : null,
+      Toolyard.covers(q, told.part),
       Toolyard.chips(KINDS, told.kinds, kind),
       told.changes.length ? el("table.wide-table", head, el("tbody", told.changes.map((one) => row(one, [before, after], q)))) : el("p.muted", "None"),
       Toolyard.pages(told.count, page)));

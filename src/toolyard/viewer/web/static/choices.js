@@ -28,6 +28,11 @@
     return el("th.right", { "aria-sort": order, title }, el("a", { href: here({ sort: next }) }, `${name}${arrow}`));
   };
 
+  // What a page covers. `part`: how many trajectories an exported report has of all.
+  Toolyard.covers = (q, part) => [
+    q ? el("p.muted", "Only trajectories that match the filter.") : null,
+    part ? el("p.muted", `Covers the ${number(part.shown)} of ${number(part.of)} trajectories that this report contains.`) : null];
+
   // A task: its name (or how it begins), a note, the truth, and how it begins.
   Toolyard.taskCell = ({ task, preview, truth }, link, note = "") => {
     const name = task || preview || "(no text)";

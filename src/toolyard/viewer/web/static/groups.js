@@ -38,7 +38,8 @@
       el("td", el("span.kind", { data: { kind: group.kind } }, group.kind)),
       el("td.right", number(group.mean)), el("td.right", number(group.std)),
       el("td.right", group.failed ? el("span.bad", number(group.failed)) : "0"),
-      el("td", el("div.cells", group.members.map((one) => cell(one, q, advantages)))),
+      el("td", el("div.cells", group.members.map((one) => cell(one, q, advantages)),
+        group.size > group.members.length ? el("a", { href: list }, `and ${number(group.size - group.members.length)} more`) : null)),
       Toolyard.taskCell(group, { href: list, title: "List these trajectories" }, where));
   };
 
@@ -59,7 +60,7 @@
     const advantages = options.advantages === "1";
     view.replaceChildren(el("div.groups", el("h2", "Groups"),
       el("p.verdict", some ? answer(told) : q ? "No matches" : "No trajectories yet"),
-      q ? el("p.muted", "Only trajectories that match the filter.") : null,
+      Toolyard.covers(q, told.part),
       some ? [Toolyard.chips(KINDS, told.kinds, kind), looks(advantages),
         el("table.wide-table", head(sort), el("tbody", told.groups.map((one) => row(one, q, told.several_runs, advantages)))),
         Toolyard.pages(told.count, page)] : null));

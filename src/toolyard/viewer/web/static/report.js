@@ -43,6 +43,12 @@
 
     filtered(query) { return Toolyard.filtered(this.data.rows, query, this); }
 
+    // How much of what was asked for it contains; null if all.
+    get part() {
+      const { matching, rows } = this.data;
+      return matching > rows.length ? { of: matching, shown: rows.length } : null;
+    }
+
     // The report has each pair in one order only.
     compared(left, right) { return this.comparisons.get(`${left}|${right}`) ?? this.comparisons.get(`${right}|${left}`); }
 
@@ -57,7 +63,8 @@
 
     overview() {
       const { overview, query, rows } = this.data;
-      return { ...overview, title: query ? `${overview.title}: ${query}` : overview.title, count: rows.length, revision: 0 };
+      const steps = new Set(rows.map((row) => row.step)), runs = new Set(rows.map((row) => row.run));
+      return { ...overview, steps: overview.steps.filter(({ step }) => steps.has(step)), runs: overview.runs.filter((run) => runs.has(run)), title: query ? `${overview.title}: ${query}` : overview.title, count: rows.length, revision: 0 };
     }
 
     rows({ q = "", offset = 0, limit = 100 }) {
@@ -117,9 +124,8 @@
 
     // Without a filter, covers all matching trajectories, including those left out of the report.
     statistics({ q = "" }) {
-      const { statistics, matching } = this.data;
-      const part = matching > this.data.rows.length ? { of: matching, shown: this.data.rows.length } : null;
-      if (!q) return { ...statistics, part };
+      const { statistics } = this.data;
+      if (!q) return { ...statistics, part: this.part };
       const bySteps = new Map();
       for (const row of this.filtered(q)) {
         if (!bySteps.has(row.step)) bySteps.set(row.step, []);
@@ -130,17 +136,18 @@
     }
 
     groups({ q = "", ...asked }) {
-      return { ...Toolyard.groupsOf(this.filtered(q), asked), several_runs: this.data.overview.runs.length > 1 };
+      return { ...Toolyard.groupsOf(this.filtered(q), asked), several_runs: this.overview().runs.length > 1, part: this.part };
     }
 
     calls({ q = "" }) {
       const wanted = Toolyard.aboutCalls(q);
       const rows = this.filtered(q).sort((one, other) => one.number - other.number);
-      return Toolyard.callReport(rows.flatMap((row) => this.callsOf(row).filter(wanted).map((call) => ({ ...call, row }))));
+      const calls = Toolyard.callReport(rows.flatMap((row) => this.callsOf(row).filter(wanted).map((call) => ({ ...call, row }))));
+      return { ...calls, part: this.part };
     }
 
     changes_between({ before, after, ...asked }) {
-      return Toolyard.changesBetween(this.filtered(before), this.filtered(after), asked);
+      return { ...Toolyard.changesBetween(this.filtered(before), this.filtered(after), asked), part: this.part };
     }
 
     suggestions({ field, part }) {

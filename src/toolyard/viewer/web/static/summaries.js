@@ -3,7 +3,7 @@
 (() => {
   const { Toolyard } = window;
   const SOLVED = 0.999;
-  const ERRORS = 100, SLOWEST = 50;
+  const ERRORS = 100, SLOWEST = 50, MEMBERS = 100; // as many as the server answers
   const run = ({ file }) => file.slice(0, Math.max(file.lastIndexOf("/"), 0));
   const compared = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
   const by = (...fields) => (one, other) => fields.reduce((order, field) => order || compared(field(one), field(other)), 0);
@@ -40,11 +40,11 @@
     const { step, group_id, task, preview, truth } = rows[0];
     const members = rows.map(({ key, sample, score, finish, state, failure }) => (
       { key, sample, score, advantage: advantage(score), finish, failure: state === "FAILED" ? failure || finish : "" }));
-    return { step, run: run(rows[0]), group_id, task, preview, truth, kind: kindOf(scores), members, mean: middle, std,
+    return { step, run: run(rows[0]), group_id, task, preview, truth, kind: kindOf(scores), size: rows.length, members: members.slice(0, MEMBERS), mean: middle, std,
       failed: members.filter((one) => one.failure).length, first: Math.min(...rows.map((row) => row.number)) };
   };
   const SORTS = new Map([["mean", (one) => one.mean], ["std", (one) => one.std], ["failed", (one) => one.failed],
-    ["size", (one) => one.members.length]]);
+    ["size", (one) => one.size]]);
 
   Toolyard.groupsOf = (rows, { kind, sort = "", offset = 0, limit = 100 }) => {
     const all = grouped(samples(rows), (row) => [row.step, run(row), row.group_id, row.task]).map(group);
@@ -56,7 +56,7 @@
       chosen.sort(by((one) => value(one) === null, (one) => sign * value(one)));
     }
     return { count: chosen.length, kinds: tally(all.map((one) => one.kind)),
-      largest: Math.max(0, ...all.map((one) => one.members.length)), groups: chosen.slice(offset, offset + limit) };
+      largest: Math.max(0, ...all.map((one) => one.size)), groups: chosen.slice(offset, offset + limit).map(({ first, ...told }) => told) };
   };
 
   // Changes ----------------------------------------------------------------------------------------------------------
