@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -36,12 +36,12 @@ class _Tool:
 
 
 def report_of(calls: Iterable[Call]) -> CallReport:
-    tools: dict[str, _Tool] = {}
+    tools = defaultdict[str, _Tool](_Tool)
     errors: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], Call] = {}
     timed: list[Call] = []
     for call in calls:
-        tool = tools.setdefault(call.tool, _Tool())
+        tool = tools[call.tool]
         tool.verdicts[call.verdict] += 1
         if call.seconds is not None:
             tool.seconds.append(call.seconds)
