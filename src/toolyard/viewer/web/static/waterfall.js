@@ -3,7 +3,7 @@
 (() => {
   const { Toolyard } = window;
   const { el, number, seconds, count } = Toolyard;
-  const SHOWN = 40;
+  const SHOWN = 24;
 
   const moved = (one, by) => ({ ...one, segments: one.segments.map((part) => ({ ...part, start: part.start + by, end: part.end + by })) });
   const clock = (at) => new Date(1000 * at).toLocaleTimeString("en-GB");
