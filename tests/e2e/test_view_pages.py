@@ -99,14 +99,6 @@ def texts(page: Page, selector: str) -> list[str]:
     return page.locator(selector).all_inner_texts()
 
 
-def queried(page: Page, query: str) -> None:
-    """Wait until the filter is this one, and the view is drawn."""
-    until(page, f"document.getElementById('query').value === {query!r}")
-    until(
-        page, f"document.querySelectorAll('.row').length || document.body.dataset.view !== 'list' || {query!r} === ''"
-    )
-
-
 def click(page: Page, selector: str) -> None:
     """Click something that leads to another address, and wait until that is shown."""
     ready = page.evaluate("document.body.dataset.ready")
@@ -182,29 +174,30 @@ def test_groups_of_several_runs_are_kept_apart(page: Page, tmp_path: Path) -> No
         assert page.input_value("#query").endswith(" step:0 run=a")
 
 
-@pytest.mark.parametrize(
-    ("scores", "said"),
-    [
-        ([0.0], "Every task has one sample: GRPO needs several."),
-        ([0.0, 0.0], "None of 1 group is mixed: GRPO learns nothing from them."),
-        ([0.0, 1.0], "The only group is mixed."),
-        ([None, None], "No group has scores."),
-    ],
-)
-def test_the_answer_about_groups_is_right_in_the_corners(
-    page: Page, tmp_path: Path, scores: list[float | None], said: str
-) -> None:
-    write_lines(tmp_path / "0.jsonl", [line_of(0, "task", at, score) for at, score in enumerate(scores)])
+CORNERS: list[tuple[list[float | None], str]] = [
+    ([0.0], "Every task has one sample: GRPO needs several."),
+    ([0.0, 0.0], "None of 1 group is mixed: GRPO learns nothing from them."),
+    ([0.0, 1.0], "The only group is mixed."),
+    ([None, None], "No group has scores."),
+]
+
+
+def test_the_answer_about_groups_is_right_in_the_corners(page: Page, tmp_path: Path) -> None:
+    for step, (scores, _) in enumerate(CORNERS):
+        write_lines(tmp_path / f"{step}.jsonl", [line_of(step, "task", at, score) for at, score in enumerate(scores)])
     with served_to(page, tmp_path) as url:
-        visit(page, url, "#/groups")
-        assert page.locator("p.verdict").inner_text() == said
+        visit(page, url)
+        for step, (_, said) in enumerate(CORNERS):
+            go(page, f"#/groups?q=step:{step}")
+            assert page.locator("p.verdict").inner_text() == said
 
 
-def test_many_groups_are_shown_in_pages(page: Page, tmp_path: Path) -> None:
+def test_many_groups_are_shown_in_pages_and_a_huge_one_not_whole(page: Page, tmp_path: Path) -> None:
     lines = [{"input": f"question {at // 2}", "output": "x", "score": at % 3, "step": 0} for at in range(520)]
-    write_lines(tmp_path / "0.jsonl", lines)
+    huge = [{"input": "the same", "output": "x", "score": at % 2, "step": 1} for at in range(250)]
+    write_lines(tmp_path / "0.jsonl", [*lines, *huge])
     with served_to(page, tmp_path) as url:
-        visit(page, url, "#/groups")
+        visit(page, url, "#/groups?q=step:0")
         assert page.locator(".groups tbody tr").count() == 100
         assert page.locator(".pages").inner_text().split("\n")[-2:] == ["1 to 100 of 260", "next ›"]
         click(page, '.pages a:text("next")')
@@ -213,13 +206,7 @@ def test_many_groups_are_shown_in_pages(page: Page, tmp_path: Path) -> None:
         assert page.evaluate("view.scrollTop") == 0
         click(page, '.chip[data-kind="mixed"]')
         assert "page=" not in page.evaluate("location.hash")
-
-
-def test_a_huge_group_is_not_drawn_whole(page: Page, tmp_path: Path) -> None:
-    lines = [{"input": "the same", "output": "x", "score": at % 2, "step": 0} for at in range(250)]
-    write_lines(tmp_path / "0.jsonl", lines)
-    with served_to(page, tmp_path) as url:
-        visit(page, url, "#/groups")
+        go(page, "#/groups?q=step:1")
         assert page.locator(".cells .cell").count() == 100
         click(page, '.cells a:text-is("and 150 more")')
         assert texts(page, ".list-head strong") == ["250"]
@@ -412,7 +399,7 @@ def test_fields_and_values_are_suggested(page: Page, url: str) -> None:
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_no_page_is_cut_or_wider_than_the_window(page: Page, tmp_path: Path, theme: str) -> None:
     dump(tmp_path)
     long = with_call(
@@ -453,11 +440,11 @@ def overlapping(page: Page) -> list[str]:
 def test_hostile_names_are_only_text(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [hostile_line(), {**hostile_line(), "step": 8}, VERL_LINE, DAMAGED])
     with served_to(page, tmp_path) as url:
-        for hash_ in ("#/groups", "#/calls", "#/changes", "#/step/7"):
-            visit(page, url, hash_)
+        visit(page, url)
+        for hash_ in ("#/groups", "#/changes", "#/step/7", "#/calls"):
+            go(page, hash_)
             assert page.locator("#view :is(img, script)").count() == 0
             assert page.title() != "run"
-        visit(page, url, "#/calls")
         assert SCRIPT[:20] in page.locator(".errors").inner_text()
         click(page, ".errors a")
         assert page.locator(".row").count() == 2
@@ -476,11 +463,18 @@ def test_a_growing_dump_is_counted_again(page: Page, tmp_path: Path) -> None:
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_answers_as_the_server_does(page: Page, folder: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("report") / "report.html"
+    with Library.open(folder) as library:
+        write_report(Answers(library, title="demo"), target, parse_query(""))
+    return target
+
+
+def test_a_report_answers_as_the_server_does(page: Page, folder: Path, report: Path) -> None:
+    visit(page, report.as_uri())
     with Library.open(folder) as library:
         answers = Answers(library, title="demo")
-        write_report(answers, tmp_path / "report.html", parse_query(""))
-        visit(page, (tmp_path / "report.html").as_uri())
 
         def told(name: str, **asked: object) -> Any:
             answer = page.evaluate("([name, asked]) => Toolyard.ask(name, asked)", [name, asked])
@@ -530,10 +524,8 @@ def close(value: Any) -> Any:
     return rounded(told)
 
 
-def test_the_pages_work_in_a_report(page: Page, folder: Path, tmp_path: Path) -> None:
-    with Library.open(folder) as library:
-        write_report(Answers(library, title="demo"), tmp_path / "report.html", parse_query(""))
-    visit(page, (tmp_path / "report.html").as_uri())
+def test_the_pages_work_in_a_report(page: Page, folder: Path, report: Path, tmp_path: Path) -> None:
+    visit(page, report.as_uri())
     open_view(page, "groups")
     assert page.locator("p.verdict").inner_text().startswith("4 of 10 groups")
     open_view(page, "calls")
