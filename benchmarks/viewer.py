@@ -12,7 +12,9 @@ caches of the previous measurement.
     library      opens it again: the first screen is the list of steps and 50 rows; "nothing new" is a refresh
     json.loads   reads every line into a list, then loops in Python
 
-The filter is `score<0.5 tools>1 finish:length`, the order `sort:-time`; both show 50 rows.
+The filter is `score<0.5 tools>1 finish:length`, the order `sort:-time`; both show 50 rows. Groups, calls and changes
+between the first and the second half of the steps are the answers of the web viewer's server, with 100 rows as JSON;
+"again" is the next page of groups, which are cached.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ from rich.console import Console
 from rich.table import Table
 
 from toolyard.messages import Message, ToolCall
+from toolyard.records.jsonl import encode
 from toolyard.records.lines import to_line
 from toolyard.records.trajectory import CallRecord, Sampled, Tokens, Trajectory, Turn
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
+from toolyard.viewer.web.answers import Answers
 
 SIZES = (1_000, 10_000, 100_000)
 PER_FILE = 1024
@@ -168,7 +172,17 @@ def measure_library(folder: Path) -> dict[str, float]:
             assert library.rows(limit=50)
             assert library.steps()
 
+    def answered(answer: Callable[[Answers], Any]) -> float:
+        return opened(lambda library: encode(answer(Answers(library, title=""))))
+
+    def next_page() -> float:
+        with Library.open(folder) as library:
+            answers = Answers(library, title="")
+            answers.groups(parse_query(""))
+            return best(lambda: encode(answers.groups(parse_query(""), kind="mixed", sort="-std", offset=100)))
+
     with Library.open(folder) as library:
+        half = library.steps()[-1].step // 2
         some = [row.number for row in library.rows(offset=library.count() // 2, limit=20)]
     return {
         "first": best(first_screen),
@@ -178,6 +192,14 @@ def measure_library(folder: Path) -> dict[str, float]:
         "miss": opened(lambda library: library.next_match(NOWHERE, None, None)),
         "open": opened(lambda library: [library.trajectory(number).score for number in some]) / len(some),
         "nothing new": opened(lambda library: library.refresh()),
+        "groups": answered(lambda answers: answers.groups(parse_query(""))),
+        "groups again": next_page(),
+        "calls": answered(lambda answers: answers.calls(parse_query(""))),
+        "calls of a filter": answered(lambda answers: answers.calls(parse_query("score<0.5 verdict:failed"))),
+        "changes": answered(
+            lambda answers: answers.changes(parse_query(f"step:..{half}"), parse_query(f"step:{half + 1}.."))
+        ),
+        "suggestions": answered(lambda answers: answers.suggestions("task", "gsm")),
     }
 
 
@@ -276,9 +298,18 @@ NAMES = (
     "search: no match (j)",
     "open a trajectory (l)",
     "nothing new (l)",
+    "page of groups",
+    "page of groups, again",
+    "page of calls",
+    "page of calls, filtered",
+    "page of changes",
+    "suggestions",
     "memory (l)",
     "memory (j)",
 )
+
+
+PAGES = ("nothing new", "groups", "groups again", "calls", "calls of a filter", "changes", "suggestions")
 
 
 def column(
@@ -294,7 +325,7 @@ def column(
         megabytes(index["memory"]),
         *map(duration, pairs),
         duration(library["open"]),
-        duration(library["nothing new"]),
+        *(duration(library[name]) for name in PAGES),
         megabytes(library["memory"]),
         megabytes(json_loads["memory"]),
     )

@@ -2,7 +2,8 @@
 
     python docs/screenshots.py [DIR]
 
-Needs Chromium, `playwright` and `textual`.
+Pictures of many trajectories are made from a made-up dump, light and dark, at 1440 and 1024 pixels. Needs Chromium,
+`playwright` and `textual`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.async_api import Page, async_playwright
+from made_up_dump import write_made_up_dump
+from playwright.async_api import Browser, Page, async_playwright
 
 from toolyard.cli.view.run import decoder_for
 from toolyard.viewer.library import Library
@@ -32,6 +34,12 @@ WEB = {
     "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
 }
 TERMINAL = {"terminal": "nnnnnn", "terminal-groups": "2"}
+MANY = {
+    "web-groups": "#/groups",
+    "web-calls": "#/calls",
+    "web-changes": "#/changes",
+    "web-waterfall": "#/step/2",
+}
 
 
 async def main(folder: Path) -> None:
@@ -49,7 +57,26 @@ async def main(folder: Path) -> None:
                     await _save(page, name)
                 await page.goto("about:blank")
             await _terminal(library, decode, page)
+            await _many(browser)
             await browser.close()
+
+
+async def _many(browser: Browser) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        write_made_up_dump(RECORDED, Path(scratch))
+        with Library.open(scratch) as library:
+            async with Server(Answers(library, title="made-up")) as server:
+                for theme, width in (("light", 1440), ("dark", 1024)):
+                    page = await browser.new_page(viewport={"width": width, "height": 760}, color_scheme=theme)
+                    for name, address in MANY.items():
+                        await page.goto("about:blank")
+                        await page.goto(server.url + address)
+                        await page.wait_for_selector("body[data-ready]")
+                        if name == "web-waterfall":
+                            await page.locator("section.waterfall").scroll_into_view_if_needed()
+                            await page.evaluate("document.querySelector('.waterfall').scrollIntoView()")
+                        await _save(page, name if theme == "light" else f"{name}-dark")
+                    await page.close()
 
 
 async def _terminal(library: Library, decode: object, page: Page) -> None:

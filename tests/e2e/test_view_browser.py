@@ -393,7 +393,7 @@ def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_
         page.wait_for_selector(".divergence.same")
         go(page, "#/step/0")
         page.get_by_role("link", name="a", exact=True).click()
-        until(page, "document.getElementById('query').value === 'file:a/'")
+        until(page, "document.getElementById('query').value === 'run=a'")
 
 
 # Looks ----------------------------------------------------------------------------------------------------------------

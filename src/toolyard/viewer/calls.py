@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -36,12 +36,12 @@ class _Tool:
 
 
 def report_of(calls: Iterable[Call]) -> CallReport:
-    tools: dict[str, _Tool] = {}
+    tools = defaultdict[str, _Tool](_Tool)
     errors: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], int] = {}
+    examples: dict[tuple[str, str], Call] = {}
     timed: list[Call] = []
     for call in calls:
-        tool = tools.setdefault(call.tool, _Tool())
+        tool = tools[call.tool]
         tool.verdicts[call.verdict] += 1
         if call.seconds is not None:
             tool.seconds.append(call.seconds)
@@ -52,11 +52,15 @@ def report_of(calls: Iterable[Call]) -> CallReport:
             tool.failed += 1
             error = call.tool, call.error or call.verdict
             errors[error] += 1
-            examples.setdefault(error, call.number)
+            examples.setdefault(error, call)
     slowest = nlargest(_SLOWEST, timed, key=lambda call: call.seconds or 0.0)
     return CallReport(
         tuple(sorted((_summary(name, tool) for name, tool in tools.items()), key=lambda one: (-one.calls, one.tool))),
-        tuple(CallErrors(*error, count, examples[error]) for error, count in errors.most_common(_ERRORS)),
+        tuple(
+            CallErrors(*error, count, example.number, example.turn, example.verdict)
+            for error, count in errors.most_common(_ERRORS)
+            for example in [examples[error]]
+        ),
         tuple(SlowCall(one.number, one.turn, one.tool, one.verdict, one.seconds or 0.0, one.wait) for one in slowest),
     )
 

@@ -354,6 +354,27 @@ class Library:
         wanted = query or _EVERYTHING
         return self._remembered("calls", wanted, found)
 
+    def calls_of(self, numbers: Sequence[int]) -> list[Call]:
+        """The tool calls of these rows, row by row in their order."""
+        found: list[Call] = []
+        with self._index.store.reading() as connection:
+            for start in range(0, len(numbers), _AT_ONCE):
+                some = numbers[start : start + _AT_ONCE]
+                found += map(
+                    Call._make,
+                    connection.execute(
+                        f"SELECT {CALL} FROM calls WHERE number IN ({', '.join('?' * len(some))}) ORDER BY number, at",
+                        some,
+                    ),
+                )
+        return found
+
+    def runs(self) -> list[str]:
+        """The folders with files, relative to this one; an empty name is this one itself."""
+        with self._index.store.reading() as connection:
+            found = connection.execute("SELECT run FROM files GROUP BY run ORDER BY min(place)")
+            return [run for (run,) in found]
+
     def values(self, field: str, prefix: str = "", *, limit: int = 20) -> list[tuple[str, int]]:
         """The most frequent values of a text field that contain `prefix`, those that begin with it first, and how many
         rows or calls have them."""

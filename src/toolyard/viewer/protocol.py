@@ -170,6 +170,10 @@ class CallErrors:
     calls: int
     number: int
     """A row with such a call."""
+    turn: int
+    """Of that call, from 0."""
+    verdict: str
+    """Of that call. Equal to `error` if the calls say nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +345,7 @@ class StepTimeline:
     """One sentence: which request the step waited for, and in which stage."""
     slowest: tuple[RequestTimeline, ...]
     waterfall: tuple[RequestTimeline, ...]
-    """The longest requests in the order in which they began. Empty without start times."""
+    """The requests that ended last, in the order in which they began. Empty without start times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ r"""The query language of the viewers: `score<0.5 tools>2 finish:length text:"22
                                 line, sample, group
     reward.final<1              a reward by its name
     score:none, time:none       unknown: the score could not be computed, the line does not say
-    finish:length, finish=stop  text contains, text equals: finish, state, source, task, truth, id, file
-    tool:search call_time>2     a call of a tool; tool, verdict and call_time in a row are about the same call
+    finish:length, finish=stop  text contains, text equals: finish, state, source, task, truth, id, file, run
+    tool:search call_time>2     a call of a tool; tool, verdict, error and call_time in a row are about the same call
     failed:yes                  ended by something that says nothing about the model
     damaged:yes                 lines that cannot be read
     220000, "a b", text:"a b"   text in any message
@@ -43,14 +43,14 @@ _ALWAYS = ("chars", "step", "line", "sample", "group")
 FIELDS = {
     **dict.fromkeys(("score", "tools", "failed_calls", "turns", "length", "prompt", "time", "started"), Kind.NUMBER),
     **dict.fromkeys(_ALWAYS, Kind.NUMBER),
-    **dict.fromkeys(("finish", "state", "source", "task", "truth", "id", "file"), Kind.TEXT),
-    **dict.fromkeys(("tool", "verdict"), Kind.TEXT),
+    **dict.fromkeys(("finish", "state", "source", "task", "truth", "id", "file", "run"), Kind.TEXT),
+    **dict.fromkeys(("tool", "verdict", "error"), Kind.TEXT),
     "call_time": Kind.NUMBER,
     "failed": Kind.FLAG,
     "damaged": Kind.FLAG,
     "text": Kind.CONTENT,
 }
-OF_CALLS = frozenset(("tool", "verdict", "call_time"))
+OF_CALLS = frozenset(("tool", "verdict", "error", "call_time"))
 """Fields of calls. In a row, they are about the same call."""
 REWARD = "reward."
 """`reward.final` is the reward named `final`."""
@@ -62,7 +62,6 @@ _OTHER_NAMES = {
     "reward": "score",
     "gts": "truth",
     "ground_truth": "truth",
-    "error": "failed",
     "call_seconds": "call_time",
     "calls": "tools",
     "tokens": "length",
@@ -76,7 +75,6 @@ _OTHER_NAMES = {
     "request_id": "id",
     "request": "id",
     "rollout_offset": "sample",
-    "run": "file",
     "order": "sort",
 }
 """Names people may try, and the fields they mean."""

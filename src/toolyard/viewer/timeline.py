@@ -94,7 +94,9 @@ def step_timeline(step: int, timelines: Iterable[RequestTimeline]) -> StepTimeli
     middle = known[len(known) // 2].seconds
     if middle and critical.seconds > 2 * middle:
         verdict += f" Half of the requests took {middle:.1f} s or less."
-    waterfall = [] if first is None else sorted(known[:_WATERFALL], key=lambda one: one.started_at or first)
+    waterfall: list[RequestTimeline] = []
+    if first is not None:
+        waterfall = sorted(sorted(known, key=end)[-_WATERFALL:], key=lambda one: one.started_at or first)
     return StepTimeline(
         step,
         len(known),

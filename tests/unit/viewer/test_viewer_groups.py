@@ -50,6 +50,7 @@ def test_a_group_is_a_task_in_a_step_of_a_run(tmp_path: Path) -> None:
             ("a", "lost", GroupKind.UNSCORED),
         ]
         assert [one.run for one in found] == ["a"] * 5 + ["b"] * 5
+        assert library.runs() == ["a", "b"]
         mixed, *_, lost = found[:5]
         assert (mixed.scores, mixed.mean, mixed.failed) == ((0.0, 1.0, None), 0.5, 1)
         assert mixed.std == pytest.approx(0.5**0.5)
@@ -58,7 +59,7 @@ def test_a_group_is_a_task_in_a_step_of_a_run(tmp_path: Path) -> None:
         assert found[1].advantages == (0.0, 0.0)
         assert [row.sample for row in library.fetch(mixed.numbers)] == [0, 1, 2]
         # What stands for a group in the list of trajectories.
-        asked = parse_query(f"group:{mixed.group_id} step:1 file:a/")
+        asked = parse_query(f"group:{mixed.group_id} step:1 run=a")
         assert [row.number for row in library.rows(asked)] == list(mixed.numbers)
         assert [one.task for one in library.groups(parse_query("score:1"))] == ["mixed", "all"] * 2
 
@@ -124,5 +125,14 @@ def test_calls_are_summed_up_by_tool_and_their_errors_by_the_last_line(tmp_path:
         slow = library.calls(parse_query("call_time>2 verdict:failed"))
         assert [(one.tool, one.seconds) for one in slow.slowest] == [("run", 9.0)]
         assert library.count(parse_query("tool:search call_time>5")) == 0, "not of two different calls"
+        assert library.count(parse_query('tool=run error="ZeroDivisionError: x"')) == 2
+        assert library.count(parse_query("tool=search error:zero")) == 0, "not of two different calls"
+        assert [(one.turn, one.verdict) for one in report.errors] == [(0, "failed"), (0, "timeout")]
+        numbers = [row.number for row in library.rows(parse_query("tool:search"))]
+        assert [(one.tool, bool(one.failed)) for one in library.calls_of(numbers)] == [
+            ("run", True),
+            ("search", False),
+            ("search", True),
+        ]
         assert library.values("tool", "s") == [("search", 2)]
         assert library.values("verdict") == [("ok", 20), ("failed", 2), ("timeout", 1)]

@@ -240,6 +240,23 @@ class TestTimeline:
         assert "engine" in found.verdict
         assert found.by_stage["engine"] == pytest.approx(20.0 + 2 * 2.5)
 
+    def test_a_waterfall_has_the_requests_that_ended_last_as_they_began(self) -> None:
+        times = {"short": (100.0, 1.0), "tail": (300.0, 5.0), "long": (100.0, 150.0)}
+        lines = [
+            trajectory(request_id=name, started_at=began, metrics={}, turns=(turn(0, 2, "x", generating=seconds),))
+            for name, (began, seconds) in times.items()
+        ]
+        many = [replace(lines[0], request_id=str(number)) for number in range(300)]
+        found = step_timeline(0, map(request_timeline, (*lines, *many)))
+        assert found is not None
+        assert (found.critical.request_id, found.started_at, found.seconds) == ("tail", 100.0, 205.0)
+        assert len(found.waterfall) == 200
+        assert [one.request_id for one in found.waterfall][-1] == "tail"
+        assert "long" in {one.request_id for one in found.waterfall}
+        old = step_timeline(0, map(request_timeline, (*lines, trajectory())))
+        assert old is not None
+        assert old.waterfall == (), "one of them does not say when it began"
+
     def test_lines_without_times_have_no_timeline(self) -> None:
         assert step_timeline(0, [request_timeline(trajectory_of(json.dumps(SEEDS)))]) is None
 

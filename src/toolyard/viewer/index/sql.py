@@ -52,7 +52,9 @@ _TEXTS = {
     "id": "rows.request_id",
     "file": "files.name",
     "tool": "calls.tool",
+    "run": "files.run",
     "verdict": "calls.verdict",
+    "error": "calls.error",
 }
 _FLAGS = {"damaged": "rows.damaged != ''", "failed": "rows.state = 'FAILED'"}
 _CALL = "EXISTS (SELECT 1 FROM calls WHERE calls.number = rows.number AND {})"

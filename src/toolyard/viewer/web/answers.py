@@ -20,7 +20,7 @@ from toolyard.viewer.conversation import conversation
 from toolyard.viewer.library import Library
 from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Group, RequestTimeline, Row
-from toolyard.viewer.query import FIELDS, REWARD, Condition, Kind, Query, QueryError, quoted
+from toolyard.viewer.query import FIELDS, REWARD, SORTABLE, Condition, Kind, Query, QueryError, quoted
 from toolyard.viewer.reasons import reward_breakdown
 from toolyard.viewer.timeline import request_timeline, step_timeline
 from toolyard.viewer.token_runs import Decode, token_runs
@@ -33,6 +33,8 @@ _MOST_TEXT = 2_000_000
 """Maximum characters of one text: browsers show more only very slowly."""
 _MOST_TEXTS = 4 * _MOST_TEXT
 """Maximum characters of all texts in one answer."""
+_MEMBERS = 100
+"""Maximum samples of a group in one answer: lines without a task may all have the same prompt."""
 _SHORT = 200
 """Texts up to this length are never cut."""
 _MOST_TOKENS = 200_000
@@ -68,6 +70,7 @@ class Answers:
             "count": library.count(),
             "generation": library.generation,
             "steps": [dataclasses.asdict(step) for step in library.steps()],
+            "runs": library.runs(),
             "tokenizer": self.decode is not None,
             "version": __version__,
             "notes": self.saved(),
@@ -187,7 +190,11 @@ class Answers:
         asked = _of_step(query, step)
         readable = _and(asked, Condition("damaged", ":", False)).sorted_by("time", descending=True)
         slowest = self.library.rows(readable, limit=_TIMED)
-        found = step_timeline(step, (self._timeline(row, self.library.generation) for row in slowest))
+        runs = sorted({run_of(row) for row in slowest})
+        timelines = [self._timeline(row, self.library.generation) for row in slowest]
+        if len(runs) > 1:  # their start times have nothing to do with each other
+            timelines = [dataclasses.replace(one, started_at=None) for one in timelines]
+        found = step_timeline(step, timelines)
         timeline: JSON | None = None
         if found is not None:
             keys = {row.number: key_of(row) for row in slowest}
@@ -199,7 +206,7 @@ class Answers:
         return {
             "summary": dataclasses.asdict(summary),
             "timeline": timeline,
-            "runs": sorted({row.file.rpartition("/")[0] for row in slowest}),
+            "runs": runs,
             "histogram": {"edges": edges, **histogram(scores, edges)},
         }
 
@@ -215,28 +222,37 @@ class Answers:
                 raise QueryError(f"cannot sort groups by {field!r}; expected one of {', '.join(_GROUP_SORTS)}", 0)
             chosen = _sorted(chosen, _GROUP_SORTS[field], descending=sort.startswith("-"))
         page = chosen[offset : offset + min(limit, MOST_ROWS)]
-        rows = {row.number: row for row in self.library.fetch([number for group in page for number in group.numbers])}
+        rows = {
+            row.number: row
+            for row in self.library.fetch([number for group in page for number in group.numbers[:_MEMBERS]])
+        }
         return {
             "count": len(chosen),
-            "kinds": Counter(group.kind for group in found),
+            "kinds": Counter(group.kind.value for group in found),
+            "several_runs": len(self.library.runs()) > 1,
+            "largest": max((len(group.numbers) for group in found), default=0),
             "groups": [_group(group, rows) for group in page if group.numbers[0] in rows],
         }
 
     def calls(self, query: Query) -> JSON:
         report = self.library.calls(query)
-        rows = self._keys(one.number for one in (*report.errors, *report.slowest))
         told = dataclasses.asdict(report)
-        for one in (*told["errors"], *told["slowest"]):
-            one["key"] = rows.get(one["number"])
+        examples = (*told["errors"], *told["slowest"])
+        rows = {row.number: row for row in self.library.fetch(list({one["number"] for one in examples}))}
+        for one in examples:
+            row = rows.get(one["number"])
+            one |= {"key": row and key_of(row), "request_id": row and row.request_id, "step": row and row.step}
         return told
 
     def changes(self, before: Query, after: Query, *, kind: str = "", offset: int = 0, limit: int = 100) -> JSON:
         """What became of each task between two selections."""
         found = self.library.changes(before, after)
         both = [one for one in found if one.change is not None]
-        page = [one for one in found if not kind or one.kind == kind][offset : offset + min(limit, MOST_ROWS)]
+        chosen = [one for one in found if not kind or one.kind == kind]
+        page = chosen[offset : offset + min(limit, MOST_ROWS)]
         rows = {row.number: row for row in self.library.fetch([one.number for one in page])}
         return {
+            "count": len(chosen),
             "kinds": Counter(one.kind for one in found),
             "tasks": len(both),
             "before": sum(one.before or 0.0 for one in both) / len(both) if both else None,
@@ -249,17 +265,19 @@ class Answers:
         }
 
     def suggestions(self, field: str, part: str) -> JSON:
-        """Values of a text field that contain `part`, or fields if `field` is empty."""
-        if not field:
-            names = [*FIELDS, "sort", *(REWARD + name for name in self.library.reward_names())]
-            return {"values": [[name, None] for name in names if part.lower() in name.lower()]}
-        known = FIELDS.get(field) is Kind.TEXT
-        return {
-            "values": [[quoted(value), count] for value, count in self.library.values(field, part)] if known else []
-        }
-
-    def _keys(self, numbers: Iterable[int]) -> dict[int, str]:
-        return {row.number: key_of(row) for row in self.library.fetch(list(set(numbers)))}
+        """What may be written next, with a note: values of `field` that contain `part`, with how many rows or calls
+        have them; or fields, with their kinds, if `field` is empty."""
+        if FIELDS.get(field) is Kind.TEXT:
+            found = self.library.values(field, part)
+            return {"values": [[quoted(value), count] for value, count in found]}
+        wanted = part.lower()
+        if field:
+            offered = SORTABLE if field == "sort" else ("yes", "no") if FIELDS.get(field) is Kind.FLAG else ()
+            return {"values": [[value, None] for value in offered if wanted in value]}
+        kinds = {**FIELDS, **{REWARD + name: Kind.NUMBER for name in self.library.reward_names()}}
+        notes = {**{name: kind.value for name, kind in kinds.items()}, "sort": "order"}
+        names = sorted((name for name in notes if wanted in name.lower()), key=lambda name: not name.startswith(wanted))
+        return {"values": [[name if kinds.get(name) is Kind.NUMBER else f"{name}:", notes[name]] for name in names]}
 
     def statistics(self, query: Query) -> JSON:
         by_step: dict[int, list[float | None]] = {}
@@ -341,12 +359,22 @@ class _BrowserSafe:
 
 
 def _group(group: Group, rows: Mapping[int, Row]) -> JSON:
-    members = [rows[number] for number in group.numbers if number in rows]
-    return {**dataclasses.asdict(group), "keys": [key_of(row) for row in members], **_shown(members[0])}
+    members = [
+        {"key": key_of(row), "sample": row.sample, "score": score, "advantage": advantage, **_ended(row)}
+        for number, score, advantage in list(zip(group.numbers, group.scores, group.advantages, strict=True))[:_MEMBERS]
+        for row in [rows.get(number)]
+        if row is not None
+    ]
+    told = {name: getattr(group, name) for name in ("step", "run", "group_id", "task", "kind", "mean", "std", "failed")}
+    return {**told, "size": len(group.numbers), "members": members, **_shown(rows[group.numbers[0]])}
 
 
 def _shown(row: Row) -> JSON:
-    return {"key": key_of(row), "preview": row.preview, "truth": row.truth}
+    return {"preview": row.preview, "truth": row.truth}
+
+
+def _ended(row: Row) -> JSON:
+    return {"finish": row.finish, "failure": (row.failure or row.finish) if row.state == "FAILED" else ""}
 
 
 def _sorted(groups: Iterable[Group], value: Callable[[Group], float | None], *, descending: bool) -> list[Group]:
@@ -396,6 +424,10 @@ def decodes(decode: Decode, trajectory: Trajectory) -> bool:
 def key_of(row: Row) -> str:
     """The key of a row, used in links."""
     return f"{row.file}:{row.line}"
+
+
+def run_of(row: Row) -> str:
+    return row.file.rpartition("/")[0]
 
 
 def with_key(row: Row) -> JSON:

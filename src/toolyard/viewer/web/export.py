@@ -68,11 +68,21 @@ def _data(answers: Answers, query: Query, rows: list[Row], progress: Progress | 
         "matching": answers.library.count(query),
         "rows": answers.marked(rows),
         "details": details,
+        "calls": _calls(answers, rows),
         "steps": {str(step): answers.step(step, query) for step in steps},
         "statistics": answers.statistics(query),
         "comparisons": _comparisons(answers, details, _BYTES - size),
     }
     return encode(data)
+
+
+def _calls(answers: Answers, rows: list[Row]) -> JSON:
+    keys = {row.number: key_of(row) for row in rows}
+    found: JSON = {}
+    for call in answers.library.calls_of(list(keys)):
+        told = call._asdict()
+        found.setdefault(keys[told.pop("number")], []).append({**told, "failed": bool(call.failed)})
+    return found
 
 
 def _comparisons(answers: Answers, details: JSON, room: int) -> JSON:

@@ -6,6 +6,7 @@
   const WIDE = 900; // below this width, list and view are shown one at a time; the same as in style.css
   const LONGEST = 30000; // maximum milliseconds between attempts to reach the server
   const BREATH = 3; // after a refresh, pause this many times as long as it took
+  const COUNTS = ["charts", "step", "groups", "calls", "changes"]; // views of everything that the filter finds
   const NOTHING_FOUND = "No matches";
   const NOTHING_YET = "No trajectories yet. They appear here as they are written.";
   const byId = (id) => document.getElementById(id);
@@ -27,8 +28,8 @@
 
   const setQuery = (text) => {
     const { parts, options } = Toolyard.place();
-    const staying = ["t", "charts", "step"].includes(parts[0]);
-    location.hash = Toolyard.address(staying ? parts : [], { ...options, q: text });
+    const staying = parts[0] === "t" || COUNTS.includes(parts[0]);
+    location.hash = Toolyard.address(staying ? parts : [], { ...options, page: "", q: text });
   };
   const trouble = (error) => {
     if (error instanceof Toolyard.Away) lost();
@@ -45,6 +46,9 @@
     if (key) await Toolyard.showDetail(holder, key, options);
     else if (kind === "compare") await Toolyard.showComparison(holder, first, second, options);
     else if (kind === "charts") await Toolyard.showCharts(holder, options.q || "");
+    else if (kind === "groups") await Toolyard.showGroups(holder, options);
+    else if (kind === "calls") await Toolyard.showCalls(holder, options);
+    else if (kind === "changes") await Toolyard.showChanges(holder, options);
     else if (kind === "step") await Toolyard.showStep(holder, first, options.q || "");
     else holder.append(el("p.muted", list.count ? "Choose a trajectory." : asked ? NOTHING_FOUND : NOTHING_YET));
     return key;
@@ -53,11 +57,11 @@
   const navigation = (kind, q) => {
     document.body.dataset.view = kind || "list";
     for (const link of document.querySelectorAll("nav a")) {
-      const here = link.dataset.view === (kind === "charts" || kind === "step" ? "charts" : "list");
+      const here = link.dataset.view === (kind === "step" ? "charts" : COUNTS.includes(kind) ? kind : "list");
       link.classList.toggle("here", here);
       if (here) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
-      link.href = Toolyard.address(link.dataset.view === "charts" ? ["charts"] : [], { q });
+      link.href = Toolyard.address(link.dataset.view === "list" ? [] : [link.dataset.view], { q });
     }
   };
 
@@ -88,7 +92,7 @@
   const route = async () => {
     const mine = (routed += 1);
     const place = Toolyard.place();
-    const what = JSON.stringify([place.parts, place.options.tab, place.options.by]);
+    const what = JSON.stringify([place.parts, place.options.tab, place.options.by, place.options.page]);
     navigation(place.parts[0], place.options.q);
     await showList(place.options.q || "", place.parts[0] === "t" ? place.parts[1] : null);
     if (mine !== routed) return;
@@ -108,6 +112,7 @@
     view.dataset.key = key ?? "";
     view.scrollTop = top;
     if (key) await list.choice(key).catch(trouble);
+    if (place.options.turn) view.querySelector(`[data-turn="${CSS.escape(place.options.turn)}"]`)?.scrollIntoView();
     if (place.options.find) Toolyard.searchShown();
     document.body.dataset.ready = String(mine);
   };
@@ -126,7 +131,7 @@
     ({ revision, generation } = told);
     await list.refresh();
     const { parts } = Toolyard.place();
-    const counts = parts[0] === "charts" || parts[0] === "step" || (!parts.length && !view.dataset.key);
+    const counts = COUNTS.includes(parts[0]) || (!parts.length && !view.dataset.key);
     if (back || replaced || counts) await route();
   };
   // A hidden page does not poll: browsers limit connections per server, over all windows.
@@ -172,6 +177,7 @@
     });
     query.addEventListener("search", () => query.value || setQuery("")); // its cross was clicked
     addEventListener("hashchange", route);
+    Toolyard.suggest(query);
     Toolyard.keys({ list, theme });
     Toolyard.savedViews(overview.notes, setQuery);
     await route();

@@ -55,6 +55,7 @@
     return Number.isInteger(value) || Number.isInteger(rounded) ? rounded.toLocaleString("en-US") : String(rounded);
   };
   Toolyard.seconds = (value) => {
+    if (value === null || value === undefined) return "–";
     if (!value) return "0 s";
     if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
     if (value < 1) return `${Toolyard.number(value * 1000)} ms`;

@@ -28,6 +28,20 @@
   const middle = (at, columns) => LEFT + ((at + 0.5) / columns.length) * inner.width;
   const named = (column) => (column.from === column.to ? `step ${column.from}` : `steps ${column.from} to ${column.to}`);
 
+  // What marks stand for. Marks with a filter lead to the trajectories it finds.
+  const equals = (field, name) => `${field}=${Toolyard.quoted(name)}`;
+  const ofSteps = ({ from, to }) => (from === to ? `step:${from}` : `step:${from}..${to}`);
+  const inBin = (edges, bin) => {
+    const [low, high] = [bin > 0 ? [`score>=${edges[bin]}`] : [], bin < edges.length - 2 ? [`score<${edges[bin + 1]}`] : []];
+    return low.length || high.length ? [...low, ...high] : ["score!=none"];
+  };
+  const filterOf = (conditions) => ({ filter: JSON.stringify(conditions) });
+  const follow = ({ target }) => {
+    const { filter } = target.closest("[data-filter]")?.dataset ?? {};
+    if (filter) location.hash = Toolyard.listed(...JSON.parse(filter));
+    return Boolean(filter);
+  };
+
   // Combines adjacent steps if there are too many to draw: `[{from, to, rows}]`.
   Toolyard.columns = (rows) => {
     const size = Math.ceil(rows.length / COLUMNS);
@@ -57,7 +71,8 @@
 
   const frame = (title, drawn, legend = []) => {
     const told = el("span.readout.muted", { "aria-hidden": "true" });
-    const named = legend.map(([name, kind]) => el("span", { title: name }, el(`i.${kind}`), name));
+    const named = legend.map(([name, kind, filter]) => el("span", { title: name },
+      el(filter ? "a" : "span", { href: filter ? Toolyard.listed(filter) : null }, el(`i.${kind}`), name)));
     const figure = el("figure.chart", el("figcaption", el("span", title), told),
       drawn || el("p.muted", "no data"), named.length ? el("div.legend", named) : null);
     return { figure, told };
@@ -79,6 +94,7 @@
     });
     drawn.addEventListener("pointerleave", () => { told.textContent = ""; hair.removeAttribute("transform"); });
     drawn.addEventListener("click", (event) => {
+      if (follow(event)) return;
       location.hash = Toolyard.address(["step", columns[columnAt(event)].from], { q: Toolyard.place().options.q });
     });
     return figure;
@@ -157,7 +173,8 @@
   };
 
   // The share of each name in the counts `rows[…][counts]`.
-  Toolyard.shares = (title, columns, counts) => {
+  // `field`: of the filter that a name stands for.
+  Toolyard.shares = (title, columns, counts, field) => {
     const totals = countsOf(columns.flatMap((column) => column.rows), counts);
     if (!totals.size) return frame(title).figure;
     const chosen = palette(totals);
@@ -166,44 +183,46 @@
     const bars = stacks.map((stack, at) => {
       const all = added(stack.map(([, count]) => count));
       let bottom = TOP;
-      return stack.map(([, count, color]) => {
+      return stack.map(([name, count, color]) => {
         const height = (count / all) * inner.height;
         bottom += height;
-        return svg("rect", { x: LEFT + at * width, y: bottom - height, height, class: `fill-${color}`,
+        return svg("rect", { data: totals.has(name) ? filterOf([ofSteps(columns[at]), equals(field, name)]) : {}, x: LEFT + at * width, y: bottom - height, height, class: `fill-${color}`,
           width: Math.max(width - (width > 4 ? 1 : 0), 0.5) });
       });
     });
     const tell = (at) => stacks[at].map(([name, count]) => `${name} ${number(count)}`).join(", ") || "none";
-    const legend = parts(totals, chosen).map(([name, count, color]) => [`${name} (${number(count)})`, `k-${color}`]);
+    const legend = parts(totals, chosen).map(([name, count, color]) => [
+      `${name} (${number(count)})`, `k-${color}`, totals.has(name) ? equals(field, name) : null]);
     return overSteps(title, columns, [grid(0, 1, Toolyard.percent), bars], tell, legend);
   };
 
   // The same for one step: one row per name.
-  Toolyard.tally = (title, counts) => {
+  Toolyard.tally = (title, counts, field, step) => {
     const totals = new Map(Object.entries(counts));
     if (!totals.size) return frame(title).figure;
     const all = added([...totals.values()]);
     const rows = parts(totals, palette(totals)).map(([name, count, color]) => el("tr",
-      el("th", { title: name }, name), el("td.right", number(count)),
+      el("th", { title: name }, totals.has(name) ? el("a", { href: Toolyard.listed(step, equals(field, name)) }, name) : name), el("td.right", number(count)),
       el("td.wide", el("div.share", el(`i.k-${color}`, { style: { width: `${(100 * count) / all}%` } })))));
     return frame(title, el("table.tally", el("tbody", rows))).figure;
   };
 
   // Distributions ----------------------------------------------------------------------------------------------------
 
-  Toolyard.distribution = (title, edges, histogram) => {
+  Toolyard.distribution = (title, edges, histogram, step) => {
     const most = Math.max(...histogram.counts);
-    const note = histogram.none ? el("p.muted", `${number(histogram.none)} without a score`) : null;
+    const note = histogram.none ? el("p.muted", el("a", { href: Toolyard.listed(step, "score:none") }, `${number(histogram.none)} without a score`)) : null;
     if (!most) return el("div", frame(title).figure, note);
     const width = inner.width / histogram.counts.length;
     const bars = histogram.counts.map((count, at) => svg("rect", {
-      x: LEFT + at * width + 0.5, y: heightOf(count / most), width: width - 1, height: (count / most) * inner.height,
+      data: filterOf([step, ...inBin(edges, at)]), x: LEFT + at * width + 0.5, y: heightOf(count / most), width: width - 1, height: (count / most) * inner.height,
       class: "fill-0" },
     svg("title", {}, `${number(edges[at])} to ${number(edges[at + 1])}: ${count}`)));
     const labels = [0, edges.length >> 1, edges.length - 1].map((at) =>
       label(LEFT + (at / (edges.length - 1)) * inner.width, TOP + inner.height + 14, number(edges[at])));
     const drawn = canvas(title, null, grid(0, most, number, Number.isInteger), bars, labels,
       label(LEFT + inner.width / 2, HEIGHT - 4, "score"));
+    drawn.addEventListener("click", follow);
     return el("div", frame(title, drawn).figure, note);
   };
 
@@ -214,7 +233,7 @@
     if (!sums.flat().some(Boolean)) return frame(title).figure;
     const cells = sums.map((counts, at) => {
       const most = Math.max(...counts);
-      return counts.map((count, bin) => (count ? svg("rect", {
+      return counts.map((count, bin) => (count ? svg("rect", { data: filterOf([ofSteps(columns[at]), ...inBin(edges, bin)]),
         x: LEFT + at * width, y: TOP + inner.height - (bin + 1) * height, width: Math.max(width, 0.5), height,
         class: "heat", "fill-opacity": (0.12 + 0.88 * (count / most)).toFixed(2) }) : null));
     });

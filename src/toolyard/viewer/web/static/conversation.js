@@ -64,7 +64,7 @@
     const body = plain && one.raw !== null ? [Toolyard.output(one.raw, "raw")]
       : [one.pieces.map((part) => piece(part, hidden)), calls(one.calls, hidden), pictures(one.images)];
     const nothing = !one.pieces.length && !one.calls.length && !one.images.length;
-    return el(`article.bubble.role-${one.role}`, head, body, nothing ? el("span.muted", "(empty)") : null);
+    return el(`article.bubble.role-${one.role}`, { data: one.turn === null ? {} : { turn: one.turn } }, head, body, nothing ? el("span.muted", "(empty)") : null);
   };
 
   const failure = ({ whose, stage, error }) => el("article.bubble.failure",

@@ -32,14 +32,16 @@
     ["score:0.2..0.8  step:10..12", "ranges"],
     ["score:none", "trajectories without a score"],
     ["finish:length  verdict:timed_out", "text contains; use = for equals"],
+    ["tool:search call_time>2", "a call: tool, verdict, error and call_time are about the same one"],
     ['"two words"  text:220000', "text in any message"],
     ["-state:FAILED  score!=1", "negation"],
     ["score=0 or finish:length", "either condition"],
     ["damaged:yes", "lines that cannot be read"],
     ["sort:-time", "sort order; - for descending"],
   ];
-  const FIELDS = "Fields: score tools turns length prompt chars time step line sample finish state source task id verdict file "
-    + "damaged text. length is in response tokens, time in seconds.";
+  const FIELDS = "Fields: score tools failed_calls turns length prompt chars time started step line sample group reward.NAME finish state "
+    + "source task truth id file run tool verdict error call_time failed damaged text. length is in response tokens, time in seconds. "
+    + "In the filter, ↓ lists the fields, Tab takes one, and the values of a field are suggested as you type.";
 
   const byId = (id) => document.getElementById(id);
   const table = (rows) => el("table", el("tbody",

@@ -1,5 +1,6 @@
 "use strict";
-// The query language for pages without a server; `toolyard.viewer.query` describes it.
+// The query language, for filters that the page itself makes and for pages without a server; `toolyard.viewer.query`
+// describes it.
 (() => {
   const { Toolyard } = window;
 
@@ -8,13 +9,13 @@
 
   const ALWAYS = ["chars", "step", "line", "sample", "group"]; // numbers that every line has
   const NUMBERS = ["score", "tools", "failed_calls", "turns", "length", "prompt", "time", "started", ...ALWAYS];
-  const TEXTS = ["finish", "state", "source", "task", "truth", "id", "file"];
-  const OF_CALLS = ["tool", "verdict", "call_time"]; // in a row, they are about the same call
+  const TEXTS = ["finish", "state", "source", "task", "truth", "id", "file", "run"];
+  const OF_CALLS = ["tool", "verdict", "error", "call_time"]; // in a row, they are about the same call
   const REWARD = "reward.";
   const FLAG = new Map([["damaged", (row) => Boolean(row.damaged)], ["failed", (row) => row.state === "FAILED"]]);
   const KIND = new Map([
     ...NUMBERS.map((name) => [name, "number"]), ...TEXTS.map((name) => [name, "text"]),
-    ["tool", "text"], ["verdict", "text"], ["call_time", "number"], ["failed", "flag"], ["damaged", "flag"],
+    ["tool", "text"], ["verdict", "text"], ["error", "text"], ["call_time", "number"], ["failed", "flag"], ["damaged", "flag"],
     ["text", "content"],
   ]);
   const SORTABLE = [...NUMBERS, ...TEXTS];
@@ -41,6 +42,7 @@
       this.at = 0;
       this.alternatives = [[]];
       this.sort = new Map();
+      this.terms = []; // as they were written
     }
 
     // Throws unless `right`.
@@ -59,10 +61,11 @@
         if (this.at >= this.text.length) break;
         this.term = this.at;
         this.one();
+        this.terms.push(this.text.slice(this.term, this.at));
       }
       const complete = this.alternatives.length === 1 || this.alternatives.at(-1).length;
       this.insist(complete, "a condition is missing after `or`", this.text.length);
-      return { alternatives: this.alternatives.filter((one) => one.length), sort: [...this.sort] };
+      return { alternatives: this.alternatives.filter((one) => one.length), sort: [...this.sort], terms: this.terms };
     }
 
     one() {
@@ -165,16 +168,17 @@
 
     // `holds` is asked about the value of the field.
     addTest(field, holds, negated) {
+      if (OF_CALLS.includes(field)) (this.alternatives.at(-1).calls ??= []).push((call) => holds(call[field]) !== negated);
       if (!OF_CALLS.includes(field)) {
         const reward = field.startsWith(REWARD) ? field.slice(REWARD.length) : null;
         this.add((row, report) => holds(reward === null ? column(row, field) : report.rewards(row)[reward] ?? null), negated);
       } else if (negated) {
-        this.add((row, report) => report.calls(row).some((call) => holds(call[field])), true);
+        this.add((row, report) => report.callsOf(row).some((call) => holds(call[field])), true);
       } else {
         const together = (this.alternatives.at(-1).ofCalls ??= []);
         together.push((call) => holds(call[field]));
         if (together.length === 1) {
-          this.add((row, report) => report.calls(row).some((call) => together.every((one) => one(call))), false);
+          this.add((row, report) => report.callsOf(row).some((call) => together.every((one) => one(call))), false);
         }
       }
     }
@@ -221,5 +225,51 @@
       }
       return 0;
     });
+  };
+  // Which calls of matching rows the query `text` is about.
+  Toolyard.aboutCalls = (text) => {
+    const { alternatives } = new Parser(text).parse();
+    return (call) => !alternatives.length || alternatives.some(({ calls = [] }) => calls.every((holds) => holds(call)));
+  };
+
+  // What may be written next, as the server says it; null for values of a text field.
+  const NOTES = { number: "a number", text: "text", flag: "yes or no", content: "text to search for", order: "order" };
+  Toolyard.suggestions = (field, part, rewards) => {
+    const wanted = part.toLowerCase(), kind = KIND.get(field);
+    if (kind === "text") return null;
+    const offered = field === "sort" ? SORTABLE : kind === "flag" ? ["yes", "no"] : [];
+    if (field) return offered.filter((value) => value.includes(wanted)).map((value) => [value, null]);
+    const named = [...new Set(rewards)].sort().map((name) => [REWARD + name, "number"]);
+    const fields = [...KIND, ...named, ["sort", "order"]].filter(([name]) => name.toLowerCase().includes(wanted));
+    return fields.sort(([one], [other]) => other.startsWith(wanted) - one.startsWith(wanted)).map(([name, is]) => (
+      [is === "number" ? name : `${name}:`, NOTES[is]]));
+  };
+
+  // Writing queries --------------------------------------------------------------------------------------------------
+
+  const escaped = (text) => text.replace(/["\\]/g, "\\$&").replace(/\n/g, "\\n").replace(/\t/g, "\\t");
+  // A value as it is written after an operator.
+  Toolyard.quoted = (value) => (/\s|^"|^$/.test(value) ? `"${escaped(value)}"` : value);
+  // The query with `conditions` added. They replace what it says about the same fields: marks are drawn within the filter,
+  // so they stand for a part of what it finds.
+  Toolyard.narrowed = (text, ...conditions) => {
+    let terms = [];
+    try { ({ terms } = new Parser(text).parse()); } catch { /* the text is not a query: only the conditions count */ }
+    const field = (term) => /^([a-z_]+)[:=<>]/i.exec(term)?.[1].toLowerCase();
+    const replaced = new Set(conditions.map(field));
+    const sides = [[]], sorting = [];
+    for (const term of terms) {
+      if (term.toLowerCase() === "or") sides.push([]);
+      else if (field(term) === "sort") sorting.push(term);
+      else if (!field(term) || !replaced.has(field(term))) sides.at(-1).push(term);
+    }
+    const all = sides.every((side) => side.length) ? sides : [[]]; // a side without conditions finds everything
+    const written = all.map((side) => [...side, ...conditions].join(" ")).join(" or ");
+    return [written, ...sorting].join(" ").trim();
+  };
+  // The address of the trajectories that a mark stands for, within the current filter.
+  Toolyard.listed = (...conditions) => {
+    const { q = "" } = Toolyard.place().options;
+    return Toolyard.address([], { q: Toolyard.narrowed(q, ...conditions) });
   };
 })();

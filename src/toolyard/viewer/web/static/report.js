@@ -3,10 +3,6 @@
 (() => {
   const { Toolyard } = window;
 
-  // Names as in the index: short and printable.
-  const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
-  const label = (text) => (text.length > 200 ? `${text.slice(0, 199)}…` : text).replace(UNPRINTABLE, "\ufffd");
-  const ended = (call) => label(call.outcome !== "ok" ? call.outcome : call.verdict || "ok");
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
   const tally = (names) => {
     const counts = new Map();
@@ -21,6 +17,9 @@
       this.comparisons = new Map(Object.entries(data.comparisons));
       this.steps = new Map(Object.entries(data.steps));
       this.texts = new Map();
+      this.called = new Map(Object.entries(data.calls));
+      for (const call of [...this.called.values()].flat()) call.call_time = call.seconds;
+      for (const row of data.rows) row.run = row.file.slice(0, Math.max(row.file.lastIndexOf("/"), 0));
     }
 
     // All text of a trajectory, part by part, in lower case.
@@ -37,16 +36,18 @@
       return this.texts.get(key);
     }
 
-    // Its calls, as the index has them; calls in the prompt were not made.
-    calls({ key }) {
-      const { bubbles = [] } = this.details.get(key);
-      return bubbles.filter((bubble) => bubble.turn !== null).flatMap((bubble) => bubble.calls.map((call) => (
-        { tool: label(call.name), verdict: ended(call), call_time: call.seconds || null })));
-    }
+    // Its calls, as the index has them.
+    callsOf({ key }) { return this.called.get(key) ?? []; }
 
     rewards({ key }) { return this.details.get(key).rewards || {}; }
 
     filtered(query) { return Toolyard.filtered(this.data.rows, query, this); }
+
+    // How much of what was asked for it contains; null if all.
+    get part() {
+      const { matching, rows } = this.data;
+      return matching > rows.length ? { of: matching, shown: rows.length } : null;
+    }
 
     // The report has each pair in one order only.
     compared(left, right) { return this.comparisons.get(`${left}|${right}`) ?? this.comparisons.get(`${right}|${left}`); }
@@ -62,7 +63,8 @@
 
     overview() {
       const { overview, query, rows } = this.data;
-      return { ...overview, title: query ? `${overview.title}: ${query}` : overview.title, count: rows.length, revision: 0 };
+      const steps = new Set(rows.map((row) => row.step)), runs = new Set(rows.map((row) => row.run));
+      return { ...overview, steps: overview.steps.filter(({ step }) => steps.has(step)), runs: overview.runs.filter((run) => runs.has(run)), title: query ? `${overview.title}: ${query}` : overview.title, count: rows.length, revision: 0 };
     }
 
     rows({ q = "", offset = 0, limit = 100 }) {
@@ -122,9 +124,8 @@
 
     // Without a filter, covers all matching trajectories, including those left out of the report.
     statistics({ q = "" }) {
-      const { statistics, matching } = this.data;
-      const part = matching > this.data.rows.length ? { of: matching, shown: this.data.rows.length } : null;
-      if (!q) return { ...statistics, part };
+      const { statistics } = this.data;
+      if (!q) return { ...statistics, part: this.part };
       const bySteps = new Map();
       for (const row of this.filtered(q)) {
         if (!bySteps.has(row.step)) bySteps.set(row.step, []);
@@ -132,6 +133,31 @@
       }
       const steps = [...bySteps].sort((a, b) => a[0] - b[0]).map(([step, rows]) => this.summary(step, rows, statistics.edges));
       return { steps, edges: statistics.edges, part: null };
+    }
+
+    groups({ q = "", ...asked }) {
+      return { ...Toolyard.groupsOf(this.filtered(q), asked), several_runs: this.overview().runs.length > 1, part: this.part };
+    }
+
+    calls({ q = "" }) {
+      const wanted = Toolyard.aboutCalls(q);
+      const rows = this.filtered(q).sort((one, other) => one.number - other.number);
+      const calls = Toolyard.callReport(rows.flatMap((row) => this.callsOf(row).filter(wanted).map((call) => ({ ...call, row }))));
+      return { ...calls, part: this.part };
+    }
+
+    changes_between({ before, after, ...asked }) {
+      return { ...Toolyard.changesBetween(this.filtered(before), this.filtered(after), asked), part: this.part };
+    }
+
+    suggestions({ field, part }) {
+      const rewards = field ? [] : this.data.rows.flatMap((row) => Object.keys(this.rewards(row)));
+      const known = Toolyard.suggestions(field, part, rewards);
+      if (known) return { values: known };
+      const { rows } = this.data;
+      const column = (row) => (field === "id" ? row.request_id : row[field]);
+      const values = ["tool", "verdict", "error"].includes(field) ? rows.flatMap((row) => this.callsOf(row).map((call) => call[field])) : rows.map(column);
+      return { values: Toolyard.frequent(values, part) };
     }
 
     summary(step, rows, edges) {
@@ -149,7 +175,7 @@
         max_score: scores.length ? Math.max(...scores) : null,
         mean_turns: average("turns"), mean_tools: average("tools"), mean_response_tokens: average("response_tokens"),
         mean_seconds: average("seconds"),
-        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.calls(row).map((call) => call.verdict))),
+        finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.callsOf(row).map((call) => call.verdict))),
         histogram: { counts, none: whole.length - scores.length },
       };
     }

@@ -28,8 +28,8 @@
       Toolyard.lines("Score: mean, min and max", columns,
         [{ name: "mean", of: "mean_score", weight: "scored" }], ["min_score", "max_score"]),
       Toolyard.heat("Score distribution", edges, columns),
-      Toolyard.shares("Finish reasons", columns, "finishes"),
-      Toolyard.shares("Tool verdicts", columns, "verdicts"),
+      Toolyard.shares("Finish reasons", columns, "finishes", "finish"),
+      Toolyard.shares("Tool verdicts", columns, "verdicts", "verdict"),
       Toolyard.lines("Mean turns and tool calls per request", columns,
         [mean("turns", "mean_turns"), mean("tool calls", "mean_tools")]),
       Toolyard.lines("Mean response tokens", columns, [mean("tokens", "mean_response_tokens")]),
@@ -57,31 +57,32 @@
 
   // One step ---------------------------------------------------------------------------------------------------------
 
-  const where = (timeline, summary, query) => {
+  const where = (timeline, summary, query, several) => {
     const all = Toolyard.inOrder(timeline.by_stage), critical = Toolyard.inOrder(timeline.critical_by_stage);
     const whole = all.reduce((total, [, sum]) => total + sum, 0);
     const left = summary.count - timeline.requests;
     const others = left > 0 ? ` (${number(left)} others were faster or have no timings)` : "";
     const address = (one) => Toolyard.address(["t", one.key], { tab: "timeline", q: query });
     const link = (one) => el("a", { href: address(one), title: one.request_id }, one.request_id || one.key);
+    const waterfall = timeline.waterfall.length ? Toolyard.waterfall(timeline, link) : null;
+    const starts = waterfall ? null : el("p.muted", several ? "Several runs: bars start at 0. Choose one run to see its wall clock."
+      : "This dump has no start times; bars start at 0.");
     const rows = timeline.slowest.map((one) => el("tr",
-      el("td", link(one)), el("td.right", seconds(one.seconds)), el("td.wide", Toolyard.timeline(one, timeline.seconds))));
+      el("td", link(one)), el("td.right", seconds(one.seconds)), el("td.wide", Toolyard.timeline(one, timeline.slowest[0].seconds))));
     return el("section", el("h3", "Where the time went"), el("p.verdict", timeline.verdict),
       el("h4", `Total: ${seconds(whole)} in ${count(timeline.requests, "request")}${others}`),
       Toolyard.stacked(all), Toolyard.stageLegend(all),
       el("h4", "Critical path: the step waited for ", link(timeline.critical)),
       Toolyard.timeline(timeline.critical), Toolyard.scale(timeline.critical.seconds), Toolyard.stageLegend(critical),
-      rows.length > 1 ? [el("h4", rows.length < timeline.requests ? `Slowest ${rows.length} requests` : "All requests, slowest first"),
-        el("table.slowest", el("tbody", rows))] : null);
+      waterfall, rows.length > 1 ? [el("h4", rows.length < timeline.requests ? `Slowest ${rows.length} requests` : "All requests, slowest first"),
+        starts, el("table.slowest", el("tbody", rows))] : null);
   };
 
-  const quoted = (text) => (/[\s"]/.test(text) ? `"${text.replace(/["\\]/g, "\\$&")}"` : text);
   // If several runs have this step, link to each of them.
   const runs = (step, names, query) => {
-    if (names.length < 2 || /\sor\s/i.test(query)) return null;
+    if (names.length < 2) return null;
     const links = names.map((name, at) => {
-      const only = name ? `file:${quoted(`${name}/`)}` : "-file:/";
-      const href = Toolyard.address(["step", step], { q: `${query} ${only}`.trim() });
+      const href = Toolyard.address(["step", step], { q: Toolyard.narrowed(query, `run=${Toolyard.quoted(name)}`) });
       return [at ? ", " : "", el("a", { href }, name || "top folder")];
     });
     return el("p.muted", `${count(names.length, "run")} combined; show only `, links);
@@ -96,11 +97,12 @@
     view.replaceChildren(el("div",
       el("h2", `Step ${step}`),
       el("p", `${counted}, mean score ${number(summary.mean_score)}${range}${damaged} · `,
-        el("a", { href: Toolyard.address([], { q: `step:${step}` }) }, "list them")),
+        el("a", { href: Toolyard.listed(`step:${step}`) }, "list them")),
       told.unfiltered ? el("p.muted", "All trajectories of this step: the filter does not apply here.") : null,
       told.unfiltered ? null : runs(step, told.runs, query),
-      timeline ? where(timeline, summary, query) : el("p.muted", "No timings in this dump"),
-      el("div.charts", Toolyard.distribution("Score distribution", told.histogram.edges, told.histogram),
-        Toolyard.tally("Finish reasons", summary.finishes), Toolyard.tally("Tool verdicts", summary.verdicts))));
+      timeline ? where(timeline, summary, query, told.runs.length > 1) : el("p.muted", "No timings in this dump"),
+      el("div.charts", Toolyard.distribution("Score distribution", told.histogram.edges, told.histogram, `step:${step}`),
+        Toolyard.tally("Finish reasons", summary.finishes, "finish", `step:${step}`),
+        Toolyard.tally("Tool verdicts", summary.verdicts, "verdict", `step:${step}`))));
   };
 })();
