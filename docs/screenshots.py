@@ -1,20 +1,21 @@
-"""Makes the pictures in docs/images from a dump: by default the recorded one of the demo.
+"""Makes pictures of the viewers from a dump: by default the recorded one of the demo, with failures added to it.
 
-    python docs/screenshots.py [DIR]
+    python docs/screenshots.py [--dump DIR] [--to DIR]
 
-Needs Chromium, `playwright` and `textual`.
+Every page is pictured in light and dark, 1440 and 1024 pixels wide, in a folder of its own (`--to`). The best are
+copied to docs/images. Needs Chromium, `playwright` and `textual`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import gzip
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright
 
 from toolyard.cli.view.run import decoder_for
 from toolyard.viewer.library import Library
@@ -24,34 +25,64 @@ from toolyard.viewer.web.answers import Answers
 from toolyard.viewer.web.server import Server
 
 DOCS = Path(__file__).parent
-RECORDED = DOCS.parent / "tests" / "data" / "embedded.jsonl.gz"
+WIDTHS = (1440, 1024)
+THEMES = ("light", "dark")
 WEB = {
-    "web-conversation": "#/t/0.jsonl%3A7",
-    "web-tokens": "#/t/0.jsonl%3A1?tab=tokens",
-    "web-step": "#/step/0",
-    "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
+    "list": ("#/t/0.jsonl%3A7", ""),
+    "failure": ("#/t/1.jsonl%3A2", ""),
+    "conversation": ("#/t/0.jsonl%3A12", ""),
+    "episode": ("#/t/0.jsonl%3A9", "."),
+    "tokens": ("#/t/0.jsonl%3A1?tab=tokens", "u"),
+    "timeline": ("#/t/0.jsonl%3A1?tab=timeline", ""),
+    "rewards": ("#/t/0.jsonl%3A1?tab=rewards", ""),
+    "charts": ("#/charts", ""),
+    "one-step": ("#/charts?q=step%3A0", ""),
+    "step": ("#/step/0", ""),
+    "compare": ("#/compare/0.jsonl%3A4/0.jsonl%3A2?by=token", "d"),
+}
+"""Address and keys, by name."""
+IN_DOCS = {
+    "web-failure": "failure-light-1440",
+    "web-conversation": "conversation-light-1440",
+    "web-conversation-dark": "conversation-dark-1024",
+    "web-tokens": "tokens-light-1440",
+    "web-charts": "charts-light-1440",
+    "web-one-step": "one-step-dark-1024",
+    "web-step": "step-light-1440",
+    "web-compare": "compare-light-1440",
 }
 
 
-async def main(folder: Path) -> None:
+async def main(folder: Path, target: Path) -> None:
     with Library.open(folder) as library:
         decode = decoder_for(library, None)
         async with async_playwright() as playwright:
-            chromium = shutil.which("chromium")
-            browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = await browser.new_page(viewport={"width": 1366, "height": 768})
+            browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             async with Server(Answers(library, title="rollouts/demo", decode=decode)) as server:
-                for name, address in WEB.items():
-                    await page.goto("about:blank")
-                    await page.goto(server.url + address)
-                    await page.wait_for_selector("body[data-ready]")
-                    await _save(page, name)
-                await page.goto("about:blank")
-            await _terminal(library, decode, page)
+                for width in WIDTHS:
+                    for theme in THEMES:
+                        await _web(browser, server.url, width, theme, target)
+            page = await browser.new_page(viewport={"width": 1366, "height": 768})
+            await _terminal(library, decode, page, target)
             await browser.close()
+    for name, picture in {**IN_DOCS, "terminal": "terminal"}.items():
+        shutil.copy(target / f"{picture}.png", DOCS / "images" / f"{name}.png")
 
 
-async def _terminal(library: Library, decode: object, page: Page) -> None:
+async def _web(browser: Browser, url: str, width: int, theme: str, target: Path) -> None:
+    page = await browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
+    for name, (address, keys) in WEB.items():
+        await page.goto("about:blank")
+        await page.goto(url + address)
+        await page.wait_for_selector("body[data-ready]")
+        for key in keys:
+            await page.keyboard.press(key)
+        await page.wait_for_timeout(300)
+        await page.screenshot(path=target / f"{name}-{theme}-{width}.png")
+    await page.close()
+
+
+async def _terminal(library: Library, decode: object, page: Page, target: Path) -> None:
     viewer = Viewer(library, query=parse_query(""), title="rollouts/demo", decode=decode)
     async with viewer.run_test(size=(132, 38)) as pilot:
         await pilot.pause(1.0)
@@ -59,18 +90,19 @@ async def _terminal(library: Library, decode: object, page: Page) -> None:
         await pilot.pause(1.0)
         picture = viewer.export_screenshot(title="toolyard view")
     await page.set_content(picture)
-    await page.locator("svg").screenshot(path=DOCS / "images" / "terminal.png")
-
-
-async def _save(page: Page, name: str) -> None:
-    await page.wait_for_timeout(300)
-    await page.screenshot(path=DOCS / "images" / f"{name}.png")
+    await page.locator("svg").screenshot(path=target / "terminal.png")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        asyncio.run(main(Path(sys.argv[1])))
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            (Path(scratch) / "0.jsonl").write_bytes(gzip.decompress(RECORDED.read_bytes()))
-            asyncio.run(main(Path(scratch)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dump", type=Path)
+    parser.add_argument("--to", type=Path, default=DOCS.parent / "build" / "screenshots")
+    options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.dump is None:
+            sys.path.insert(0, str(DOCS.parent / "tests" / "e2e"))
+            from viewing import troubled_dump
+
+            options.dump = troubled_dump(Path(scratch))
+        asyncio.run(main(options.dump, options.to))

@@ -55,6 +55,7 @@
     return Number.isInteger(value) || Number.isInteger(rounded) ? rounded.toLocaleString("en-US") : String(rounded);
   };
   Toolyard.seconds = (value) => {
+    if (value === null || value === undefined) return "–";
     if (!value) return "0 s";
     if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
     if (value < 1) return `${Toolyard.number(value * 1000)} ms`;
@@ -67,10 +68,6 @@
   Toolyard.percent = (share) => {
     if (share > 0 && share < 0.001) return "<0.1 %";
     return `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
-  };
-  Toolyard.scoreClass = (score) => {
-    if (typeof score !== "number") return "none";
-    return score >= 0.999 ? "good" : score <= 0.001 ? "bad" : "middle";
   };
 
   // Addresses --------------------------------------------------------------------------------------------------------
