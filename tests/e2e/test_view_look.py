@@ -142,7 +142,8 @@ def test_a_long_episode_has_an_outline_that_leads_to_its_turns(page: Page, url: 
 
 
 def test_unknown_is_a_dash_and_a_chart_without_data_is_not_drawn(page: Page, tmp_path: Path) -> None:
-    write_lines(tmp_path / "0.jsonl", [{**VERL_LINE, "step": step} for step in (0, 1)])
+    line = {**VERL_LINE, "input": "What is 2 + 2?"}  # without the marks of a chat template
+    write_lines(tmp_path / "0.jsonl", [{**line, "step": step} for step in (0, 1)])
     with served_to(page, tmp_path) as url:
         visit(page, url)
         facts = page.locator(".detail-head .facts").inner_text()

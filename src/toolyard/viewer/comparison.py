@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from toolyard.records.differences import excerpt, first_index
 from toolyard.records.trajectory import Trajectory, Turn
+from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.protocol import Comparison, DiffLine, Divergence, Origin, TokenRun, TurnDiff
 from toolyard.viewer.timeline import request_timeline
 from toolyard.viewer.token_runs import Decode, origin_at
@@ -229,11 +230,8 @@ def _facts(left: Trajectory, right: Trajectory) -> list[tuple[str, str, str]]:
     told: tuple[tuple[str, Callable[[Trajectory], str]], ...] = (
         ("score", lambda side: _told(side.score)),
         ("finish", lambda side: side.finish_reason),
-        ("turns", lambda side: str(len(side.turns)) if _is_ours(side) else _UNKNOWN),
-        (
-            "tool calls",
-            lambda side: str(sum(len(turn.tool_calls) for turn in side.turns)) if _is_ours(side) else _UNKNOWN,
-        ),
+        ("turns", lambda side: _told(_counts(side).turns)),
+        ("tool calls", lambda side: _told(_counts(side).tools)),
         ("response tokens", lambda side: str(len(side.tokens.response_ids) or _UNKNOWN)),
         ("seconds", _seconds),
     )
@@ -248,9 +246,10 @@ def _seconds(trajectory: Trajectory) -> str:
     return f"{timeline.seconds:.4g}" if timeline.segments else _UNKNOWN
 
 
-def _is_ours(trajectory: Trajectory) -> bool:
-    """verl's lines have only text: how many turns and calls that was is unknown."""
-    return bool(trajectory.turns or trajectory.messages)
+def _counts(trajectory: Trajectory) -> ForeignCounts:
+    if not (trajectory.turns or trajectory.messages):
+        return counts_in(trajectory.input, trajectory.output)
+    return ForeignCounts(len(trajectory.turns), sum(len(turn.tool_calls) for turn in trajectory.turns))
 
 
 def _told(value: Any) -> str:
