@@ -132,10 +132,10 @@ def test_scores_at_the_ends_of_all_numbers_are_drawn(page: Page, tmp_path: Path)
     write_lines(tmp_path / "0.jsonl", [*lines, {**VERL_LINE, "score": 5e-324, "step": 2}])
     with served_to(page, tmp_path) as url:
         visit(page, url, "#/charts")
-        assert page.locator(".chart svg").count() == 3
+        assert page.locator(".chart svg").count() == 4
         page.locator(".chart svg").first.hover(position={"x": 120, "y": 60})
         go(page, "#/step/0")
-        assert page.locator(".chart rect").count() == 20
+        assert page.locator(".chart").first.locator("rect").count() == 20
         assert "(2 unknown)" in page.locator("#view .chart").first.inner_text()
         go(page, "#/step/2")
 
