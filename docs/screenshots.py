@@ -1,15 +1,16 @@
-"""Makes the pictures in docs/images from a dump: by default the recorded one of the demo.
+"""Makes pictures of the viewers from a dump: by default the recorded one of the demo, with failures added to it.
 
-    python docs/screenshots.py [DIR]
+    python docs/screenshots.py [--dump DIR] [--to DIR]
 
-Pictures of many trajectories are made from a made-up dump, light and dark, at 1440 and 1024 pixels. Needs Chromium,
-`playwright` and `textual`.
+Every page is pictured in light and dark, 1440 and 1024 pixels wide, in a folder of its own (`--to`). The best are
+copied to docs/images. Needs Chromium, `playwright` and `textual`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import gzip
+import itertools
 import shutil
 import sys
 import tempfile
@@ -27,59 +28,78 @@ from toolyard.viewer.web.server import Server
 
 DOCS = Path(__file__).parent
 RECORDED = DOCS.parent / "tests" / "data" / "embedded.jsonl.gz"
+WIDTHS = (1440, 1024)
+THEMES = ("light", "dark")
 WEB = {
-    "web-conversation": "#/t/0.jsonl%3A7",
-    "web-tokens": "#/t/0.jsonl%3A1?tab=tokens",
-    "web-step": "#/step/0",
-    "web-compare": "#/compare/0.jsonl%3A3/0.jsonl%3A7",
+    "list": ("#/t/0.jsonl%3A7", ""),
+    "failure": ("#/t/1.jsonl%3A2", ""),
+    "conversation": ("#/t/0.jsonl%3A12", ""),
+    "episode": ("#/t/0.jsonl%3A9", "."),
+    "tokens": ("#/t/0.jsonl%3A1?tab=tokens", "u"),
+    "timeline": ("#/t/0.jsonl%3A1?tab=timeline", ""),
+    "rewards": ("#/t/0.jsonl%3A1?tab=rewards", ""),
+    "charts": ("#/charts", ""),
+    "one-step": ("#/charts?q=step%3A0", ""),
+    "step": ("#/step/0", ""),
+    "compare": ("#/compare/0.jsonl%3A4/0.jsonl%3A2?by=token", "d"),
 }
-TERMINAL = {"terminal": "nnnnnn", "terminal-groups": "2"}
+"""Address and keys, by name."""
 MANY = {
-    "web-groups": "#/groups",
-    "web-calls": "#/calls",
-    "web-changes": "#/changes",
-    "web-waterfall": "#/step/2",
+    "groups": ("#/groups", ""),
+    "calls": ("#/calls", ""),
+    "changes": ("#/changes", ""),
+    "waterfall": ("#/step/2", ""),
+}
+"""The same of a made-up dump, for pages about many trajectories."""
+TERMINAL = {"terminal": "nnnnnn", "terminal-groups": "2"}
+IN_DOCS = {
+    "web-failure": "failure-light-1440",
+    "web-conversation": "conversation-light-1440",
+    "web-conversation-dark": "conversation-dark-1024",
+    "web-tokens": "tokens-light-1440",
+    "web-charts": "charts-light-1440",
+    "web-one-step": "one-step-dark-1024",
+    "web-step": "step-light-1440",
+    "web-compare": "compare-light-1440",
+    **{f"web-{name}": f"{name}-light-1440" for name in MANY},
+    **{f"web-{name}-dark": f"{name}-dark-1024" for name in MANY},
+    **{name: name for name in TERMINAL},
 }
 
 
-async def main(folder: Path) -> None:
-    with Library.open(folder) as library:
+async def main(folder: Path, many: Path, target: Path) -> None:
+    with Library.open(folder) as library, Library.open(many) as made_up:
         decode = decoder_for(library, None)
         async with async_playwright() as playwright:
-            chromium = shutil.which("chromium")
-            browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = await browser.new_page(viewport={"width": 1366, "height": 768})
+            browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             async with Server(Answers(library, title="rollouts/demo", decode=decode)) as server:
-                for name, address in WEB.items():
-                    await page.goto("about:blank")
-                    await page.goto(server.url + address)
-                    await page.wait_for_selector("body[data-ready]")
-                    await _save(page, name)
-                await page.goto("about:blank")
-            await _terminal(library, decode, page)
-            await _many(browser)
+                await _web(browser, server.url, WEB, target)
+            async with Server(Answers(made_up, title="made-up")) as server:
+                await _web(browser, server.url, MANY, target)
+            page = await browser.new_page(viewport={"width": 1366, "height": 768})
+            await _terminal(library, decode, page, target)
             await browser.close()
+    for name, picture in IN_DOCS.items():
+        shutil.copy(target / f"{picture}.png", DOCS / "images" / f"{name}.png")
 
 
-async def _many(browser: Browser) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        write_made_up_dump(RECORDED, Path(scratch))
-        with Library.open(scratch) as library:
-            async with Server(Answers(library, title="made-up")) as server:
-                for theme, width in (("light", 1440), ("dark", 1024)):
-                    page = await browser.new_page(viewport={"width": width, "height": 760}, color_scheme=theme)
-                    for name, address in MANY.items():
-                        await page.goto("about:blank")
-                        await page.goto(server.url + address)
-                        await page.wait_for_selector("body[data-ready]")
-                        if name == "web-waterfall":
-                            await page.locator("section.waterfall").scroll_into_view_if_needed()
-                            await page.evaluate("document.querySelector('.waterfall').scrollIntoView()")
-                        await _save(page, name if theme == "light" else f"{name}-dark")
-                    await page.close()
+async def _web(browser: Browser, url: str, pages: dict[str, tuple[str, str]], target: Path) -> None:
+    for width, theme in itertools.product(WIDTHS, THEMES):
+        page = await browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
+        for name, (address, keys) in pages.items():
+            await page.goto("about:blank")
+            await page.goto(url + address)
+            await page.wait_for_selector("body[data-ready]")
+            for key in keys:
+                await page.keyboard.press(key)
+            if name == "waterfall":
+                await page.evaluate("document.querySelector('.waterfall').scrollIntoView()")
+            await page.wait_for_timeout(300)
+            await page.screenshot(path=target / f"{name}-{theme}-{width}.png")
+        await page.close()
 
 
-async def _terminal(library: Library, decode: object, page: Page) -> None:
+async def _terminal(library: Library, decode: object, page: Page, target: Path) -> None:
     for name, keys in TERMINAL.items():
         viewer = Viewer(library, query=parse_query(""), title="rollouts/demo", decode=decode)
         async with viewer.run_test(size=(132, 38)) as pilot:
@@ -88,18 +108,20 @@ async def _terminal(library: Library, decode: object, page: Page) -> None:
             await pilot.pause(1.0)
             picture = viewer.export_screenshot(title="toolyard view")
         await page.set_content(picture)
-        await page.locator("svg").screenshot(path=DOCS / "images" / f"{name}.png")
-
-
-async def _save(page: Page, name: str) -> None:
-    await page.wait_for_timeout(300)
-    await page.screenshot(path=DOCS / "images" / f"{name}.png")
+        await page.locator("svg").screenshot(path=target / f"{name}.png")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        asyncio.run(main(Path(sys.argv[1])))
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            (Path(scratch) / "0.jsonl").write_bytes(gzip.decompress(RECORDED.read_bytes()))
-            asyncio.run(main(Path(scratch)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dump", type=Path)
+    parser.add_argument("--to", type=Path, default=DOCS.parent / "build" / "screenshots")
+    options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.dump is None:
+            sys.path.insert(0, str(DOCS.parent / "tests" / "e2e"))
+            from viewing import troubled_dump
+
+            options.dump = troubled_dump(Path(scratch))
+        write_made_up_dump(RECORDED, Path(scratch) / "many")
+        asyncio.run(main(options.dump, Path(scratch) / "many", options.to))

@@ -126,6 +126,12 @@ def test_statistics_of_a_report_are_those_of_the_server(page: Page, folder: Path
                 assert {
                     name: value if not isinstance(value, float) else pytest.approx(value) for name, value in one.items()
                 } == other
+        for query in ("step:0", "step:7"):  # one step: distributions
+            wanted = answers.statistics(parse_query(query))["distributions"]
+            told = page.evaluate("q => Toolyard.ask('statistics', {q})", query)["distributions"]
+            assert wanted.keys() == told.keys()
+            for name, one in wanted.items():
+                assert told[name] == {**one, "edges": pytest.approx(one["edges"])}, name
 
 
 def test_a_report_works_from_a_file_alone(page: Page, report: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_step_says_where_its_time_went(url: str) -> None:
     told = ask(url, "step", step=0)
     assert told["summary"]["count"] == len(demo_lines())
     assert told["timeline"]["critical"]["key"].startswith("0.jsonl:")
-    assert sum(told["histogram"]["counts"]) == len(demo_lines())
+    assert sum(told["distributions"]["score"]["counts"]) == len(demo_lines())
 
 
 def test_statistics_have_a_distribution_for_each_step(url: str) -> None:
@@ -455,8 +455,8 @@ def test_everything_that_is_read_stands_out_from_what_is_behind_it(url: str, the
             re.findall(r"--([\w]+): #([0-9a-f]{6});", style.partition('[data-theme="dark"] {')[2].partition("}")[0])
         )
     texts = {
-        ("paper", "panel", "chosen"): ("ink", "soft", "accent", "good", "bad", "middle"),
-        ("code",): ("ink", "soft", "word", "string", "digit", "bad"),
+        ("paper", "panel", "chosen"): ("ink", "soft", "accent", "good", "bad", "cut", "fault"),
+        ("code",): ("ink", "soft", "word", "string", "digit", "good", "bad", "cut", "fault"),
         ("prompt", "sampled", "tool", "mark"): ("ink",),
     }
     for behind, shown in texts.items():

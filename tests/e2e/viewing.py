@@ -41,6 +41,43 @@ def demo_dump(folder: Path, *, steps: int = 1) -> Path:
     return folder
 
 
+def troubled_dump(folder: Path, *, steps: int = 4) -> Path:
+    """The demo's trajectories over several steps, with what goes wrong in real runs: in each step an engine that fails,
+    a message that is cut off, a program that runs too long, and an episode of many turns."""
+    for step in range(steps):
+        lines = [{**line, "step": step, "request_id": f"{step:04}{line['request_id'][4:]}"} for line in demo_lines()]
+        for line in lines[1 : 2 + step % 3]:
+            line |= failed_fields("engine_failure", "GENERATING", REFUSED)
+        lines[5]["finish_reason"] = "length"
+        slow = lines[7]["turns"][0]["tool_calls"][0]
+        slow["metrics"]["verdict"], slow["response"] = "timed_out", "\x1b[1;31mtimed out\x1b[0m after 10 s\n"
+        lengthen(lines[8], 12)
+        write_lines(folder / f"{step}.jsonl", lines)
+    return folder
+
+
+REFUSED = "all 3 attempts failed: \x1b[31mConnection refused\x1b[0m (http://10.0.0.7:30000)\nTraceback\n  in generate"
+
+
+def failed_fields(finish: str, stage: str, error: str) -> dict[str, Any]:
+    failure = {"whose": "ours", "stage": stage, "error": error, "source": "http://10.0.0.7:30000", "cause": ""}
+    return {"state": "FAILED", "finish_reason": finish, "failure": failure, "score": None, "rewards": {}}
+
+
+def lengthen(line: dict[str, Any], times: int) -> None:
+    """Repeat the first call of a trajectory, every third time with a program that fails."""
+    asked = next(at for at, message in enumerate(line["messages"]) if message.get("tool_calls"))
+    call, answer = (json.dumps(message) for message in line["messages"][asked : asked + 2])
+    turn = json.dumps(line["turns"][0])
+    for at in range(1, times + 1):
+        line["messages"][asked:asked] = [
+            json.loads(text.replace("call_0_0", f"call_{at}_1")) for text in (call, answer)
+        ]
+        again = json.loads(turn.replace("call_0_0", f"call_{at}_1"))
+        again["tool_calls"][0]["metrics"]["verdict"] = "ok" if at % 3 else "failed"
+        line["turns"].insert(0, again)
+
+
 def pictured_line(picture: str) -> dict[str, Any]:
     """The demo's first trajectory, with an image in its tool's answer: a data URL."""
     line = demo_lines()[0]

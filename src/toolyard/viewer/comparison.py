@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from toolyard.records.differences import excerpt, first_index
 from toolyard.records.trajectory import Trajectory, Turn
+from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.protocol import Comparison, DiffLine, Divergence, Origin, TokenRun, TurnDiff
 from toolyard.viewer.timeline import request_timeline
 from toolyard.viewer.token_runs import Decode, origin_at
@@ -15,6 +16,7 @@ from toolyard.viewer.token_runs import Decode, origin_at
 _MOST_EDITS = 1000
 """Beyond this nothing is matched: the time grows quadratically, and the result would be unreadable."""
 _CONTEXT = 12
+_UNKNOWN = "–"
 _FACT = 100
 """Maximum characters of a reward that is not a number."""
 
@@ -225,28 +227,33 @@ def _around(ids: Sequence[int], place: int, decode: Decode | None) -> str:
 
 
 def _facts(left: Trajectory, right: Trajectory) -> list[tuple[str, str, str]]:
-    rows = [
-        ("score", _told(left.score), _told(right.score)),
-        ("finish", left.finish_reason, right.finish_reason),
-        ("turns", str(len(left.turns)), str(len(right.turns))),
-        ("tool calls", _calls(left), _calls(right)),
-        ("response tokens", str(len(left.tokens.response_ids)), str(len(right.tokens.response_ids))),
-        ("seconds", _seconds(left), _seconds(right)),
-    ]
+    told: tuple[tuple[str, Callable[[Trajectory], str]], ...] = (
+        ("score", lambda side: _told(side.score)),
+        ("finish", lambda side: side.finish_reason),
+        ("turns", lambda side: _told(_counts(side).turns)),
+        ("tool calls", lambda side: _told(_counts(side).tools)),
+        ("response tokens", lambda side: str(len(side.tokens.response_ids) or _UNKNOWN)),
+        ("seconds", _seconds),
+    )
     names = sorted({*left.rewards, *right.rewards})
-    return rows + [(f"reward {name}", _told(left.rewards.get(name)), _told(right.rewards.get(name))) for name in names]
+    return [(name, fact(left), fact(right)) for name, fact in told] + [
+        (f"reward {name}", _told(left.rewards.get(name)), _told(right.rewards.get(name))) for name in names
+    ]
 
 
 def _seconds(trajectory: Trajectory) -> str:
-    return f"{request_timeline(trajectory).seconds:.4g}"
+    timeline = request_timeline(trajectory)
+    return f"{timeline.seconds:.4g}" if timeline.segments else _UNKNOWN
 
 
-def _calls(trajectory: Trajectory) -> str:
-    return str(sum(len(turn.tool_calls) for turn in trajectory.turns))
+def _counts(trajectory: Trajectory) -> ForeignCounts:
+    if not (trajectory.turns or trajectory.messages):
+        return counts_in(trajectory.input, trajectory.output)
+    return ForeignCounts(len(trajectory.turns), sum(len(turn.tool_calls) for turn in trajectory.turns))
 
 
 def _told(value: Any) -> str:
     """A reward as text. Usually a number, but a line may contain anything."""
     if value is None:
-        return "none"
+        return _UNKNOWN
     return f"{value:.6g}" if type(value) is float else json.dumps(value)[:_FACT]

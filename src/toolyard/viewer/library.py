@@ -48,6 +48,8 @@ from toolyard.viewer.index.store import State, Store, bytes_done
 from toolyard.viewer.protocol import CallReport, Group, Row, StepSummary, TaskChange
 from toolyard.viewer.query import Query
 
+MEASURES = ("score", "turns", "tools", "response_tokens", "seconds")
+"""The numbers of a row whose distribution is shown."""
 RAW_CHARS = 1_000_000
 _POLL_SECONDS = 0.05
 _AT_ONCE = 500
@@ -320,6 +322,16 @@ class Library:
 
         wanted = query or _EVERYTHING
         return list(self._remembered("scores", wanted, found))
+
+    def measures(self, query: Query | None = None) -> list[tuple[float | None, ...]]:
+        """The `MEASURES` of every matching row that is not damaged."""
+        store = self._index.store
+        condition, values = _where(query or _EVERYTHING, store, store.state())
+        columns = ", ".join(f"rows.{name}" for name in MEASURES)
+        with store.reading() as connection:
+            return connection.execute(
+                f"SELECT {columns} FROM {LOOKED_UP} WHERE ({condition}) AND rows.damaged = ''", values
+            ).fetchall()
 
     def groups(self, query: Query | None = None) -> list[Group]:
         """The matching rows that are not damaged, by step, run and task, in the order of their first lines."""

@@ -341,8 +341,8 @@ class TestCompare:
     def test_rewards_that_are_no_numbers_are_told_as_they_are(self) -> None:
         odd: dict[str, Any] = {"a": "x", "b": [1], "c": 10**400, "d": {}, "e": True}
         facts = compare(trajectory(), trajectory(rewards=odd)).facts
-        assert ("reward a", "none", '"x"') in facts
-        assert ("reward b", "none", "[1]") in facts
+        assert ("reward a", "–", '"x"') in facts
+        assert ("reward b", "–", "[1]") in facts
 
     def test_what_is_no_token_is_told_as_it_is(self) -> None:
         odd: Any = Tokens([1, 2, 3], ["x", None], [1, 1])  # type: ignore

@@ -17,7 +17,7 @@ from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare, pair_runs
 from toolyard.viewer.conversation import conversation
-from toolyard.viewer.library import Library
+from toolyard.viewer.library import MEASURES, Library
 from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Group, RequestTimeline, Row
 from toolyard.viewer.query import FIELDS, REWARD, SORTABLE, Condition, Kind, Query, QueryError, quoted
@@ -27,6 +27,7 @@ from toolyard.viewer.token_runs import Decode, token_runs
 
 MOST_ROWS = 1000
 _BINS = 20
+_WHOLE = frozenset(("turns", "tools", "response_tokens"))
 _TIMED = 2000
 """Only the slowest requests of a step are read for its timeline."""
 _MOST_TEXT = 2_000_000
@@ -78,7 +79,8 @@ class Answers:
 
     def rows(self, query: Query, offset: int, limit: int) -> JSON:
         found = self.library.rows(query, offset=offset, limit=min(limit, MOST_ROWS))
-        return {"count": self.library.count(query), "rows": self.marked(found), "query": str(query)}
+        failed = self.library.count(_and(query, Condition("failed", ":", True)))
+        return {"count": self.library.count(query), "failed": failed, "rows": self.marked(found), "query": str(query)}
 
     def find(self, request_id: str) -> JSON:
         return {"rows": keyed(self.library.find(request_id))}
@@ -201,13 +203,11 @@ class Answers:
             timeline = dataclasses.asdict(found)
             for one in (timeline["critical"], *timeline["slowest"], *timeline["waterfall"]):
                 one["key"] = keys.get(one["number"])
-        scores = [score for _, score in self.library.scores(asked)]
-        edges = bin_edges(score for score in scores if score is not None)
         return {
             "summary": dataclasses.asdict(summary),
             "timeline": timeline,
             "runs": runs,
-            "histogram": {"edges": edges, **histogram(scores, edges)},
+            "distributions": self._distributions(asked),
         }
 
     # Groups and calls -------------------------------------------------------------------------------------------------
@@ -288,7 +288,12 @@ class Answers:
         for summary in self.library.steps(query):
             counted = histogram(by_step.get(summary.step, []), edges)
             steps.append({**dataclasses.asdict(summary), "histogram": counted})
-        return {"steps": steps, "edges": edges}
+        distributions = self._distributions(query) if len(steps) == 1 else None
+        return {"steps": steps, "edges": edges, "distributions": distributions}
+
+    def _distributions(self, query: Query) -> JSON:
+        rows = self.library.measures(query)
+        return {name: distribution(name, [row[at] for row in rows]) for at, name in enumerate(MEASURES)}
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -444,19 +449,35 @@ def bin_edges(scores: Iterable[float]) -> list[float]:
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if low >= 0.0 and high <= 1.0:
         low, high = 0.0, 1.0  # most rewards: use the same axis for all
+    return _equal_bins(low, high)
+
+
+def _equal_bins(low: float, high: float) -> list[float]:
     if high / 2 - low / 2 < 1e-12:
         low, high = low - 0.5, high + 0.5
     # Not by their difference, which may overflow.
     return [low * (1 - at / _BINS) + high * (at / _BINS) for at in range(_BINS + 1)]
 
 
-def histogram(scores: Sequence[float | None], edges: Sequence[float]) -> JSON:
-    """The number of scores in each bin, and of those that are missing."""
-    counts = [0] * _BINS
+def histogram(values: Sequence[float | None], edges: Sequence[float]) -> JSON:
+    """The number of values in each bin, and of those that are missing."""
+    counts = [0] * (len(edges) - 1)
     none = 0
-    for score in scores:
-        if score is None or not math.isfinite(score):
-            none += 1
+    for value, times in Counter(values).items():  # most values occur often
+        if value is None or not math.isfinite(value):
+            none += times
         else:
-            counts[min(max(bisect_right(edges, score) - 1, 0), _BINS - 1)] += 1
+            counts[min(max(bisect_right(edges, value) - 1, 0), len(counts) - 1)] += times
     return {"counts": counts, "none": none}
+
+
+def distribution(name: str, values: Sequence[float | None]) -> JSON:
+    """A histogram of one of the `MEASURES`; with a bin for each number if there are only a few whole ones."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    whole = name in _WHOLE and high - low < _BINS
+    if whole:
+        edges: list[float] = [low + at for at in range(int(high - low) + 2)]
+    else:
+        edges = bin_edges(known) if name == "score" else _equal_bins(low, high)
+    return {"edges": edges, **histogram(values, edges), "whole": whole}

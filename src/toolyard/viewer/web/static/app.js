@@ -12,6 +12,7 @@
   const byId = (id) => document.getElementById(id);
   const view = byId("view"), query = byId("query"), problem = byId("query-error"), away = byId("away");
   let routed = 0;
+  let busy = ""; // what is being loaded
   let shown = ""; // the address of the current view
   let asked = null; // the list's filter, or the one being loaded
 
@@ -89,11 +90,22 @@
     (same || view).focus({ preventScroll: true });
   };
 
+  // What is shown no longer belongs to the address: says so until the new view is there.
+  const loading = (place, what) => {
+    const q = place.options.q || "";
+    const filtered = !["t", "compare"].includes(place.parts[0]); // the filter is part of what these views show
+    const next = filtered ? `${what} ${q}` : what;
+    if (next !== busy) view.setAttribute("aria-busy", "true");
+    if (q !== list.query) byId("list").setAttribute("aria-busy", "true");
+    busy = next;
+  };
+
   const route = async () => {
     const mine = (routed += 1);
     const place = Toolyard.place();
     const what = JSON.stringify([place.parts, place.options.tab, place.options.by, place.options.page]);
     navigation(place.parts[0], place.options.q);
+    loading(place, what);
     await showList(place.options.q || "", place.parts[0] === "t" ? place.parts[1] : null);
     if (mine !== routed) return;
     const holder = el("div.holder");
@@ -109,6 +121,7 @@
     const top = what === shown ? view.scrollTop : 0; // the same view with other options keeps its scroll position
     shown = what;
     replace(holder);
+    for (const part of [view, byId("list")]) part.removeAttribute("aria-busy");
     view.dataset.key = key ?? "";
     view.scrollTop = top;
     if (key) await list.choice(key).catch(trouble);

@@ -69,10 +69,6 @@
     if (share > 0 && share < 0.001) return "<0.1 %";
     return `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
   };
-  Toolyard.scoreClass = (score) => {
-    if (typeof score !== "number") return "none";
-    return score >= 0.999 ? "good" : score <= 0.001 ? "bad" : "middle";
-  };
 
   // Addresses --------------------------------------------------------------------------------------------------------
   // #/t/KEY?tab=tokens. Keys hold slashes and colons, so every part is encoded.

@@ -19,18 +19,15 @@
     return `${number(failed)} of ${count(all, "call")} failed (${share(failed, all)}), most often ${most.tool}: ${most.error} (${number(most.calls)}).`;
   };
 
-  // Colors by meaning: ok, stopped at a limit, the tool's own failure. What the program or the model did wrong is grey.
-  const MEANING = new Map([["ok", "ok"], ["timed_out", "limit"], ["raised", "ours"]]);
-  const meaning = (verdict) => MEANING.get(verdict) ?? (verdict.endsWith("_exceeded") ? "limit" : "other");
   const verdicts = (tool) => {
     const parts = Object.entries(tool.verdicts);
     const told = (verdict, times) => `${verdict}: ${count(times, "call")}, ${share(times, tool.calls)}`;
     return [
       el("div.verdict-bar", { "aria-hidden": "true" }, parts.map(([verdict, times]) =>
-        el(`i.v-${meaning(verdict)}`, { title: told(verdict, times), style: { flexGrow: times } }))),
+        el("i", { class: `paint ${Toolyard.hue(verdict)}`, title: told(verdict, times), style: { flexGrow: times } }))),
       el("div.verdict-names", parts.map(([verdict, times]) => el("a", {
         href: calls(equals("tool", tool.tool), equals("verdict", verdict)), title: told(verdict, times) },
-      el(`i.swatch.v-${meaning(verdict)}`), `${verdict} ${number(times)}`)))];
+      el("i", { class: `swatch paint ${Toolyard.hue(verdict)}` }), `${verdict} ${number(times)}`)))];
   };
   const NAMES = ["calls", "failed", "success", "p50", "p95", "max", "wait p50", "wait p95"];
   const byTool = (tools) => {

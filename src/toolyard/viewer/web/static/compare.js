@@ -49,8 +49,14 @@
     return [left, right].map((line) =>
       [line.slice(0, from), el("ins", line.slice(from, line.length - tail)), line.slice(line.length - tail)]);
   };
+  // Without colors of the terminal, unless they are all that differs.
+  const bare = (left, right) => {
+    const plain = [left, right].map((text) => Toolyard.withoutAnsi(text ?? ""));
+    return plain[0] === plain[1] && left !== right ? [left, right] : plain;
+  };
   const lines = (all) => all.map((line) => ({ same: line.kind === "same", draw: () => {
-    const [left, right] = line.kind === "changed" ? apart(line.left, line.right) : [line.left ?? "", line.right ?? ""];
+    const plain = bare(line.left, line.right);
+    const [left, right] = line.kind === "changed" ? apart(...plain) : plain;
     return el(`tr.d-${line.kind}`, el("td", left), el("td", right));
   } }));
   const byTurn = ({ comparison }) => el("div",
@@ -99,12 +105,12 @@
     const draw = (line) => el(line.same ? "tr" : "tr.d-tokens",
       el("td", flow(left, 0, line.left, toRight, first)), el("td", flow(right, 1, line.right, toLeft, first)));
     const rows = tokenLines(left, right, equal).map((line) => ({ same: line.same, draw: () => draw(line) }));
-    const origin = run.origin === "tool" ? "put there by us or a tool" : run.origin;
-    return section(run.turn === null ? "Prompt" : `Turn ${run.turn}, ${origin}`, rows);
+    const origin = run.origin === "tool" ? "not sampled (masked)" : run.origin;
+    return section(run.turn === null ? "Prompt" : `Turn ${run.turn + 1}, ${origin}`, rows);
   };
 
   const byToken = async (told) => {
-    if (!told.runs.length) return el("p.muted", "One of them has no tokens: its line only says what was asked and answered.");
+    if (!told.runs.length) return el("p.muted", "One of them has no tokens in this dump: compare by turn.");
     const sides = await Promise.all([told.left, told.right].map((row) => Toolyard.ask("tokens", { key: row.key })));
     for (const side of sides) side.runs.forEach((run, index) => { run.index = index; });
     const note = el("div.token-note", { role: "status" }, "Hover over a token to see both sides.");
@@ -132,12 +138,13 @@
 
   const callout = ({ divergence: parts }) => {
     if (!parts) return el("div.divergence.same", "All tokens are the same.");
-    const where = `${parts.origin}${parts.turn === null ? "" : `, turn ${parts.turn + 1}`}`;
+    const origin = parts.origin === "tool" ? "not sampled" : parts.origin;
+    const where = `${origin}${parts.turn === null ? "" : `, turn ${parts.turn + 1}`}`;
     const title = parts.token === null ? "First difference" : `First difference: token ${Toolyard.number(parts.token)}`;
     return el("div.divergence", { id: "divergence" },
       el("div.bar", el("span", el("strong", title), ` (${where})`),
         el("button.small", { type: "button", id: "to-difference", title: "Go there (d)" }, "go there")),
-      el("p", parts.explanation), el("div.pair", el("pre", parts.left), el("pre", parts.right)));
+      el("p", parts.explanation), el("div.pair", bare(parts.left, parts.right).map((said) => el("pre", said))));
   };
   const facts = (all) => {
     const side = (name, at) => el("tr", el("th", name),

@@ -27,26 +27,37 @@
 
   const exactness = (exact) => (exact
     ? el("span.badge.good", { title: "Every token is exactly what the model sampled and saw" }, "token-exact")
-    : el("span.badge.none", { title: "Tokens were re-created from text" }, "not token-exact"));
+    : el("span.badge.cut", { title: "Tokens were re-created from text" }, "not token-exact"));
   const facts = (detail) => {
     const { row } = detail;
     const tokens = `${number(row.prompt_tokens)} + ${count(row.response_tokens, "token")}`;
     const told = [
-      row.turns ? count(row.turns, "turn") : null, row.tools ? count(row.tools, "call") : null,
+      count(row.turns, "turn"), count(row.tools, "call"),
       detail.has_tokens ? `${tokens} (${number(row.sampled_tokens)} sampled)` : count(row.chars, "character"),
-      row.seconds ? seconds(row.seconds) : null];
+      seconds(row.seconds)];
     const score = row.score === null ? "no score" : `score ${number(row.score, 6)}`;
+    const kind = Toolyard.failed(row) ? "bad" : Toolyard.kind(row.finish);
     return el("div.facts",
-      el(`span.score.large.${Toolyard.scoreClass(row.score)}`, { title: score }, number(row.score)),
-      el("span.badge.none", { title: `finish reason: ${row.finish}` }, row.finish),
-      row.state === "FAILED" ? el("span.badge.bad", "FAILED") : null,
+      Toolyard.badge(row.finish, kind, `finish reason: ${row.finish}`),
+      el("span", el("span.muted", "score "),
+        el(`span.score.large.${Toolyard.scoreClass(row.score)}`, { title: score }, number(row.score))),
       detail.has_tokens ? exactness(detail.token_exact) : null,
-      el("span.muted", told.filter(Boolean).join(" · ")),
+      el("span.muted", told.join(" · ")),
       comparisons(detail));
   };
 
-  const reasons = ({ why }) => el("div.why", el("code", why.formula),
+  const reasons = ({ why }) => why.parts.length > 0 && el("div.why", el("code", why.formula),
     why.parts.filter((part) => part.sentence).map((part) => el("div.muted", `${part.name}: ${part.sentence}`)));
+
+  // Why it failed: the first line of the error stands alone; the rest, a traceback, is below.
+  const failure = ({ whose, stage, source, cause, error }) => {
+    const said = error.trim() || cause || "no reason given";
+    const first = said.split("\n", 1)[0];
+    const what = `${whose === "ours" ? "Infrastructure" : "Task"} failure while ${stage}`;
+    return el("div.failure", el("div.block", el("strong.bad.mark", `${what}: `), Toolyard.ansi(first)),
+      source ? el("div.muted", `in ${source}`) : null,
+      first === said ? null : Toolyard.output(said.slice(first.length + 1), "error"));
+  };
 
   const head = (detail, options) => {
     const { row } = detail;
@@ -57,7 +68,7 @@
       el("div.name", el("code.id", id), " ", copy, el("span.muted", ` ${row.file}, line ${row.line} · `),
         el("a", { href: Toolyard.address(["step", row.step], { q: options.q }) }, `step ${row.step}`),
         row.task ? el("span.muted", ` · task ${row.task}, sample ${row.sample}`) : null),
-      facts(detail), reasons(detail));
+      detail.failure ? failure(detail.failure) : null, facts(detail), reasons(detail));
   };
 
   // Tabs -------------------------------------------------------------------------------------------------------------
@@ -74,7 +85,7 @@
   };
 
   const rewards = (detail) => {
-    const score = detail.score === null ? "none" : number(detail.score, 6);
+    const score = number(detail.score, 6);
     const said = (part) => ["reason", "extracted", "expected"].filter((key) => part[key])
       .map((key) => el("div", el("span.muted", `${key} `), part[key]));
     const value = (part) => (part.value === null ? el("span.badge.bad", "could not be computed") : number(part.value, 6));

@@ -4,7 +4,6 @@
   const { Toolyard } = window;
   const { el, number, count } = Toolyard;
   const KINDS = ["mixed", "all 0", "all 1", "all equal", "unscored"];
-  const CUT = new Set(["length", "length_before_generation", "tool_response_too_long"]);
 
   const answer = ({ kinds, largest }) => {
     const all = Object.values(kinds).reduce((a, b) => a + b, 0), mixed = kinds.mixed || 0;
@@ -18,8 +17,9 @@
   const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value), 2)}`);
   const kindOf = ({ failure, finish, score }) => {
     if (failure) return "failed";
-    if (CUT.has(finish)) return "cut";
-    return { good: "full", bad: "zero", middle: "part" }[Toolyard.scoreClass(score)] ?? "none";
+    if (Toolyard.kind(finish) === "cut") return "cut";
+    if (typeof score !== "number") return "none";
+    return Toolyard.scoreClass(score) === "good" ? "full" : score === 0 ? "zero" : "part";
   };
   const cell = (one, q, advantages) => {
     const said = advantages ? signed(one.advantage) : number(one.score, 2);

@@ -16,6 +16,8 @@
     ["r", "show messages as sampled, or as a conversation"],
     ["x", "unfold or fold everything"],
     ["1 … 5", "conversation, tokens, timeline, rewards, raw"],
+    [". / ,", "next / previous turn"],
+    ["u / U", "tokens: the least likely one, the next by probability / the previous"],
     ["t", "timeline"],
     ["d", "compare with another sample; in a comparison, go to the first difference"],
     ["y", "copy the request id"],
@@ -105,6 +107,8 @@
       o: () => byId("sort")?.focus(), f: parts, r: () => byId("plain")?.click(), x: fold, t: () => tab(2),
       1: () => tab(0), 2: () => tab(1), 3: () => tab(2), 4: () => tab(3), 5: () => tab(4),
       d: () => (byId("to-difference") ? byId("to-difference").click() : byId("compare")?.focus()),
+      u: () => byId("likelier-next")?.click(), U: () => byId("likelier-before")?.click(),
+      ".": () => Toolyard.nextTurn(1), ",": () => Toolyard.nextTurn(-1),
       y: () => byId("copy-id")?.click(), i: jump, m: Toolyard.writeNote, v: Toolyard.openViews, T: theme, "?": () => byId("keys").showModal(), Escape: up,
       c: () => { location.hash = Toolyard.address(["charts"], { q: list.query }); },
     }));

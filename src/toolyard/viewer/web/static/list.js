@@ -30,7 +30,7 @@
       this.query = query;
       this.pages.clear();
       this.body.replaceChildren();
-      this.counted(told.count);
+      this.counted(told);
       this.put(0, told.rows);
       this.select(key, at);
       this.draw();
@@ -45,7 +45,7 @@
       const [at, ...told] = await Promise.all([here, ...pages.map((page) => this.ask(this.query, page))]);
       if (version !== this.version) return;
       for (const page of this.pages.keys()) if (!pages.includes(page)) this.drop(page);
-      this.counted(told[0].count);
+      this.counted(told[0]);
       told.forEach((one, index) => this.put(pages[index], one.rows));
       this.select(this.current, at, false);
       this.draw();
@@ -102,13 +102,22 @@
       if (focused !== null) this.node(focused)?.focus({ preventScroll: true });
     }
 
-    counted(all) {
+    counted({ count: all, failed }) {
       this.count = all;
       this.body.style.height = `${Math.min(all, MOST) * ROW}px`;
-      const told = el("span", { role: "status" }, el("strong", number(all)), all === 1 ? " trajectory" : " trajectories");
+      const told = el("div", { role: "status" }, el("strong", number(all)), all === 1 ? " trajectory" : " trajectories",
+        failed ? el("div", this.failures(failed)) : null);
       this.head.replaceChildren(told, this.sorts());
       this.note.textContent = all === 0 ? (this.query ? "No matches" : "No trajectories yet")
         : all > MOST ? `First ${number(MOST)} only; use the filter to narrow them down.` : "";
+    }
+
+    // How many failed, and the way to them.
+    failures(failed) {
+      const said = `${number(failed)} failed`;
+      if (/(^|\s)(or|failed:\w+)(\s|$)/i.test(this.query)) return el("span.bad.mark", said);
+      const show = () => this.onQuery(`${this.query} failed:yes`.trim());
+      return el("button.link.bad.mark", { type: "button", id: "failed", title: "Show only these", onclick: show }, said);
     }
 
     sorts() {
@@ -126,31 +135,39 @@
 
     item(row, index) {
       const chosen = row.key === this.current;
+      const looks = ["row", chosen ? "chosen" : "", row.damaged || Toolyard.failed(row) ? "failed" : ""];
       const lines = row.damaged ? this.damaged(row) : this.told(row);
       return el("a.row", {
-        href: Toolyard.address(["t", row.key], { q: this.query }), class: chosen ? "row chosen" : "row", data: { key: row.key },
+        href: Toolyard.address(["t", row.key], { q: this.query }), class: looks.join(" "), data: { key: row.key },
         role: "option", "aria-selected": String(chosen), "aria-posinset": index + 1, "aria-setsize": this.count,
         tabindex: chosen ? 0 : -1 }, lines);
     }
 
     told(row) {
       const run = row.file.includes("/") ? `${row.file.slice(0, row.file.lastIndexOf("/"))} · ` : "";
+      const kind = Toolyard.kind(row.finish);
+      const reason = Toolyard.withoutAnsi([row.finish, row.failure].filter(Boolean).join(": "));
       const facts = [
-        row.turns ? count(row.turns, "turn") : null,
-        row.tools ? `${count(row.tools, "call")}${row.failed_tools ? `, ${number(row.failed_tools)} failed` : ""}` : null,
-        row.response_tokens ? count(row.response_tokens, "token") : count(row.chars, "character"),
-        row.seconds ? seconds(row.seconds) : null];
+        row.turns === null ? null : count(row.turns, "turn"),
+        row.tools === null ? null : `${count(row.tools, "call")}${row.failed_tools ? ` (${number(row.failed_tools)} !)` : ""}`,
+        row.response_tokens === null ? count(row.chars, "character") : count(row.response_tokens, "token")];
+      const time = row.seconds === null ? null : el("span.time.muted", seconds(row.seconds));
+      const noted = row.noted ? el("span.noted", { title: "has a note" }, "✎") : null;
+      const step = el("span.step.muted", { title: row.file }, `${run}step ${row.step}`);
+      if (Toolyard.failed(row)) return [
+        el("span.score.bad.mark", { title: "failed" }),
+        el("div.line", el("span.reason.bad", { title: `${reason}\n${row.preview}` }, reason), noted, el("div.aside", time, step))];
+      const ordinary = kind === "good" || row.finish === "unknown";
       return [
         el(`span.score.${Toolyard.scoreClass(row.score)}`, { title: `score ${number(row.score, 6)}` }, number(row.score)),
-        el("div.line", el("span.preview", { title: row.preview }, row.preview || "(no text)"),
-          row.noted ? el("span.noted", { title: "has a note" }, "✎") : null,
-          el("span.step.muted", { title: row.file }, `${run}step ${row.step}`)),
-        el("div.line", el("span.facts.muted", facts.filter(Boolean).join(" · ")),
-          el("span.finish.muted", { title: row.finish }, row.finish === "unknown" ? "" : row.finish))];
+        el("div.line", ordinary ? null : el(`span.finish.mark.${kind}`, { title: row.finish }, row.finish),
+          el("span.preview", { title: row.preview }, row.preview || "(no text)"), noted, time),
+        el("div.line", el("span.facts.muted", { title: row.failed_tools ? `${count(row.failed_tools, "call")} failed` : "" },
+          facts.filter(Boolean).join(" · ")), step)];
     }
 
     damaged(row) {
-      return [el("span.score.bad", { title: "damaged" }, "!"),
+      return [el("span.score.bad.mark", { title: "damaged" }),
         el("div.line", el("span.preview.damaged", { title: row.damaged }, row.damaged), el("span.step.muted", "damaged")),
         el("div.line", el("span.facts.muted", `line ${number(row.line)} of ${row.file}`))];
     }

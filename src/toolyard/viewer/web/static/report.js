@@ -10,6 +10,30 @@
     return Object.fromEntries([...counts].sort((a, b) => b[1] - a[1]));
   };
 
+  const histogram = (values, edges) => {
+    const known = values.filter((value) => value !== null);
+    const counts = new Array(edges.length - 1).fill(0);
+    for (const value of known) {
+      const bin = edges.findLastIndex((edge) => edge <= value);
+      counts[Math.min(Math.max(bin, 0), counts.length - 1)] += 1;
+    }
+    return { counts, none: values.length - known.length };
+  };
+  // As on the server: a bin for each number if there are only a few whole ones.
+  const BINS = 20;
+  const WHOLE = new Set(["turns", "tools", "response_tokens"]);
+  const equalBins = (low, high) => {
+    const [from, to] = high / 2 - low / 2 < 1e-12 ? [low - 0.5, high + 0.5] : [low, high];
+    return Array.from({ length: BINS + 1 }, (_, at) => from * (1 - at / BINS) + to * (at / BINS));
+  };
+  const distribution = (name, values, edges) => {
+    const known = values.filter((value) => value !== null).sort((a, b) => a - b);
+    const [low, high] = known.length ? [known[0], known.at(-1)] : [0, 1];
+    const whole = WHOLE.has(name) && high - low < BINS;
+    const bins = whole ? Array.from({ length: high - low + 2 }, (_, at) => low + at) : edges ?? equalBins(low, high);
+    return { edges: bins, ...histogram(values, bins), whole };
+  };
+
   class Report {
     constructor(data) {
       this.data = data;
@@ -69,7 +93,7 @@
 
     rows({ q = "", offset = 0, limit = 100 }) {
       const rows = this.filtered(q);
-      return { count: rows.length, rows: rows.slice(offset, offset + limit), query: q };
+      return { count: rows.length, failed: rows.filter(Toolyard.failed).length, rows: rows.slice(offset, offset + limit), query: q };
     }
 
     position({ key, q = "" }) {
@@ -132,7 +156,14 @@
         bySteps.get(row.step).push(row);
       }
       const steps = [...bySteps].sort((a, b) => a[0] - b[0]).map(([step, rows]) => this.summary(step, rows, statistics.edges));
-      return { steps, edges: statistics.edges, part: null };
+      const distributions = steps.length === 1 ? this.distributions([...bySteps.values()][0], statistics.edges) : null;
+      return { steps, edges: statistics.edges, distributions, part: null };
+    }
+
+    distributions(rows, edges) {
+      const whole = rows.filter((row) => !row.damaged);
+      return Object.fromEntries(["score", "turns", "tools", "response_tokens", "seconds"].map((name) =>
+        [name, distribution(name, whole.map((row) => row[name]), name === "score" ? edges : null)]));
     }
 
     groups({ q = "", ...asked }) {
@@ -163,11 +194,6 @@
     summary(step, rows, edges) {
       const whole = rows.filter((row) => !row.damaged);
       const scores = whole.map((row) => row.score).filter((score) => score !== null);
-      const counts = new Array(edges.length - 1).fill(0);
-      for (const score of scores) {
-        const bin = edges.findLastIndex((edge) => edge <= score);
-        counts[Math.min(Math.max(bin, 0), counts.length - 1)] += 1;
-      }
       const average = (name) => mean(whole.map((row) => row[name]).filter((value) => value !== null));
       return {
         step, count: whole.length, failed: whole.filter((row) => row.state === "FAILED").length, scored: scores.length, damaged: rows.length - whole.length,
@@ -176,7 +202,7 @@
         mean_turns: average("turns"), mean_tools: average("tools"), mean_response_tokens: average("response_tokens"),
         mean_seconds: average("seconds"),
         finishes: tally(whole.map((row) => row.finish)), verdicts: tally(whole.flatMap((row) => this.callsOf(row).map((call) => call.verdict))),
-        histogram: { counts, none: whole.length - scores.length },
+        histogram: histogram(whole.map((row) => row.score), edges),
       };
     }
   }

@@ -9,7 +9,7 @@
   let begun = 0;
 
   const patternOf = (needle) => new RegExp(needle.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "giu");
-  const shown = () => document.querySelector("#view .tab-body");
+  const shown = () => document.querySelector("#view .holder");
   const needle = () => document.getElementById("find")?.value.trim() || "";
 
   const placesIn = (text, pattern, most) => {

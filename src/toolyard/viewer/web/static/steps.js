@@ -4,14 +4,19 @@
   const { Toolyard } = window;
   const { el, number, seconds, count } = Toolyard;
   const LISTED = 200;
-  const COLUMNS = [["trajectories", "count"], ["mean score", "mean_score"], ["min", "min_score"], ["max", "max_score"],
+  const COLUMNS = [["trajectories", "count"], ["failed", "failed"], ["mean score", "mean_score"], ["min", "min_score"], ["max", "max_score"],
     ["turns", "mean_turns"], ["calls", "mean_tools"], ["tokens", "mean_response_tokens"], ["seconds", "mean_seconds"],
     ["damaged", "damaged"]];
+  const LOUD = new Set(["failed", "damaged"]);
+  // Title, name, unit, and the field to filter by.
+  const MEASURES = [["Score distribution", "score", "score", "score"], ["Turns per request", "turns", "turns", "turns"],
+    ["Tool calls per request", "tools", "calls", "tools"], ["Response tokens", "response_tokens", "tokens", "length"],
+    ["Request time", "seconds", "seconds", "time"]];
 
   const table = (steps, query) => {
     const link = (step) => el("a", { href: Toolyard.address(["step", step], { q: query }) }, `${step}`);
     const row = (one) => el("tr", el("td", link(one.step)),
-      COLUMNS.map(([, name]) => el("td.right", number(one[name]))));
+      COLUMNS.map(([, name]) => el(LOUD.has(name) && one[name] ? "td.right.bad.mark" : "td.right", number(one[name]))));
     const body = el("tbody", steps.slice(0, LISTED).map(row));
     const showRest = () => {
       body.append(...steps.slice(LISTED).map(row));
@@ -22,9 +27,22 @@
     return [el("div.scroll", el("table.steps", head, body)), steps.length > LISTED ? more : null];
   };
 
+  const distributions = (told, step) =>
+    MEASURES.map(([title, name, unit, field]) => Toolyard.distribution(title, unit, told[name], [step, field]));
+
+  // A single step has distributions instead of curves.
+  const oneStep = (summary, told) => {
+    const step = `step:${summary.step}`;
+    return el("div.charts", distributions(told, step), Toolyard.tally("Finish reasons", summary.finishes, "finish", step),
+      Toolyard.tally("Tool verdicts", summary.verdicts, "verdict", step));
+  };
+
   const charts = (columns, edges) => {
     const mean = (name, of) => ({ name, of, weight: "count" });
+    const failing = columns.some(({ rows }) => rows.some((row) => row.failed));
     return el("div.charts",
+      failing ? Toolyard.lines("Failed requests", columns,
+        [{ name: "failed", of: "failed_share", weight: "count", hue: "hue-bad", format: Toolyard.percent }]) : null,
       Toolyard.lines("Score: mean, min and max", columns,
         [{ name: "mean", of: "mean_score", weight: "scored" }], ["min_score", "max_score"]),
       Toolyard.heat("Score distribution", edges, columns),
@@ -36,23 +54,31 @@
       Toolyard.lines("Mean request time", columns, [mean("seconds", "mean_seconds")]));
   };
 
+  // How many failed, as a link to them.
+  const failures = (failed, query) => {
+    if (!failed) return null;
+    const q = /\sor\s/i.test(query) ? query : `${query} failed:yes`.trim();
+    return [", ", el("a.bad.mark", { href: Toolyard.address([], { q }) }, `${number(failed)} failed`)];
+  };
+
   Toolyard.showCharts = async (view, query) => {
     const told = await Toolyard.ask("statistics", { q: query });
-    const rows = told.steps.filter((one) => one.count);
+    const rows = told.steps.filter((one) => one.count).map((one) => ({ ...one, failed_share: one.failed / one.count }));
     if (!rows.length) {
       view.replaceChildren(el("p.muted", query ? "No matches" : "No trajectories yet"));
       return;
     }
     const columns = Toolyard.columns(rows);
-    const all = rows.reduce((total, one) => total + one.count, 0);
+    const [all, failed] = ["count", "failed"].map((name) => rows.reduce((total, one) => total + one[name], 0));
     const notes = [
       query ? "Only trajectories that match the filter." : null,
       told.part ? `Covers all ${number(told.part.of)} trajectories; this report contains ${number(told.part.shown)} of them.` : null,
       columns.length < rows.length ? "Charts combine adjacent steps; the table below lists every step." : null];
     view.replaceChildren(el("div",
-      el("h2", `${count(rows.length, "step")}, ${count(all, "trajectory", "trajectories")}`),
+      el("h2", `${count(rows.length, "step")}, ${count(all, "trajectory", "trajectories")}`, failures(failed, query)),
       notes.filter(Boolean).map((note) => el("p.muted", note)),
-      charts(columns, told.edges), el("h3", "All steps"), table(told.steps, query)));
+      told.distributions ? oneStep(rows[0], told.distributions) : charts(columns, told.edges),
+      el("h3", "All steps"), table(told.steps, query)));
   };
 
   // One step ---------------------------------------------------------------------------------------------------------
@@ -96,13 +122,11 @@
     const counted = count(summary.count, "trajectory", "trajectories");
     view.replaceChildren(el("div",
       el("h2", `Step ${step}`),
-      el("p", `${counted}, mean score ${number(summary.mean_score)}${range}${damaged} · `,
-        el("a", { href: Toolyard.listed(`step:${step}`) }, "list them")),
+      el("p", counted, failures(summary.failed, `${query} step:${step}`.trim()),
+        `, mean score ${number(summary.mean_score)}${range}${damaged} · `, el("a", { href: Toolyard.listed(`step:${step}`) }, "list them")),
       told.unfiltered ? el("p.muted", "All trajectories of this step: the filter does not apply here.") : null,
       told.unfiltered ? null : runs(step, told.runs, query),
       timeline ? where(timeline, summary, query, told.runs.length > 1) : el("p.muted", "No timings in this dump"),
-      el("div.charts", Toolyard.distribution("Score distribution", told.histogram.edges, told.histogram, `step:${step}`),
-        Toolyard.tally("Finish reasons", summary.finishes, "finish", `step:${step}`),
-        Toolyard.tally("Tool verdicts", summary.verdicts, "verdict", `step:${step}`))));
+      oneStep(summary, told.distributions)));
   };
 })();

@@ -33,16 +33,20 @@
     return fold;
   };
 
-  Toolyard.long = (text, whole) => {
-    if (text.length <= WHOLE) return whole(text);
+  // `shown`: turns a text into what is inserted; a long rest is inserted as text only.
+  Toolyard.long = (text, whole, shown = Toolyard.ansi) => {
+    if (text.length <= WHOLE) return whole(shown(text));
     const newline = text.lastIndexOf("\n", HEAD);
     const head = newline > HEAD / 2 ? newline : HEAD;
     const summary = `${Toolyard.number(text.length - head)} more characters`;
-    return [whole(text.slice(0, head)), rest(text.slice(head).replace(/^\n/, ""), summary)];
+    const left = text.slice(head).replace(/^\n/, "");
+    return [whole(shown(text.slice(0, head))), rest(shown === exact ? left : Toolyard.withoutAnsi(left), summary)];
   };
+  const exact = (text) => text;
   Toolyard.prose = (text) => Toolyard.long(text, (part) => el("div.prose.block", part));
-  Toolyard.output = (text, kind = "result") =>
-    (text ? Toolyard.long(text, (part) => el(`pre.block.${kind}`, part)) : el("pre.result", el("span.muted", "(empty)")));
+  Toolyard.output = (text, kind = "result") => (text
+    ? Toolyard.long(text, (part) => el(`pre.block.${kind}`, part), kind === "raw" ? exact : Toolyard.ansi)
+    : el("pre.result", el("span.muted", "(empty)")));
 
   // Programs ---------------------------------------------------------------------------------------------------------
   // Small on purpose: unknown syntax stays plain.
@@ -105,7 +109,7 @@
   Toolyard.code = (source, language) => {
     const name = SAME.get(language) || language || "";
     const plain = source.length > HIGHLIGHTED || !KNOWN.has(name);
-    const body = plain ? Toolyard.long(source, (part) => el("pre.block", el("code", part)))
+    const body = plain ? Toolyard.long(source, (part) => el("pre.block", el("code", part)), exact)
       : el("pre.block", highlighted(source, name));
     return el("div.program", el("div.bar", el("span.muted", language || "text"), Toolyard.copyButton(source)), body);
   };
