@@ -3,7 +3,7 @@
     python docs/screenshots.py [--dump DIR] [--to DIR]
 
 Every page is pictured in light and dark, 1440 and 1024 pixels wide, in a folder of its own (`--to`). The best are
-copied to docs/images. Needs Chromium, `playwright` and `textual`.
+copied to docs/images. Needs Chromium, `playwright`, `pillow` and `textual`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from made_up_dump import write_made_up_dump
+from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
 from toolyard.cli.view.run import decoder_for
@@ -80,7 +81,8 @@ async def main(folder: Path, many: Path, target: Path) -> None:
             await _terminal(library, decode, page, target)
             await browser.close()
     for name, picture in IN_DOCS.items():
-        shutil.copy(target / f"{picture}.png", DOCS / "images" / f"{name}.png")
+        with Image.open(target / f"{picture}.png") as image:  # 256 colors are enough, and a third of the size
+            image.convert("RGB").quantize(256).save(DOCS / "images" / f"{name}.png", optimize=True)
 
 
 async def _web(browser: Browser, url: str, pages: dict[str, tuple[str, str]], target: Path) -> None:
@@ -122,6 +124,10 @@ if __name__ == "__main__":
             sys.path.insert(0, str(DOCS.parent / "tests" / "e2e"))
             from viewing import troubled_dump
 
-            options.dump = troubled_dump(Path(scratch))
-        write_made_up_dump(RECORDED, Path(scratch) / "many")
-        asyncio.run(main(options.dump, Path(scratch) / "many", options.to))
+            options.dump = Path(scratch) / "demo"
+            options.dump.mkdir()
+            troubled_dump(options.dump)
+        many = Path(scratch) / "many"
+        many.mkdir()
+        write_made_up_dump(RECORDED, many)
+        asyncio.run(main(options.dump, many, options.to))
