@@ -22,6 +22,7 @@ from toolyard.errors import RecordError
 from toolyard.messages import Message
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import CallRecord, Tokens
+from toolyard.rollout.cluster.results import Results
 from toolyard.viewer.index.rows import entry_of
 from toolyard.viewer.index.sql import TABLES, order_by
 from toolyard.viewer.library import Library
@@ -113,6 +114,7 @@ class Naive:
             "task": it.batch_data_id if it else "",
             "id": it.request_id if it else "",
             "file": file,
+            "run": file.rpartition("/")[0],
         }
         self.verdicts = Counter(map(verdict_of, calls))
         said = (
@@ -136,7 +138,9 @@ class Naive:
         return self._holds(condition) is not condition.negated
 
     def _call_holds(self, call: CallRecord, condition: Condition) -> bool:
-        own = {"tool": call.name, "verdict": verdict_of(call), "call_time": call.seconds or None}
+        verdict = verdict_of(call)
+        error = "" if verdict == "ok" else call.response
+        own = {"tool": call.name, "verdict": verdict, "error": error, "call_time": call.seconds or None}
         return self._compared([own[condition.field]], condition)
 
     def _holds(self, condition: Condition) -> bool:
@@ -195,7 +199,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Library, l
 
 few = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 20.0])
 words = st.sampled_from(
-    ["stop", "STOP", "b", "strasse", "seven", "1", "ok", "failed", "run", "request-1", "nowhere", "é"]
+    ["stop", "STOP", "b", "strasse", "seven", "1", "ok", "failed", "run", "said", "run2", "request-1", "nowhere", "é"]
 )
 
 
@@ -257,7 +261,7 @@ def test_rows_say_what_their_lines_say(mixed) -> None:
         names = {"length": "response_tokens", "prompt": "prompt_tokens", "time": "seconds", "id": "request_id"}
         names |= {"failed_calls": "failed_tools", "started": "started_at", "group": "group_id"}
         for field, value in naive.values.items():
-            assert "." in field or getattr(row, names.get(field, field)) == value, field
+            assert "." in field or field == "run" or getattr(row, names.get(field, field)) == value, field
         assert library.row(row.number) == row
         trajectory = library.trajectory(row.number)
         assert (trajectory is None) is naive.damaged
@@ -395,3 +399,16 @@ def test_rows_are_reached_through_their_files_without_looking_at_all_of_them(lar
         plan = " ".join(step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
     assert "SEARCH rows USING COVERING INDEX rows_of_file" in plan
     assert "TEMP B-TREE" not in plan
+
+
+def test_the_results_of_a_clusters_workers_open_like_a_dump(tmp_path: Path) -> None:
+    shards = tmp_path / "out" / ".cluster" / "0" / "shards"
+    shards.mkdir(parents=True)
+    entry = b'{"request_id":"request-1","kind":"tools","asked":{},"got":{"answer":null,"clock":[]}}'
+    for worker in range(2):
+        results = Results(shards / f"node-{worker}.jsonl")
+        results.keep(0, [to_line(small(worker + 1)), entry, entry])
+        results.close()
+    with Library.open(shards) as library:
+        assert [(row.request_id, row.damaged) for row in library.rows()] == [("request-1", ""), ("request-2", "")]
+        assert library.trajectory(library.rows()[1].number) is not None

@@ -8,6 +8,7 @@ there.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable
@@ -31,6 +32,10 @@ _UNFINISHED = Signature(0, -1, 0)
 _INSERT_ROW = f"INSERT INTO rows VALUES ({', '.join('?' * (len(Located._fields) + len(COLUMNS)))})"
 _INSERT_CALL = f"INSERT INTO calls VALUES (?, {', '.join('?' * len(CallEntry._fields))})"
 _INSERT_FILE = f"INSERT OR REPLACE INTO files VALUES ({', '.join('?' * len(IndexedFile._fields))})"
+
+
+_ENTRY = re.compile(rb'\{"request_id":"[^"]*","kind":"')
+"""An entry of a tape: in the results of a cluster's workers, they follow the line of their request."""
 
 
 class Builder:
@@ -125,7 +130,7 @@ class Builder:
             at = at._replace(done=line.start + line.size, lines=at.lines + 1, ended=int(line.ended))
             if line.text is None:
                 self._add(at.id, at.lines, line, damaged(f"longer than {MAX_LINE >> 20} MiB", b"", file.step))
-            elif line.text and not line.text.isspace():
+            elif line.text and not line.text.isspace() and not _ENTRY.match(line.text):
                 self._add(at.id, at.lines, line, entry_of(line.text, file.step))
             self._tell(line.size)
             if self._batch >= BATCH_BYTES:

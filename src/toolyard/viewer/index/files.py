@@ -15,6 +15,8 @@ from toolyard.errors import RecordError
 from toolyard.records.dump import dump_files
 from toolyard.viewer.index.tables import SUFFIX, Tables
 
+_SHARDS = "shards"
+"""The folder where the workers of a cluster write their results, before they are in the dump."""
 MAX_LINE = 1 << 28
 """Longer lines count as damaged: a file that is not a dump must not fill the memory."""
 _BLOCK = 1 << 22
@@ -186,8 +188,9 @@ def lines_between(fd: int, start: int, end: int) -> Iterator[Line]:
 
 
 def _dump_and_completions(folder: Path) -> list[Path]:
-    """The files of a dump, then those that TRL writes."""
-    return [*dump_files(folder), *sorted(folder.glob(f"completions_*{SUFFIX}"))]
+    """The files of a dump, or the results of a cluster's workers, then those that TRL writes."""
+    found = sorted(folder.glob("*.jsonl")) if folder.name == _SHARDS else dump_files(folder)
+    return [*found, *sorted(folder.glob(f"completions_*{SUFFIX}"))]
 
 
 def _name(root: Path, path: Path) -> str:
