@@ -54,6 +54,11 @@ def table(terminal: Terminal) -> TableView:
     return terminal.app._table
 
 
+def keys(terminal: Terminal) -> str:
+    """The last line, which is drawn a little later than the rest."""
+    return terminal.screen.splitlines()[-1].rstrip()
+
+
 def rows(terminal: Terminal) -> list[str]:
     """The table's rows as text."""
     count = table(terminal).rows.table.count
@@ -80,8 +85,7 @@ async def test_each_question_is_answered_by_two_keys_at_most(dump, size):
             assert all(answer in terminal.screen for answer in answers), f"{question}:\n{terminal.screen}"
             strips = terminal.app.screen._compositor.render_strips()
             assert [strip.cell_length for strip in strips] == [size[0]] * size[1]
-            keys = terminal.screen.splitlines()[-1].rstrip()
-            assert keys.endswith(("q quit", "5 waterfall", "y copy"))  # none is cut
+            await terminal.until(lambda: keys(terminal).endswith(("q quit", "5 waterfall", "y copy")))  # none is cut
         await terminal.press("1")
         assert "ASSISTANT  turn 1" in terminal.page.text
         assert max(map(len, terminal.page.text.splitlines())) > 40  # as wide as before
