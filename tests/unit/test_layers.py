@@ -27,6 +27,8 @@ LAYERS = (
     {"execution"},
     {"rewards"},
     {"tools", "chat", "engines", "records", "tasks"},
+    {"turns"},
+    {"gateway"},
     {"rollout"},
     {"train", "viewer", "testing"},
     {"cli"},

@@ -29,13 +29,14 @@ from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
 from toolyard.rollout.play.play import ANSWER
 from toolyard.rollout.play.setting import Setting
-from toolyard.rollout.play.speaker import EngineAnswer, MessageSpeaker, Speaker, TokenSpeaker
+from toolyard.rollout.play.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request, request_id_of
 from toolyard.tasks.files import BadRow, open_tasks
 from toolyard.tasks.protocol import Task
 from toolyard.tools.base import BaseTool
 from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.registry import initialize_tools_from_config
+from toolyard.turns import EngineAnswer
 
 if TYPE_CHECKING:
     from toolyard.engines.http.client import HttpOptions

@@ -26,7 +26,7 @@ from toolyard.messages import JSON
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.external import ExternalCall, ExternalCalls, Redo
 from toolyard.rollout.faults.profile import FaultProfile
-from toolyard.rollout.play.speaker import EngineAnswer, Speaker, TokenSpeaker
+from toolyard.rollout.play.speaker import Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest
 from toolyard.sandbox.host.worker import before_request
 from toolyard.tools.base import BaseTool
@@ -34,6 +34,7 @@ from toolyard.tools.calls import ToolHandle, ToolResult, use_handle
 from toolyard.tools.code_interpreter.tool import SandboxFusionTool
 from toolyard.tools.policy import Measure
 from toolyard.tools.registry import get_tool_class, read_entries
+from toolyard.turns import EngineAnswer
 
 T = TypeVar("T")
 _playing: ContextVar[FaultyCalls | None] = ContextVar("playing", default=None)

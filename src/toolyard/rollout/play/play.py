@@ -56,12 +56,13 @@ from toolyard.rollout.play.machine import (
     UserSaid,
 )
 from toolyard.rollout.play.setting import Setting
-from toolyard.rollout.play.speaker import EngineAnswer, SampledTurn
+from toolyard.rollout.play.speaker import SampledTurn
 from toolyard.rollout.request import AsyncRolloutRequest, turn_seed
 from toolyard.supervision import Call, LoopClock, Scope, loop_clock, uninterrupted
 from toolyard.tools.answers import as_reward
 from toolyard.tools.instance import ToolInstances, ToolOutcome, ToolResult, handle_of, open_instances
 from toolyard.tools.policy import CallPolicy, Recovery
+from toolyard.turns import EngineAnswer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

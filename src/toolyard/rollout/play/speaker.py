@@ -5,15 +5,12 @@ Only `ask` is non-deterministic; everything else depends on the request alone.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn
 from toolyard.engines.protocol import (
@@ -32,32 +29,13 @@ from toolyard.engines.protocol import (
 from toolyard.errors import EngineError, EngineRequestError
 from toolyard.images import Image
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
-from toolyard.records.audit import are_logprobs, check_extension
+from toolyard.records.audit import check_extension
 from toolyard.records.trajectory import Sampled
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.request import AsyncRolloutRequest, turn_seed
+from toolyard.turns import EngineAnswer, Retries, TurnSampler
 
-T = TypeVar("T")
 _PROMPTS_KEPT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAnswer:
-    """An engine's answer for one turn, from one or more attempts."""
-
-    generation: Generation
-    attempts: int = 1
-    weight_versions: tuple[str, ...] = ()
-    message: Message | None = None
-    """The message, from a server with a message API."""
-    prompt_ids: list[int] | None = None
-    """The prompt ids that such a server reports, if any."""
-    tokens: int = 0
-    """Number of sampled tokens, even if their ids are unknown."""
-    queue_seconds: float = 0.0
-    """Failed attempts, the pauses after them, and the wait in the engine's queue."""
-    misread: bool = False
-    """An injected fault: its calls count as malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +102,6 @@ class Speaker(ABC):
             update={"max_tokens": min(max_tokens, self._sampling.max_tokens), "seed": turn_seed(request)}
         )
 
-    async def _retried(
-        self, request: AsyncRolloutRequest, attempts: int, ask: Callable[[], Awaitable[T]]
-    ) -> tuple[T, int, float]:
-        """Call `ask` until it succeeds; return its result, the number of attempts, and the seconds before the last.
-        Nothing is kept of a failed attempt, so retrying is safe."""
-        first = began = time.monotonic()
-        pause, task = self._limits.engine_retry_pause_seconds, asyncio.current_task()
-        cancellations = 0 if task is None else task.cancelling()
-        while True:
-            attempts += 1
-            try:
-                return await ask(), attempts, began - first
-            except EngineError as error:
-                if task is not None and task.cancelling() > cancellations:
-                    raise asyncio.CancelledError from error  # it was cancelled, whatever the engine raised for that
-                if not error.retryable or attempts > self._limits.engine_retries:
-                    raise
-                request.waits_for = f"{self.engine_name}, attempt {attempts + 1} (the last: {error})"
-            await asyncio.sleep(pause)
-            pause *= 2
-            began = time.monotonic()
-
 
 class TokenSpeaker(Speaker):
     """Tokens in, tokens out: what is trained on is what was sampled."""
@@ -168,21 +124,16 @@ class TokenSpeaker(Speaker):
             hides_images: Why images are hidden although format and engine support them; empty to show them.
         """
         hides_images = hides_images or _why_hidden(engine, chat)
-        stops = (*sampling.stop_token_ids, *(ids for ids in chat.stop_token_ids if ids not in sampling.stop_token_ids))
-        texts = (*sampling.stop, *(text for text in chat.stop if text not in sampling.stop))
-        told = sampling.model_copy(update={"stop_token_ids": stops, "stop": texts})
-        super().__init__(told, limits, engine, hides_images)
-        self._engine = engine
+        self._turns = TurnSampler(engine, chat, _retries(limits), before_attempt=before_attempt)
+        super().__init__(self._turns.with_stops(sampling), limits, engine, hides_images)
         self._chat = chat
-        self._ends = frozenset(stops) | chat.special_ids
         self._tell_near_misses = tell_near_misses
-        self._before_attempt = before_attempt
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Recent prompts: the samples of a task share one and start one after another."""
 
     @property
     def engine(self) -> Engine | None:
-        return self._engine
+        return self._turns.engine
 
     def begin(self, request: AsyncRolloutRequest) -> int:
         key = tuple(request.messages)
@@ -200,54 +151,13 @@ class TokenSpeaker(Speaker):
         return {"prompt_tokens": len(request.input_ids), "prompt_crc": request.crc}
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
-        sampling = self._sampling_of(request, max_tokens)
-        budget = sampling.max_tokens
-        images = self._images_of(request)
-        ids: list[int] = []
-        logprobs: list[float] | None = []
-        versions: list[str] = []
-        attempts = fruitless = 0
-        queued = 0.0
-        cached: int | None = None
-        while True:
-            prompt = [*request.input_ids, *ids] if ids else request.input_ids
-            asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
-            got, tries, failing = await self._retried(
-                request, fruitless, partial(self._generate, prompt, images, asked, request.request_id)
-            )
-            attempts += tries - fruitless
-            queued = round(queued + failing + got.queue_seconds, 6)
-            fruitless = 0 if got.token_ids else tries
-            joint = len(ids)
-            ids += got.token_ids
-            logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
-            cached = got.cached_tokens if cached is None else cached
-            if got.weight_version is not None and got.weight_version not in versions:
-                versions.append(got.weight_version)
-            end = self._stop_across(ids, joint, sampling) if joint else None
-            if end is not None:
-                logprobs = None if logprobs is None else logprobs[:end]
-                whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
-                return EngineAnswer(whole, attempts, tuple(versions), tokens=end, queue_seconds=queued)
-            if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._limits.engine_retries:
-                break
-            # Aborted by the engine, for new weights for example. The request continues exactly where it was.
-            await asyncio.sleep(self._limits.engine_retry_pause_seconds if fruitless else 0)
-        finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
-        whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
-        return EngineAnswer(whole, attempts, tuple(versions), tokens=len(ids), queue_seconds=queued)
-
-    def _stop_across(self, ids: list[int], joint: int, sampling: Sampling) -> int | None:
-        """The end of a stop text that began before `joint`, or None: the engine's new call at `joint` missed it."""
-        if not sampling.stop or any(stop in self._chat.decode(ids[:joint]) for stop in sampling.stop):
-            return None
-        for end in range(joint + 1, len(ids) + 1):
-            text, after = self._chat.decode(ids[:end]), self._chat.decode(ids[joint:end])
-            if any(stop in text and stop not in after for stop in sampling.stop):
-                return end
-            if len(after) > max(map(len, sampling.stop)):
-                break
-        return None
+        return await self._turns.sample(
+            request.input_ids,
+            self._sampling_of(request, max_tokens),
+            request_id=request.request_id,
+            images=self._images_of(request),
+            told=partial(setattr, request, "waits_for"),
+        )
 
     def _images_of(self, request: AsyncRolloutRequest) -> list[Image]:
         """Raises EngineRequestError if the model has sampled an image token: it would refer to no image."""
@@ -259,55 +169,6 @@ class TokenSpeaker(Speaker):
                 f"the conversation has {len(images)} images but {places} image tokens: the model sampled some itself"
             )
         return images
-
-    async def _generate(
-        self, prompt: list[int], images: Sequence[Image], sampling: Sampling, request_id: str
-    ) -> Generation:
-        """Call the engine and check its answer."""
-        engine = self._engine
-        assert engine is not None, "a replay has no engine"
-        if self._before_attempt is not None:
-            await self._before_attempt(request_id)
-        if images and isinstance(engine, ImageEngine):
-            got = await engine.generate_with_images(prompt, images, sampling, request_id=request_id)
-        else:
-            got = await engine.generate(prompt, sampling, request_id=request_id)
-        problem = self._problem(got, sampling)
-        if problem:
-            error = EngineError(f"{self.engine_name} returned an invalid answer: {problem}")
-            error.source = self.engine_name
-            raise error
-        return got
-
-    def _problem(self, got: Generation, sampling: Sampling) -> str:
-        """What is wrong with an answer; empty if nothing. Engines are not trusted: the model is trained on these
-        tokens."""
-        ids, logprobs = got.token_ids, got.logprobs
-        if len(ids) > sampling.max_tokens:
-            return f"{len(ids)} tokens, but at most {sampling.max_tokens} were requested"
-        size = self._chat.vocab_size
-        if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and (size is None or max(ids) < size)):
-            bad = next(one for one in ids if type(one) is not int or one < 0 or (size is not None and one >= size))
-            return f"token id {bad!r}, but the vocabulary has the ids 0 to {'?' if size is None else size - 1}"
-        if logprobs is not None:
-            if len(logprobs) != len(ids):
-                return f"{len(ids)} tokens but {len(logprobs)} logprobs"
-            if not are_logprobs(logprobs):
-                return f"invalid logprobs: {str(logprobs)[:120]}"
-        if got.finish is Finish.STOP and self._stopped_by(got, sampling) is None:
-            return "it stopped, but not at a stop token or a stop text"
-        return ""
-
-    def _stopped_by(self, got: Generation, sampling: Sampling) -> int | str | None:
-        if got.finish is not Finish.STOP:
-            return ""
-        if got.token_ids and got.token_ids[-1] in self._ends:
-            return got.token_ids[-1]
-        if not sampling.stop:
-            return None
-        # The token that completes a stop text may extend beyond it.
-        end = self._chat.decode(got.token_ids)
-        return next((text for text in sampling.stop if text in end), None)
 
     def take(self, request: AsyncRolloutRequest, answer: EngineAnswer) -> SampledTurn:
         generation = answer.generation
@@ -325,7 +186,9 @@ class TokenSpeaker(Speaker):
             parsed = replace(parsed, calls=(), malformed=(*damaged, *parsed.malformed))
         return SampledTurn(
             parsed,
-            _sampled(answer, start, request.response_tokens, text, crc, self._stopped_by(generation, self._sampling)),
+            answer.sampled(
+                start, request.response_tokens, text, crc, self._turns.stopped_by(generation, self._sampling)
+            ),
             len(generation.token_ids),
         )
 
@@ -370,7 +233,9 @@ class MessageSpeaker(Speaker):
 
     async def ask(self, request: AsyncRolloutRequest, max_tokens: int) -> EngineAnswer:
         sampling = self._sampling_of(request, max_tokens)
-        got, attempts, failing = await self._retried(request, 0, partial(self._chat, request, sampling))
+        got, attempts, failing = await _retries(self._limits).run(
+            partial(self._chat, request, sampling), self.engine_name, partial(setattr, request, "waits_for")
+        )
         versions = () if got.weight_version is None else (got.weight_version,)
         ids = got.token_ids or []
         generation = Generation(ids, got.logprobs, got.finish, got.weight_version)
@@ -393,7 +258,7 @@ class MessageSpeaker(Speaker):
         calls = tuple(ParsedCall(call.name, call.arguments, call.id) for call in message.tool_calls)
         return SampledTurn(
             ParsedTurn(message.content, message.reasoning_content, calls),
-            _sampled(answer, start, request.response_tokens, message.content, crc),
+            answer.sampled(start, request.response_tokens, message.content, crc),
             answer.tokens,
         )
 
@@ -438,23 +303,6 @@ def _prompt_of(got: ChatGeneration) -> list[int] | None:
     return None if got.prompt_ids is None or got.token_ids is None else got.prompt_ids
 
 
-def _sampled(
-    answer: EngineAnswer, start: int, end: int, text: str, crc: int, stopped_by: int | str | None = ""
-) -> Sampled:
-    return Sampled(
-        start=start,
-        end=end,
-        text=text,
-        finish=answer.generation.finish.value,
-        prompt_crc=crc,
-        weight_versions=answer.weight_versions,
-        cached_tokens=answer.generation.cached_tokens,
-        attempts=answer.attempts,
-        stopped_by=stopped_by,
-        queue_seconds=answer.queue_seconds,
-    )
-
-
 def _as_text(messages: Sequence[Message]) -> str:
     return "".join(f"{message.role}\n{_said(message)}\n" for message in messages)
 
@@ -469,3 +317,7 @@ def _why_hidden(engine: Engine | None, chat: ChatFormat) -> str:
     if engine is not None and not isinstance(engine, ImageEngine):
         return f"{engine!r} does not accept images"
     return ""
+
+
+def _retries(limits: RolloutLimits) -> Retries:
+    return Retries(limits.engine_retries, limits.engine_retry_pause_seconds)
