@@ -26,6 +26,7 @@ _WATCH_AFTER_SECONDS = 0.02
 """Most programs finish before a client can disconnect; only slower ones pay for a task that watches the connection."""
 
 Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class RunningRequests:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
 
-    async def run(self, receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
+    async def run(self, receive: Receive, work: Awaitable[T]) -> T:
         """Do `work`, which turns every expected failure into a response, unless the client disconnects first.
 
         Raises:
