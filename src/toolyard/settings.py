@@ -42,6 +42,11 @@ def cache_dir() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "toolyard"
 
 
+def inherited_environment() -> dict[str, str]:
+    """For programs of the user's own, such as agents. Sandboxed programs never get it."""
+    return dict(os.environ)
+
+
 def search_path() -> str:
     """Where toolchains are looked up: the caller's PATH, or the system default if PATH is not set."""
     return os.environ.get("PATH") or os.defpath

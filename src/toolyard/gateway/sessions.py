@@ -99,6 +99,10 @@ class Session:
     sampled_tokens: int = 0
     limit: SessionEnd | None = None
     """The limit that it has reached."""
+    limited: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a client was told of it."""
+    engine_failure: str = ""
+    """The last error of the engine or the gateway that a client got."""
     counts: Counts = field(default_factory=Counts)
     on_turn: Callable[[SampledTurn], None] = lambda _: None
     asked: dict[bytes, list[SampledTurn]] = field(default_factory=dict[bytes, list[SampledTurn]])
@@ -139,6 +143,7 @@ class Session:
         if reached is None:
             return
         self.limit = reached[0]
+        self.limited.set()
         raise ApiError(403, f"session {self.id} {reached[1]}: end here", code=f"session_{self.limit.name.lower()}")
 
 
@@ -157,11 +162,12 @@ class Answered:
 class Sessions:
     """All sessions of a gateway, and the engine behind them."""
 
-    def __init__(self, config: GatewayConfig, engine: Engine, chat: ChatFormat, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: GatewayConfig, engine: Engine | None, chat: ChatFormat, tokenizer: Tokenizer | None
+    ) -> None:
         self.config = config
         self.chat = chat
         self._tokenizer = tokenizer
-        self._engine = engine
         self._sampler = TurnSampler(engine, chat, Retries(config.engine_retries, config.engine_retry_pause_seconds))
         self._open: dict[str, Session] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -258,6 +264,7 @@ class Sessions:
         except ApiError as error:
             if error.status >= 500:
                 session.counts.failed += 1
+                session.engine_failure = str(error)
             else:
                 session.counts.refused += 1
             raise
@@ -312,6 +319,8 @@ class Sessions:
     def _place(self, session: Session, question: Question, messages: tuple[Message, ...]) -> Place:
         if question.prompt is None:
             return session.conversations.place(messages, question.tools)
+        if self._tokenizer is None:
+            raise ApiError(400, "this gateway has no tokenizer for prompts of text; send messages", param="prompt")
         if isinstance(question.prompt, str):
             ids, text = self._tokenizer.encode(question.prompt), question.prompt
         else:

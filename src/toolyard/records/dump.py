@@ -42,6 +42,8 @@ class EndedRequest:
     rollout_offset: int
     task_digest: str = ""
     """Digest of the task that was played; empty in dumps without digests."""
+    session: str | None = None
+    """The request whose branch it is, if an agent played it."""
 
 
 class DumpWriter:
@@ -88,7 +90,9 @@ class DumpWriter:
         Raises:
             RecordError: it could not be written; the file is unchanged, and later lines may still succeed.
         """
-        await self._submitted(lambda: self._append(trajectory.step, to_line(trajectory)))
+        # In one piece: a request whose own line is there is there with all its branches.
+        lines = (*trajectory.branches, trajectory)
+        await self._submitted(lambda: self._append(trajectory.step, b"".join(map(to_line, lines))))
 
     async def write_line(self, step: int, line: bytes) -> None:
         """Append a trajectory that is already encoded, with its newline. Like `write`."""
@@ -146,12 +150,13 @@ class DumpWriter:
         return self._expected.get(step, self.count_lines(step))
 
     def forget(self, step: int, request_ids: Collection[str]) -> None:
-        """Remove the lines of these requests, so that they can be played again. The file is replaced atomically. Call
-        it before the first `write` to the step.
+        """Remove the lines of these requests, and of their branches, so that they can be played again. The file is
+        replaced atomically. Call it before the first `write` to the step.
 
         Raises:
             RecordError: the file cannot be replaced.
         """
+        forgotten = frozenset(request_ids)
         path, rewritten = self.folder / f"{step}.jsonl", self.folder / f".{step}.jsonl.new"
         file = self._files.pop(step, None)
         if file is not None:
@@ -160,7 +165,7 @@ class DumpWriter:
         try:
             with rewritten.open("wb") as file:
                 for _, line in lines_of(path):
-                    if decode(line).get("request_id") not in request_ids:
+                    if forgotten.isdisjoint(_names_in(decode(line))):
                         file.write(line if line.endswith(b"\n") else line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -169,9 +174,9 @@ class DumpWriter:
             rewritten.unlink(missing_ok=True)
             raise RecordError(f"cannot replace {path}: {error.strerror}") from None
 
-    def _append(self, step: int, line: bytes) -> None:
-        self._file(step).append(line)
-        self._expected[step] += 1  # only after the write has succeeded
+    def _append(self, step: int, lines: bytes) -> None:
+        self._file(step).append(lines)
+        self._expected[step] += lines.count(b"\n")  # only after the write has succeeded
 
     def _file(self, step: int) -> LineFile:
         if step < 0:
@@ -199,6 +204,17 @@ class DumpWriter:
         self._unreported = self._unreported or job.exception()
 
 
+def _names_in(fields: JSON) -> set[Any]:
+    """The ids that a line belongs to: its request's, and that of the session whose branch it is."""
+    return {fields.get("request_id"), _session_of(fields)}
+
+
+def _session_of(fields: JSON) -> str | None:
+    metrics: JSON = fields.get("metrics") or {}
+    branch: JSON = metrics.get("branch") or {}
+    return branch.get("session")
+
+
 def _ended_in(path: Path) -> Iterator[EndedRequest]:
     for number, line in lines_of(path):
         try:
@@ -215,6 +231,7 @@ def _ended_in(path: Path) -> Iterator[EndedRequest]:
                     str(fields.get("batch_data_id")),
                     cast("int", fields.get("rollout_offset", 0)),
                     str(metrics.get("task_digest", "")),
+                    _session_of(fields),
                 )
         except RecordError as error:
             raise RecordError(

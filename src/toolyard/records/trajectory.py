@@ -130,5 +130,8 @@ class Trajectory:
     explanation, as far as they are known. Empty in lines that do not say."""
     started_at: float | None = None
     """When the request began, in Unix seconds; None if the line does not say."""
+    branches: tuple[Trajectory, ...] = ()
+    """Other branches of the same session, if an agent played it: each is a line of its own in a dump, before this one.
+    Empty in what is read from a dump."""
     extra: JSON = field(default_factory=dict[str, Any])
     """Unknown fields of the line, unchanged."""

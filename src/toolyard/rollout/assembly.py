@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
@@ -88,13 +89,15 @@ async def open_rollout(
         if reward is not None:
             stack.push_async_callback(reward.close)
         tools: Mapping[str, BaseTool] = {}
-        if tape is None:
+        if tape is None and config.agent is None:
             tools = {tool.name: tool for tool in _open_tools(config)}
             for tool in tools.values():
                 stack.push_async_callback(tool.close)
             schemas = tuple(tool.get_openai_tool_schema() for tool in tools.values())
             if faults is not None:
                 faults.take_over(tools.values())
+        elif tape is None:
+            schemas = ()  # an agent has its own
         else:
             schemas = tuple(map(OpenAIFunctionToolSchema.model_validate, tape.meta.get("tool_schemas", ())))
         if config.engine.directory is not None and tape is None:
@@ -107,7 +110,48 @@ async def open_rollout(
             stack.push_async_callback(_end, asyncio.create_task(watch))
         loads = _loads(config, speaker) if config.adaptive_concurrency and tape is None else None
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction, loads)
-        yield OpenedRollout(setting, schemas)
+        async with with_agent(setting, config) as complete:
+            yield OpenedRollout(complete, schemas)
+
+
+@asynccontextmanager
+async def with_agent(setting: Setting, config: RolloutConfig) -> AsyncGenerator[Setting]:
+    """The setting with the agent of `config`, if it names one, and the gateway that the agent talks to.
+
+    Raises:
+        ConfigError: there is no such agent, or other settings do not go with one.
+    """
+    if config.agent is None:
+        yield setting
+        return
+    speaker = setting.speaker
+    if not isinstance(speaker, TokenSpeaker):
+        raise ConfigError(f"agent: the engine {config.engine.kind} has no tokens; use transformers, sglang or vllm")
+    if config.interaction is not None:
+        raise ConfigError("agent and interaction cannot be used together: the agent decides what is said")
+    from toolyard.gateway.config import GatewayConfig
+    from toolyard.gateway.server import open_gateway
+    from toolyard.rollout.agent.run import open_agent
+    from toolyard.rollout.agent.setting import AgentSetting
+
+    find_users_modules(config)
+    agent = open_agent(config.agent.run, config.agent.env, config.agent.cwd)
+    serving = GatewayConfig(
+        port=0,
+        tokens=(secrets.token_urlsafe(16),),  # known to nobody: each session has a key of its own
+        open_sessions=False,
+        sampling=config.sampling,
+        fixed_sampling=config.agent.fixed_sampling,
+        max_sessions=max(4096, config.in_flight),
+        generate_seconds=config.limits.generate_seconds,
+        engine_retries=config.limits.engine_retries,
+        engine_retry_pause_seconds=config.limits.engine_retry_pause_seconds,
+        grace_seconds=1.0,
+    )
+    name = config.engine.model or DEFAULT_MODEL
+    async with open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=name) as gateway:
+        agents = AgentSetting(agent, gateway, speaker.chat, config.agent.score_from, config.agent.grace_seconds)
+        yield replace(setting, agent=agents)
 
 
 def planned(config: RolloutConfig, note: Note = lambda _: None) -> dict[str, str]:
@@ -246,7 +290,32 @@ async def _open_speaker(
         return MessageSpeaker(ready, config.sampling, config.limits, hides_images=hides)
     if engine.kind == "transformers" and tape is None:
         need_packages(otherwise="sample from a server: --engine openai --url URL --model NAME")
-    name = engine.model or DEFAULT_MODEL
+    known = await _open_model(config, stage)
+    tell, hides = config.chat.near_miss == "tell", _hides_images(config, known.chat)
+    if tape is not None:
+        return TokenSpeaker(None, known.chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
+    _refuse_tools_that_are_not_offered(config, known.chat, schemas)
+    return TokenSpeaker(
+        await _enter_engine(config, known, stack, stage),
+        known.chat,
+        config.sampling,
+        config.limits,
+        tell_near_misses=tell,
+        hides_images=hides,
+        before_attempt=None if faults is None or engine.urls else faults.before_attempt,
+        tokenizer=known.tokenizer,
+    )
+
+
+class _KnownModel(NamedTuple):
+    name: str
+    place: Path | str
+    tokenizer: Tokenizer
+    chat: ChatFormat
+
+
+async def _open_model(config: RolloutConfig, stage: Note) -> _KnownModel:
+    name = config.engine.model or DEFAULT_MODEL
     # In threads, since each of these may take a minute: the event loop must hear of Ctrl-C.
     stage(f"looking for the model {name}")
     model = await asyncio.to_thread(resolve_model, name, progress=stage)
@@ -261,24 +330,16 @@ async def _open_speaker(
         template_kwargs=config.chat.template_kwargs,
         syntax_options=config.chat.syntax_options,
     )
-    tell, hides = config.chat.near_miss == "tell", _hides_images(config, chat)
-    if tape is not None:
-        return TokenSpeaker(None, chat, config.sampling, config.limits, tell_near_misses=tell, hides_images=hides)
-    _refuse_tools_that_are_not_offered(config, chat, schemas)
-    if engine.kind == "transformers":
+    return _KnownModel(name, model, tokenizer, chat)
+
+
+async def _enter_engine(config: RolloutConfig, known: _KnownModel, stack: AsyncExitStack, stage: Note) -> Engine:
+    kind = config.engine.kind
+    if kind == "transformers":
         stage("importing torch and transformers")
         await asyncio.to_thread(import_module, "toolyard.engines.transformers.engine")
-    stage(f"loading {name}" if engine.kind == "transformers" else f"opening the engine {engine.kind}")
-    made = await stack.enter_async_context(_token_engine(config, model, tokenizer, chat))
-    return TokenSpeaker(
-        made,
-        chat,
-        config.sampling,
-        config.limits,
-        tell_near_misses=tell,
-        hides_images=hides,
-        before_attempt=None if faults is None or engine.urls else faults.before_attempt,
-    )
+    stage(f"loading {known.name}" if kind == "transformers" else f"opening the engine {kind}")
+    return await stack.enter_async_context(_token_engine(config, known.place, known.tokenizer, known.chat))
 
 
 def _hides_images(config: RolloutConfig, chat: ChatFormat | None) -> str:

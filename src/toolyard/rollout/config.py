@@ -17,6 +17,7 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
+    field_validator,
 )
 
 from toolyard import settings
@@ -129,6 +130,27 @@ class InteractionConfig(_Part):
     config: JSON = Field(default_factory=dict[str, Any])
 
 
+class AgentConfig(_Part):
+    """An agent that plays the requests in place of Toolyard's own loop. It talks to the gateway, whose address is in
+    its environment: OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY."""
+
+    run: str
+    """A command, in which `{task}` is the path of a JSON file and `{prompt}` the text of the task's last message; the
+    JSON is on its standard input, too. Or `package.module:function`, which is called with an `AgentTask`."""
+    score_from: Literal["messages", "output", "printed", "file"] = "messages"
+    """messages, output: `rewards.final` judges what the model said on the main branch, or what the agent printed.
+    printed: the last line that the agent prints is the score. file: the score is in the file $TOOLYARD_REWARD. A
+    function returns it instead."""
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+    """Variables that are added to the command's environment."""
+    cwd: str | None = None
+    """The command's folder. None: this one."""
+    fixed_sampling: bool = True
+    """Sample as `sampling` says, whatever temperature, top_p, top_k and seed the agent asks for."""
+    grace_seconds: PositiveFloat = 10.0
+    """How long the agent may go on after the gateway has told it of a limit. Then it is killed."""
+
+
 class ClusterConfig(_Part):
     """A Ray cluster whose nodes play the requests."""
 
@@ -185,6 +207,9 @@ class RolloutConfig(_Part):
     limits: RolloutLimits = Field(default_factory=RolloutLimits)
     rewards: RewardConfig = Field(default_factory=RewardConfig)
     interaction: InteractionConfig | None = None
+    agent: AgentConfig | None = None
+    """An agent that plays the requests; a string means `run`. Turns, tokens and time are limited by `limits`. It brings
+    its own tools, so `tools` is not used."""
     n: PositiveInt = 1
     """Samples per task; together they are a group."""
     concurrency: PositiveInt | None = None
@@ -218,6 +243,11 @@ class RolloutConfig(_Part):
     otel: str | None = None
     """Send traces to this OpenTelemetry collector (OTLP over HTTP), for example `http://127.0.0.1:4318`. `env`: to the
     one in OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+    @field_validator("agent", mode="before")
+    @classmethod
+    def _read_agent(cls, given: Any) -> Any:
+        return {"run": given} if isinstance(given, str) else given
 
     @property
     def in_flight(self) -> int:

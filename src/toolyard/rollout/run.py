@@ -160,8 +160,10 @@ class _Book:
             await self.faults.before_line(trajectory)
         if self.dump is not None:
             if line is None:
-                kept = {**trajectory.metrics, "task_digest": self.tasks[trajectory.request_id], **self.marks}
-                await self.dump.write(replace(trajectory, metrics=kept))
+                marks = {"task_digest": self.tasks[trajectory.request_id], **self.marks}
+                branches = tuple(replace(one, metrics={**one.metrics, **marks}) for one in trajectory.branches)
+                marked = {**trajectory.metrics, **marks}
+                await self.dump.write(replace(trajectory, metrics=marked, branches=branches))
             else:
                 await self.dump.write_line(trajectory.step, line)
         self.result.accounting.dumped.add(trajectory.request_id)
@@ -297,7 +299,12 @@ def _resumed(
         ConfigError: the dump was started with other settings or tasks.
         RecordError: a line of the dump is damaged.
     """
-    existing = {request_id: ended for request_id, ended in dump.existing(config.step).items() if request_id in wanted}
+    found = dump.existing(config.step)
+    existing = {request_id: ended for request_id, ended in found.items() if request_id in wanted}
+    # A killed process may have written some branches of a session, but not the last, which has the request's id.
+    sessions = {ended.session for ended in found.values() if ended.session is not None}
+    if torn := sessions & wanted - existing.keys():
+        dump.forget(config.step, torn)
     again = {
         request_id
         for request_id, ended in existing.items()

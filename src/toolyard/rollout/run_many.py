@@ -246,7 +246,7 @@ class RolloutRun:
                 self._gate.leave()
 
     async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
-        play = Play(request, self._setting, self._external_calls_for(request) if self._external_calls_for else None)
+        play = self._play_of(request)
         self._plays[request.request_id] = play
         before = CURRENT.set(request)
         try:
@@ -265,6 +265,14 @@ class RolloutRun:
             del self._plays[request.request_id]
         play.external.start_over()
         return await self._played(request.anew())
+
+    def _play_of(self, request: AsyncRolloutRequest) -> Play:
+        external = self._external_calls_for(request) if self._external_calls_for else None
+        if self._setting.agent is None:
+            return Play(request, self._setting, external)
+        from toolyard.rollout.agent.play import AgentPlay
+
+        return AgentPlay(request, self._setting, external)
 
     def _died(self, play: Play, error: asyncio.CancelledError) -> Trajectory:
         """The worker was cancelled by code outside the run. Unhandled, its requests would be lost silently."""

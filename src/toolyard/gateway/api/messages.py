@@ -202,7 +202,7 @@ def _unknown(where: str, kind: str, known: str) -> ApiError:
 def _tool(index: int, raw: Any) -> OpenAIFunctionToolSchema:
     given, param = an_object(raw, f"tools[{index}]"), f"tools[{index}]"
     if given.get("type") is not None and (kind := string_in(given, "type", param)) != "custom":
-        raise unsupported(f"{param}.type", f"only tools that the client runs (custom), not {kind[:40]!r}")
+        raise unsupported(f"{param}.type", f"only custom, not {kind[:40]!r}")
     schema = an_object(given.get("input_schema"), f"{param}.input_schema")
     return tool_schema({**given, "parameters": schema}, param)
 
@@ -224,7 +224,9 @@ def _content(message: Message) -> list[JSON]:
         blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
     if message.content:
         blocks.append({"type": "text", "text": message.content})
-    blocks += ({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls)
+    blocks += (
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
+    )
     return blocks
 
 

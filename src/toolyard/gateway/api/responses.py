@@ -119,10 +119,10 @@ class Responses:
         yield tell("response.created", response=begun)
         yield tell("response.in_progress", response=begun)
         for index, item in enumerate(whole["output"]):
-            filled = "arguments" if item["type"] == "function_call" else "content"
-            empty = {**item, "status": "in_progress", filled: type(item[filled])()}
+            calls = item["type"] == "function_call"
+            empty: JSON = {**item, "status": "in_progress", **({"arguments": ""} if calls else {"content": []})}
             yield tell("response.output_item.added", output_index=index, item=empty)
-            yield from (_call_events if filled == "arguments" else _text_events)(tell, index, item)
+            yield from _call_events(tell, index, item) if calls else _text_events(tell, index, item)
             yield tell("response.output_item.done", output_index=index, item=item)
         yield tell(f"response.{whole['status']}", response=whole)
 
@@ -130,8 +130,8 @@ class Responses:
         return ChatCompletions().error(error)
 
     def error_event(self, error: ApiError) -> bytes:
-        # The documented event has the fields at the top. The SDK raises only if there is also an `error`, and never for
-        # `response.failed`.
+        # The documented event has its fields at the top level. OpenAI's SDK raises an exception only for an event with
+        # an `error` object, so not for that one, nor for `response.failed`.
         flat = {"type": "error", "sequence_number": 0, "code": error.code, "message": str(error), "param": error.param}
         return event({**flat, **self.error(error)}, "error")
 
@@ -189,11 +189,10 @@ def _continues(message: Message, part: Message) -> bool:
 
 
 def _joined(message: Message, part: Message) -> Message:
-    thoughts = [one.reasoning_content for one in (message, part) if one.reasoning_content is not None]
     return replace(
         message,
         content=message.content + part.content,
-        reasoning_content="".join(thoughts) if thoughts else None,
+        reasoning_content=(message.reasoning_content or "") + (part.reasoning_content or "") or None,
         tool_calls=message.tool_calls + part.tool_calls,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +42,12 @@ class Ending(Protocol):
     stages: dict[str, float]
     simulating: bool
     abandoned: list[str]
+
+    @property
+    def solution(self) -> str | None: ...
+
+    @property
+    def given_score(self) -> Callable[[], FinalScore] | None: ...
 
     async def supervised(self, work: Coroutine[Any, Any, T], what: str, seconds: float | None = None) -> T: ...
 
@@ -212,9 +218,11 @@ async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscore
     reasons: dict[str, str] = {}
     unscored: Unscored | None = None
     explanations: dict[str, Explanation | None] = {**(released.explanations or {})}
-    if setting.final_reward is not None:
+    if setting.final_reward is not None or play.given_score is not None:
         # Only the model's own messages: tool results are not its solution.
-        solution = "\n".join(message.content for message in _sampled_messages(play))
+        solution = play.solution
+        if solution is None:
+            solution = "\n".join(message.content for message in _sampled_messages(play))
         asked: JSON = {"data_source": request.task.data_source, "solution": solution}
         request.waits_for, request.stage_since = "the final reward", time.monotonic()
         scored = await play.external.call(ExternalCall("final", lambda: asked, _FINAL, lambda: _scored(play, solution)))
@@ -247,6 +255,11 @@ async def _rewarded(play: Ending, released: Released) -> tuple[Combined, Unscore
 
 async def _scored(play: Ending, solution: str) -> FinalScore | Unscored:
     task, reward = play.request.task, play.setting.final_reward
+    if play.given_score is not None:
+        try:
+            return play.given_score()
+        except RewardError as error:
+            return Unscored(str(error), source="agent")
     assert reward is not None
     what = f"reward {reward.name!r}"
     work = reward.score(

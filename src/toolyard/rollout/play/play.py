@@ -23,6 +23,7 @@ from toolyard.chat.protocol import ParsedCall
 from toolyard.errors import DivergenceError, InteractionError, RecordError, summarize
 from toolyard.messages import JSON, Message
 from toolyard.records.trajectory import CallRecord, Failure, Trajectory, Turn
+from toolyard.rewards.protocol import FinalScore
 from toolyard.rollout.blame import OURS, TASK, StageFailure, our_failure, stage_failure
 from toolyard.rollout.external import ExternalCall, ExternalCalls, Redo, StartOverError
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -111,6 +112,10 @@ class Play:
         self._calls: list[CallRecord] = []
         self._timings: dict[str, float] = {}
         self._proposed: tuple[list[Message], list[int]] = ([], [])
+        self.solution: str | None = None
+        """What the final reward judges. None: what the model said."""
+        self.given_score: Callable[[], FinalScore] | None = None
+        """In place of a final reward: returns a score that is known. Raises RewardError."""
         self.abandoned: list[str] = []
         """Calls that ignored their cancellation."""
         self._deadline = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from toolyard.rewards.combination import Weights
 from toolyard.rewards.protocol import FinalReward
 from toolyard.rollout.admission import Loads
+from toolyard.rollout.agent.setting import AgentSetting
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.rollout.play.speaker import Speaker
@@ -26,3 +27,5 @@ class Setting:
     interaction: BaseInteraction | None = None
     loads: Loads | None = None
     """How much the engine's servers have to do. While they queue, fewer requests run than could."""
+    agent: AgentSetting | None = None
+    """Plays the requests instead of Toolyard's own loop."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn
+from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn, Tokenizer
 from toolyard.engines.protocol import (
     ChatEngine,
     ChatGeneration,
@@ -116,6 +116,7 @@ class TokenSpeaker(Speaker):
         tell_near_misses: bool = False,
         hides_images: str = "",
         before_attempt: Callable[[str], Awaitable[None]] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """
         Args:
@@ -127,9 +128,15 @@ class TokenSpeaker(Speaker):
         self._turns = TurnSampler(engine, chat, _retries(limits), before_attempt=before_attempt)
         super().__init__(self._turns.with_stops(sampling), limits, engine, hides_images)
         self._chat = chat
+        self.tokenizer = tokenizer
+        """That of the format, if it is known: only prompts of plain text need it, which agents may send."""
         self._tell_near_misses = tell_near_misses
         self._rendered: dict[tuple[Message, ...], tuple[Sequence[OpenAIFunctionToolSchema], list[int], str]] = {}
         """Recent prompts: the samples of a task share one and start one after another."""
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self._chat
 
     @property
     def engine(self) -> Engine | None:

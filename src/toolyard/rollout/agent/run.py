@@ -1,0 +1,249 @@
+"""Runs an agent once: a command in a process of its own, or a Python function in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import tempfile
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from toolyard.errors import ConfigError
+from toolyard.messages import JSON
+from toolyard.settings import inherited_environment
+from toolyard.supervision import run_in_thread
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_KEPT_BYTES = 1 << 16
+"""Of what an agent prints, its end is kept."""
+_TERM_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What an agent gets."""
+
+    id: str
+    prompt: str
+    """The text of the task's last message."""
+    messages: list[JSON]
+    """The task's messages, in OpenAI's form."""
+    base_url: str
+    """The session's own URL, for OpenAI's clients."""
+    api_key: str
+    session: str
+    extra_info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def as_json(self) -> JSON:
+        """What is in the task's file: everything but the API key."""
+        return {"id": self.id, "prompt": self.prompt, "messages": self.messages, "extra_info": dict(self.extra_info)}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentExit:
+    """How an agent ended."""
+
+    code: int | None
+    """The exit status, negative for a signal; None: it was killed because its time was over."""
+    output: str = ""
+    """The end of its standard output, or what the function returned."""
+    errors: str = ""
+    """The end of its standard error, or a traceback."""
+    score: str | None = None
+    """The content of its reward file, or the number that the function returned."""
+
+
+class Agent(Protocol):
+    async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
+        """Run it to its end. When `is_over` returns, it is killed. If cancelled, it is killed as well."""
+        ...
+
+
+def open_agent(spec: str, environment: Mapping[str, str], folder: str | None) -> Agent:
+    """`spec`: a command line, or `package.module:function`.
+
+    Raises:
+        ConfigError: there is no such program or function.
+    """
+    if _FUNCTION.fullmatch(spec):
+        return FunctionAgent(_function(spec), spec)
+    try:
+        words = shlex.split(spec)
+    except ValueError as error:
+        raise ConfigError(f"agent {spec!r}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        named = words[0] if words else ""
+        raise ConfigError(
+            f"agent {spec!r}: there is no program {named!r}; expected a command, or package.module:function"
+        )
+    return CommandAgent(words, environment, folder)
+
+
+def _function(spec: str) -> Callable[[AgentTask], Any]:
+    module, _, name = spec.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"agent {spec!r}: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"agent {spec!r} is not a function")
+    return found
+
+
+class FunctionAgent:
+    """Calls `function(task)`. It returns nothing, a number (the score), text (its output), or a mapping with `score`
+    and `output`."""
+
+    def __init__(self, function: Callable[[AgentTask], Any], name: str) -> None:
+        self._function = function
+        self._name = name
+
+    async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
+        over = asyncio.ensure_future(is_over())
+        work = asyncio.ensure_future(self._call(task))
+        try:
+            await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return AgentExit(None)
+            if (error := work.exception()) is not None:
+                return AgentExit(1, errors="".join(traceback.format_exception(error)))
+            return _returned(work.result())
+        finally:
+            over.cancel()
+            work.cancel()
+            await asyncio.wait([over, work])
+
+    async def _call(self, task: AgentTask) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(task)
+        return await run_in_thread(lambda: self._function(task), self._name)
+
+
+def _returned(value: Any) -> AgentExit:
+    if isinstance(value, Mapping):
+        said = cast("Mapping[str, Any]", value)
+        score = said.get("score")
+        return AgentExit(0, str(said.get("output") or ""), score=None if score is None else str(score))
+    if isinstance(value, int | float):
+        return AgentExit(0, score=str(float(value)))
+    return AgentExit(0, "" if value is None else str(value))
+
+
+class CommandAgent:
+    """Runs a command line. `{task}` in it is the path of the task's JSON file, `{prompt}` the text of its last message.
+    The same JSON is on its standard input."""
+
+    def __init__(self, words: list[str], environment: Mapping[str, str], folder: str | None) -> None:
+        self._words = words
+        self._environment = dict(environment)
+        self._folder = folder
+        # The kernel kills the agent if this process dies, whatever kills it.
+        setpriv = shutil.which("setpriv")
+        self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv is not None else []
+
+    async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
+        with tempfile.TemporaryDirectory(prefix="toolyard-agent-") as folder:
+            file, reward = Path(folder) / "task.json", Path(folder) / "reward"
+            said = json.dumps(task.as_json(), ensure_ascii=False)
+            file.write_text(said, encoding="utf-8", errors="replace")
+            places = {"{task}": str(file), "{prompt}": task.prompt.replace("\0", "")}
+            words = [_filled(word, places) for word in self._words]
+            environment = {**inherited_environment(), **_addresses(task), "TOOLYARD_TASK": str(file)}
+            environment |= {"TOOLYARD_REWARD": str(reward), **self._environment}
+            async with _process([*self._prefix, *words], environment, self._folder) as process:
+                output, errors = await _run_to_completion(process, said.encode("utf-8", "replace"), is_over)
+                code = process.returncode
+            score = reward.read_text(errors="replace")[:1000] if reward.is_file() else None
+            return AgentExit(None if code is None else code, output, errors, score)
+
+
+def _filled(word: str, places: Mapping[str, str]) -> str:
+    return re.sub(r"\{task\}|\{prompt\}", lambda found: places[found[0]], word)
+
+
+def _addresses(task: AgentTask) -> dict[str, str]:
+    """The variables that OpenAI's and Anthropic's SDKs, and what is built on them, read."""
+    return {
+        "OPENAI_BASE_URL": task.base_url,
+        "OPENAI_API_BASE": task.base_url,
+        "OPENAI_API_KEY": task.api_key,
+        "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": task.api_key,
+        "TOOLYARD_SESSION": task.session,
+    }
+
+
+@asynccontextmanager
+async def _process(
+    words: list[str], environment: dict[str, str], folder: str | None
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A process in a session of its own; at the end nothing of that session is left."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        _signal(process, signal.SIGKILL)  # also what it started and left behind
+        await process.wait()
+
+
+async def _run_to_completion(
+    process: asyncio.subprocess.Process, given: bytes, is_over: Callable[[], Awaitable[None]]
+) -> tuple[str, str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # What it left running may keep its pipes open: they are read until the process itself has ended.
+    output, errors = asyncio.create_task(_end_of(process.stdout)), asyncio.create_task(_end_of(process.stderr))
+    feeding = asyncio.create_task(_feed(process.stdin, given))
+    ended, over = asyncio.create_task(process.wait()), asyncio.ensure_future(is_over())
+    tasks = (output, errors, feeding, ended, over)
+    try:
+        await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            _signal(process, signal.SIGTERM)
+            await asyncio.wait([ended], timeout=_TERM_SECONDS)
+        _signal(process, signal.SIGKILL)
+        await asyncio.wait([output, errors], timeout=_TERM_SECONDS)
+        return output.result() if output.done() else "", errors.result() if errors.done() else ""
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _feed(stdin: asyncio.StreamWriter, given: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # an agent need not read it
+        stdin.write(given)
+        await stdin.drain()
+    stdin.close()
+
+
+async def _end_of(stream: asyncio.StreamReader) -> str:
+    """The end of what comes; all of it is read, so that the agent never waits for a full pipe."""
+    kept = b""
+    while block := await stream.read(1 << 16):
+        kept = (kept + block)[-_KEPT_BYTES:]
+    return kept.decode("utf-8", "replace")
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
