@@ -3,6 +3,7 @@
 `TOOLYARD_SANDBOX_TOKEN`: bearer token for `toolyard sandbox serve` and `RemoteSandbox`.
 `TOOLYARD_SANDBOX_TOKENS`: more tokens for `toolyard sandbox serve`, each `NAME SECRET`, separated by commas or lines.
 `TOOLYARD_SANDBOX_CA_FILE`: certificates (PEM) that `RemoteSandbox` trusts in place of the system's.
+`TOOLYARD_GATEWAY_TOKEN`: API key for `toolyard gateway`; several are separated by commas.
 `TOOLYARD_VIEW_TOKEN`: token in the URL of `toolyard view --web`.
 `TOOLYARD_CACHE_DIR`: directory for precompiled headers, models and indexes of read-only dumps (default:
 `$XDG_CACHE_HOME/toolyard`).
@@ -28,6 +29,10 @@ def sandbox_tokens() -> list[str]:
 
 def sandbox_ca_file() -> str | None:
     return os.environ.get("TOOLYARD_SANDBOX_CA_FILE") or None
+
+
+def gateway_tokens() -> list[str]:
+    return os.environ.get("TOOLYARD_GATEWAY_TOKEN", "").replace(",", " ").split()
 
 
 def view_token() -> str | None:

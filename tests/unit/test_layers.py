@@ -47,6 +47,8 @@ SERVER = {"prometheus_client", "starlette", "uvicorn", "uvloop"}
 MAY_IMPORT_OPTIONAL = {
     # The service is one thing made of five packages, the extra `server`; no one of them could name it.
     "sandbox/service/": SERVER,
+    # The gateway is served as the sandbox is.
+    "gateway/service.py": {"starlette"},
     # The streams that the MCP SDK takes are anyio's.
     "tools/mcp/connection.py": {"anyio"},
     # The embedded engine is one thing made of the extra `hf`.

@@ -13,6 +13,7 @@ from toolyard.cli import (
     chat,
     doctor,
     engines,
+    gateway,
     models,
     rollout,
     sandbox,
@@ -39,6 +40,7 @@ app.command("rollout", cls=RayCommand)(rollout.rollout)
 app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score", cls=RayCommand)(score.score)
+app.command("gateway")(gateway.gateway)
 app.command("view")(view.view)
 app.command("top")(top.top)
 app.add_typer(tasks.app, name="tasks")
@@ -74,6 +76,7 @@ def root(
     toolyard sandbox tour          run good and bad programs in the sandbox
     toolyard sandbox run hello.py  run one program
     toolyard sandbox serve         serve SandboxFusion's API on http://127.0.0.1:8080
+    toolyard gateway               record what any agent samples, through OpenAI's and Anthropic's APIs
     toolyard tools list            list the tools a model can call (call one: toolyard tools call --help)
     ```
     """

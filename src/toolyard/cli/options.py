@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,3 +46,8 @@ TokenizerOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def as_overrides(given: dict[str, Any]) -> list[str]:
+    """The options that were given, as the `KEY=VALUE` lines of `load_config`."""
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

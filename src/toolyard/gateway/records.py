@@ -12,7 +12,7 @@ from toolyard.gateway.branches import Branch
 from toolyard.gateway.sessions import Session, SessionEnd
 from toolyard.messages import JSON
 from toolyard.records.audit import audit
-from toolyard.records.trajectory import Failure, Trajectory
+from toolyard.records.trajectory import BRANCH, Failure, Trajectory
 
 _FAILURES = {
     SessionEnd.IDLE: "no request came for {idle:g} s; the session was ended without a score",
@@ -74,7 +74,7 @@ def trajectories_of(
 
 def branch_id(session_id: str, index: int, count: int) -> str:
     """The request id of a branch: the session's for the main one, which is the last."""
-    return session_id if index == count - 1 else f"{session_id}-branch-{index}"
+    return session_id if index == count - 1 else f"{session_id}{BRANCH}{index}"
 
 
 def branch_metrics(branch: Branch, session_id: str, index: int, count: int) -> JSON:

@@ -37,7 +37,7 @@ from starlette.types import Receive, Scope, Send
 from toolyard.errors import RecordError, summarize
 from toolyard.gateway.api.chat_completions import ChatCompletions
 from toolyard.gateway.api.completions import Completions
-from toolyard.gateway.api.exchange import Api, ApiError, Question
+from toolyard.gateway.api.exchange import Api, ApiError, Question, written
 from toolyard.gateway.api.messages import Messages
 from toolyard.gateway.api.responses import Responses
 from toolyard.gateway.config import GatewayConfig
@@ -213,8 +213,7 @@ class Gateway:
             sampling = self.sessions.ask(session, question, again=again)
             if not question.stream:
                 answered = await sampling
-                text = json.dumps(api.answer(question, answered.reply), ensure_ascii=False, separators=(",", ":"))
-                await HttpResponse(200, text.encode("utf-8", "replace")).send(send)
+                await HttpResponse(200, written(api.answer(question, answered.reply)).encode()).send(send)
                 return
             answered = await self._stream(api, question, sampling, send)
 

@@ -13,6 +13,8 @@ from typing import Any
 from toolyard.messages import JSON, Message
 
 FORMAT_VERSION = 1
+BRANCH = "-branch-"
+"""In the request id of a branch that is not the main one of its session: after the session's id, before a number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,6 +333,32 @@ async def _open_model(config: RolloutConfig, stage: Note) -> _KnownModel:
     return _KnownModel(name, model, tokenizer, chat)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """An engine by itself, with what is needed to talk to it."""
+
+    name: str
+    engine: Engine
+    chat: ChatFormat
+    tokenizer: Tokenizer
+
+
+async def open_token_engine(config: RolloutConfig, stack: AsyncExitStack, stage: Note) -> OpenedEngine:
+    """Open the engine of `config`, without tools and rewards; leaving `stack` closes it.
+
+    Raises:
+        ConfigError, EngineError: a setting is invalid, or it cannot be opened.
+    """
+    if config.engine.kind == "openai":
+        raise ConfigError("engine.kind 'openai': it has no tokens; use transformers, sglang or vllm")
+    if config.engine.kind == "transformers":
+        need_packages(otherwise="sample from a server: --engine vllm --url URL --model NAME")
+    if config.engine.directory is not None:
+        config = await _with_directory(config, config.engine.directory, None)
+    known = await _open_model(config, stage)
+    return OpenedEngine(known.name, await _enter_engine(config, known, stack, stage), known.chat, known.tokenizer)
+
+
 async def _enter_engine(config: RolloutConfig, known: _KnownModel, stack: AsyncExitStack, stage: Note) -> Engine:
     kind = config.engine.kind
     if kind == "transformers":

@@ -34,7 +34,8 @@ class SampleGroup:
 
     @property
     def rewards(self) -> list[float]:
-        return [sample.reward for sample in self.samples]
+        """One for each session: all branches of a session have its reward, which counts once."""
+        return list({sample.session or sample.request_id: sample.reward for sample in self.samples}.values())
 
     @property
     def has_signal(self) -> bool:
@@ -44,15 +45,16 @@ class SampleGroup:
 
     @property
     def mean(self) -> float:
-        return math.fsum(self.rewards) / len(self.samples)
+        rewards = self.rewards
+        return math.fsum(rewards) / len(rewards)
 
     @property
     def deviation(self) -> float:
         """Sample standard deviation (divided by n - 1), as in TRL and verl; 0.0 if `has_signal` is false."""
         if not self.has_signal:
             return 0.0
-        mean = self.mean
-        return math.sqrt(math.fsum((reward - mean) ** 2 for reward in self.rewards) / (len(self.samples) - 1))
+        mean, rewards = self.mean, self.rewards
+        return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
 
     def advantages(self, scale: Scale = "group") -> list[float]:
         """One per sample: its reward minus the group's mean; with "group", divided by the group's standard deviation.
@@ -63,7 +65,7 @@ class SampleGroup:
             return [0.0] * len(self.samples)  # exactly 0, without rounding errors
         mean = self.mean
         unit = self.deviation + _AT_LEAST if scale == "group" else 1.0
-        return [(reward - mean) / unit for reward in self.rewards]
+        return [(sample.reward - mean) / unit for sample in self.samples]
 
 
 def grouped(samples: Iterable[TrainingSample]) -> list[SampleGroup]:

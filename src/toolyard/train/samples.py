@@ -24,12 +24,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from toolyard.messages import JSON
 from toolyard.records.audit import audit
-from toolyard.records.trajectory import Trajectory
+from toolyard.records.trajectory import BRANCH, Trajectory
 from toolyard.rollout.finish import FinishReason, RolloutState
+from toolyard.tokens import ids_crc
 
 _LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32. Trainers compute in 32 bits, where anything beyond is infinity."""
@@ -69,6 +70,8 @@ class TrainingSample:
     truncated: bool
     """A limit ended it before the model was done: `length`, `length_before_generation`, `tool_response_too_long` or
     `max_assistant_turns`."""
+    session: str = ""
+    """The request that it is a branch of; empty if an agent did not play it."""
 
 
 class Refusal(StrEnum):
@@ -111,15 +114,26 @@ class Samples(NamedTuple):
     refused: list[Refused]
 
 
-def samples_of(trajectories: Iterable[Trajectory], *, max_response_length: int | None = None) -> Samples:
+def samples_of(
+    trajectories: Iterable[Trajectory],
+    *,
+    max_response_length: int | None = None,
+    shared_turns: Literal["once", "each"] = "once",
+) -> Samples:
     """Apply `sample_of` to each trajectory, and refuse duplicates.
 
     A request that was refused and then played again is not a duplicate: the first trainable trajectory counts.
+
+    `shared_turns`: the branches of a session begin with the same turns. once: each turn is trained in the first sample
+    that has it, and masked in the others. each: in every sample.
     """
     made = Samples([], [])
     seen: set[str] = set()
+    trained: set[tuple[str, int, int]] = set()
     for trajectory in trajectories:
         one = sample_of(trajectory, max_response_length=max_response_length)
+        if isinstance(one, TrainingSample) and shared_turns == "once":
+            _mask_what_is_trained(one, trajectory, trained)
         if isinstance(one, TrainingSample) and one.request_id in seen:
             one = Refused(one.request_id, Refusal.DUPLICATE, "there is already a sample of this request")
         if isinstance(one, Refused):
@@ -128,6 +142,21 @@ def samples_of(trajectories: Iterable[Trajectory], *, max_response_length: int |
             seen.add(one.request_id)
             made.samples.append(one)
     return made
+
+
+def _mask_what_is_trained(sample: TrainingSample, trajectory: Trajectory, trained: set[tuple[str, int, int]]) -> None:
+    """Mask the turns of `sample` that an earlier branch of its session has, and add the others to `trained`."""
+    ids, mask, logprobs = sample.response_ids, sample.response_mask, sample.logprobs
+    own: set[tuple[str, int, int]] = set()
+    for turn in trajectory.turns:
+        span = slice(turn.sampled.start, turn.sampled.end)
+        known = sample.session, turn.sampled.prompt_crc, ids_crc(ids[span])
+        if known in trained:
+            mask[span] = [0] * len(mask[span])
+            if logprobs is not None:
+                logprobs[span] = [0.0] * len(mask[span])
+        own.add(known)
+    trained |= own
 
 
 def sample_of(trajectory: Trajectory, *, max_response_length: int | None = None) -> TrainingSample | Refused:
@@ -151,6 +180,7 @@ def sample_of(trajectory: Trajectory, *, max_response_length: int | None = None)
         weight_versions=tuple(dict.fromkeys(v for turn in trajectory.turns for v in turn.sampled.weight_versions)),
         finish_reason=reason,
         truncated=reason in _TRUNCATED,
+        session=trajectory.request_id.partition(BRANCH)[0],
     )
 
 

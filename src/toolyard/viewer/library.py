@@ -35,6 +35,7 @@ from toolyard.viewer.index.sql import (
     CALL,
     LOOKED_UP,
     NATURAL,
+    NOT_A_BRANCH,
     ROW,
     SAMPLE,
     TABLES,
@@ -401,7 +402,7 @@ class Library:
         condition, values = _where(query, store, state)
         with store.reading() as connection:
             found = connection.execute(
-                f"SELECT {SAMPLE} FROM {LOOKED_UP} WHERE ({condition}) AND rows.damaged = '' "
+                f"SELECT {SAMPLE} FROM {LOOKED_UP} WHERE ({condition}) AND rows.damaged = '' AND {NOT_A_BRANCH} "
                 "ORDER BY rows.step, files.run, rows.group_id, rows.task, rows.sample, rows.number",
                 values,
             )

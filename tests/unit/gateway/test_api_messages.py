@@ -283,7 +283,9 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | st.text(max_size=5), inner, max_size=5),
     max_leaves=10,
 )
-BLOCKS = st.lists(st.dictionaries(WORDS, ANY_JSON), max_size=2)
+FIELDS = {"text": ANY_JSON, "content": ANY_JSON, "input": ANY_JSON}
+NAMES = {"type": WORDS, "id": WORDS, "name": WORDS, "tool_use_id": WORDS}
+BLOCKS = st.lists(st.fixed_dictionaries({**FIELDS, **NAMES}), max_size=2)
 MESSAGES = st.lists(st.fixed_dictionaries({"role": WORDS, "content": ANY_JSON | BLOCKS}), max_size=3)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from toolyard.cli.console import INTERRUPTED, complete, err, out
-from toolyard.cli.options import JsonOption, PrintConfigOption
+from toolyard.cli.options import JsonOption, PrintConfigOption, as_overrides
 
 _task_option = partial(typer.Option, rich_help_panel="Tasks and tools")
 _model_option = partial(typer.Option, rich_help_panel="Model")
@@ -46,6 +46,14 @@ def rollout(
             metavar="KEY=VALUE",
             help="Setting of the reward, e.g. memory_limit_mb=512, or keyword argument of its function; repeat it for "
             "several.",
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        _task_option(
+            metavar="COMMAND",
+            help="Let an agent of yours play: a command such as 'python agent.py {task}', or package.module:function. "
+            "It finds the model at OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
         ),
     ] = None,
     skip_bad_rows: Annotated[
@@ -175,6 +183,9 @@ def rollout(
     # a settings file, with one setting changed
     toolyard rollout rollout.yaml --set sampling.top_p=0.95
 
+    # an agent of your own, on the OpenAI SDK or any other
+    toolyard rollout rollout.yaml --agent 'python agent.py {task}'
+
     # the same on all nodes of a Ray cluster
     toolyard rollout rollout.yaml --ray --out /shared/runs/a
 
@@ -199,6 +210,7 @@ def rollout(
         "tasks.skip_bad_rows": skip_bad_rows,
         "tools": tools,
         "rewards.final": reward,
+        "agent.run": agent,
         "engine.kind": engine,
         "engine.model": model,
         "engine.urls": url or None,
@@ -223,7 +235,7 @@ def rollout(
     }
     embedded = config is None and engine is None and model is None
     changed = [*OVERRIDES_FOR_OWN_TASKS] if embedded and tasks is not None else []
-    changed += [*_as_overrides(given), *(f"rewards.options.{option}" for option in reward_options or ())]
+    changed += [*as_overrides(given), *(f"rewards.options.{option}" for option in reward_options or ())]
     loaded = load_config(EMBEDDED if embedded else config, [*changed, *(settings or ())])
     if print_config:
         import yaml
@@ -246,10 +258,3 @@ def rollout(
     result.accounting.check()
     if not result.summary.completed and not result.done_before:
         raise typer.Exit(1)
-
-
-def _as_overrides(given: dict[str, Any]) -> list[str]:
-    """The options that were given, as the `KEY=VALUE` lines of `load_config`."""
-    import json
-
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

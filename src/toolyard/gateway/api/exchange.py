@@ -127,7 +127,12 @@ class Api(Protocol):
 def event(data: JSON, name: str | None = None) -> bytes:
     """A server-sent event."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {written(data)}\n\n".encode()
+
+
+def written(data: JSON) -> str:
+    """As JSON, in ASCII: a model may sample half of a surrogate pair, which UTF-8 cannot express."""
+    return json.dumps(data, separators=(",", ":"))
 
 
 def pieces(text: str, size: int = 64) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from toolyard.records.trajectory import BRANCH
 from toolyard.viewer.calls import Call
 from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import OF_CALLS, REWARD, Condition, Query, Range, SortKey
@@ -25,6 +26,8 @@ ROW = ", ".join("files.name" if field.name == "file" else f"rows.{field.name}" f
 CALL = ", ".join(f"calls.{name}" for name in Call._fields)
 SAMPLE = "rows.step, files.run, rows.group_id, rows.task, rows.number, rows.score, rows.state = 'FAILED'"
 """The columns of a `Sample`."""
+NOT_A_BRANCH = f"rows.request_id NOT GLOB '*{BRANCH}[0-9]*'"
+"""Other branches of a session have its score: in a group, it counts once."""
 NATURAL = "files.place, rows.number"
 """The order of the files and their lines; row numbers grow with the line in a file."""
 _NUMBERS = {
