@@ -67,16 +67,18 @@ async def open_gateway(
         max_unwanted_bytes=2 * config.max_request_bytes,
         grace_seconds=config.grace_seconds,
     )
-    failure: Exception | None = None
+    failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[listener]))
         idling = group.create_task(gateway.end_idle_sessions())
         await server.ready.wait()
         try:
             yield RunningGateway(url_of(listener), gateway)
-        except Exception as error:
-            # Raised again outside: the task group would wrap the caller's own error in an exception group.
+        except (Exception, asyncio.CancelledError) as error:
+            # Raised again outside: the task group would wrap the caller's own error in an exception group, and would
+            # cancel the server, which would then leave its connections and their requests behind.
             failure = error
+            gateway.running.stop()
         finally:
             idling.cancel()
             server.should_exit = True

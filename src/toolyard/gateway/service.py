@@ -152,8 +152,13 @@ class Gateway:
             rewards=said.rewards or None,
             metadata=said.metadata,
         )
-        await self._finish(found)
+        # Removed first: it is passed on once, however often it is ended, and nothing is sampled that would be lost.
         self.sessions.remove(session, end.value)
+        try:
+            await self._finish(found)
+        except RecordError:
+            self.sessions.restore(session)
+            raise
         return found
 
     async def end_idle_sessions(self) -> None:
@@ -180,7 +185,8 @@ class Gateway:
         if named is None and (path == "/sessions" or path.startswith("/sessions/")):
             self._check_token(key)
             body = await self._json(scope, receive, reservation) if method == "POST" else {}
-            response = await self.running.run(receive, self._manage(method, path, body))
+            # Not cancelled if the client disconnects: a dump that was begun is finished.
+            response = await self._manage(method, path, body)
             await response.send(send)
             return
         rest = path if named is None else named[2]
@@ -208,20 +214,27 @@ class Gateway:
         again = (header(scope, b"x-stainless-retry-count") or b"0") != b"0"
         answered: Answered | None = None
 
-        async def work() -> None:
+        async def work() -> Exception | None:
+            """Errors are values here: raised, they would come out of the task group of `run` in an exception group."""
             nonlocal answered
-            sampling = self.sessions.ask(session, question, again=again)
-            if not question.stream:
-                answered = await sampling
-                await HttpResponse(200, written(api.answer(question, answered.reply)).encode()).send(send)
-                return
-            answered = await self._stream(api, question, sampling, send)
+            try:
+                sampling = self.sessions.ask(session, question, again=again)
+                if question.stream:
+                    answered = await self._stream(api, question, sampling, send)
+                else:
+                    answered = await sampling
+                    await _send_whole(written(api.answer(question, answered.reply)).encode(), send)
+            except Exception as error:
+                return error
+            return None
 
         try:
-            await self.running.run(receive, work())
+            failure = await self.running.run(receive, work())
         except ClientGone:
             session.counts.disconnected += 1
             raise
+        if failure is not None:
+            raise failure
         if answered is not None:
             answered.delivered()
 
@@ -362,6 +375,14 @@ class Gateway:
 
 _IDLE_CHECK_SECONDS = 0.5
 _LIMITS = ("max_turns", "max_tokens", "max_seconds", "idle_seconds")
+
+
+async def _send_whole(body: bytes, send: Send) -> None:
+    """Send an answer, and return when the client has read enough of it: the empty end waits for the buffer's turn."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _with_pings(work: Awaitable[Answered], seconds: float) -> AsyncGenerator[Answered | None]:

@@ -226,6 +226,11 @@ class Sessions:
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
+    def restore(self, session: Session) -> None:
+        """Undo `remove`."""
+        self._ended.pop(session.id, None)
+        self._open[session.id] = session
+
     def forget(self, session_id: str) -> None:
         """Its name may be used again."""
         self._ended.pop(session_id, None)
@@ -290,6 +295,8 @@ class Sessions:
                     tasks = [group.create_task(sample(index)) for index in range(question.n)]
             finally:
                 session.sampling -= question.n
+            if self._open.get(session.id) is not session:
+                raise ApiError(403, f"session {session.id} has ended", code="session_ended")
             results = [task.result() for task in tasks]
             for result in results:
                 if isinstance(result, ApiError):

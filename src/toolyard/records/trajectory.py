@@ -137,3 +137,9 @@ class Trajectory:
     Empty in what is read from a dump."""
     extra: JSON = field(default_factory=dict[str, Any])
     """Unknown fields of the line, unchanged."""
+
+
+def session_of(trajectory: Trajectory) -> str:
+    """The session whose branch it is; empty if it is not one."""
+    branch: JSON = trajectory.metrics.get("branch") or {}
+    return str(branch.get("session", ""))

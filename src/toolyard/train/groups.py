@@ -35,7 +35,8 @@ class SampleGroup:
     @property
     def rewards(self) -> list[float]:
         """One for each session: all branches of a session have its reward, which counts once."""
-        return list({sample.session or sample.request_id: sample.reward for sample in self.samples}.values())
+        by_session = {sample.session or index: sample.reward for index, sample in enumerate(self.samples)}
+        return list(by_session.values())
 
     @property
     def has_signal(self) -> bool:

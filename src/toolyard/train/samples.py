@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from toolyard.messages import JSON
 from toolyard.records.audit import audit
-from toolyard.records.trajectory import BRANCH, Trajectory
+from toolyard.records.trajectory import Trajectory, session_of
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.tokens import ids_crc
 
@@ -150,7 +150,7 @@ def _mask_what_is_trained(sample: TrainingSample, trajectory: Trajectory, traine
     own: set[tuple[str, int, int]] = set()
     for turn in trajectory.turns:
         span = slice(turn.sampled.start, turn.sampled.end)
-        known = sample.session, turn.sampled.prompt_crc, ids_crc(ids[span])
+        known = sample.session or sample.request_id, turn.sampled.prompt_crc, ids_crc(ids[span])
         if known in trained:
             mask[span] = [0] * len(mask[span])
             if logprobs is not None:
@@ -180,7 +180,7 @@ def sample_of(trajectory: Trajectory, *, max_response_length: int | None = None)
         weight_versions=tuple(dict.fromkeys(v for turn in trajectory.turns for v in turn.sampled.weight_versions)),
         finish_reason=reason,
         truncated=reason in _TRUNCATED,
-        session=trajectory.request_id.partition(BRANCH)[0],
+        session=session_of(trajectory),
     )
 
 
