@@ -42,7 +42,7 @@ async def _drop(trajectories: list[Trajectory]) -> None:
 @asynccontextmanager
 async def open_gateway(
     config: GatewayConfig,
-    engine: Engine | None,
+    engine: Engine,
     chat: ChatFormat,
     tokenizer: Tokenizer | None = None,
     *,
@@ -50,9 +50,8 @@ async def open_gateway(
     finish: Finish = _drop,
     listener: socket.socket | None = None,
 ) -> AsyncGenerator[RunningGateway]:
-    """Serve `engine`, which must be open, while inside the block. None: nothing can be sampled, as in a replay.
-
-    `finish` gets the trajectories of every session that ends; leaving the block ends the others.
+    """Serve `engine`, which must be open, while inside the block. `finish` gets the trajectories of every session that
+    ends; leaving the block ends the others.
 
     Raises:
         ConfigError: the address is in use or cannot be bound, or is reachable from other machines without a token.

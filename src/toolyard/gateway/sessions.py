@@ -162,9 +162,7 @@ class Answered:
 class Sessions:
     """All sessions of a gateway, and the engine behind them."""
 
-    def __init__(
-        self, config: GatewayConfig, engine: Engine | None, chat: ChatFormat, tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, config: GatewayConfig, engine: Engine, chat: ChatFormat, tokenizer: Tokenizer | None) -> None:
         self.config = config
         self.chat = chat
         self._tokenizer = tokenizer

@@ -110,13 +110,14 @@ async def open_rollout(
             stack.push_async_callback(_end, asyncio.create_task(watch))
         loads = _loads(config, speaker) if config.adaptive_concurrency and tape is None else None
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction, loads)
-        async with with_agent(setting, config) as complete:
+        async with with_agent(setting, config, tape) as complete:
             yield OpenedRollout(complete, schemas)
 
 
 @asynccontextmanager
-async def with_agent(setting: Setting, config: RolloutConfig) -> AsyncGenerator[Setting]:
-    """The setting with the agent of `config`, if it names one, and the gateway that the agent talks to.
+async def with_agent(setting: Setting, config: RolloutConfig, tape: Tape | None = None) -> AsyncGenerator[Setting]:
+    """The setting with the agent of `config`, if it names one, and the gateway that the agent talks to. With a `tape`,
+    neither is opened.
 
     Raises:
         ConfigError: there is no such agent, or other settings do not go with one.
@@ -129,12 +130,17 @@ async def with_agent(setting: Setting, config: RolloutConfig) -> AsyncGenerator[
         raise ConfigError(f"agent: the engine {config.engine.kind} has no tokens; use transformers, sglang or vllm")
     if config.interaction is not None:
         raise ConfigError("agent and interaction cannot be used together: the agent decides what is said")
+    from toolyard.rollout.agent.setting import AgentSetting
+
+    if tape is not None:
+        yield replace(setting, agent=AgentSetting(None, None, speaker.chat, config.agent.score_from))
+        return
     from toolyard.gateway.config import GatewayConfig
     from toolyard.gateway.server import open_gateway
     from toolyard.rollout.agent.run import open_agent
-    from toolyard.rollout.agent.setting import AgentSetting
 
     find_users_modules(config)
+    assert speaker.engine is not None
     agent = open_agent(config.agent.run, config.agent.env, config.agent.cwd)
     serving = GatewayConfig(
         port=0,

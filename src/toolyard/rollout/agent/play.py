@@ -88,6 +88,8 @@ class AgentPlay(Play):
     async def _run_agent(self) -> AgentRun:
         request, agents = self.request, self.setting.agent
         assert agents is not None
+        assert agents.agent is not None
+        assert agents.gateway is not None
         sessions, key = agents.gateway.sessions, secrets.token_urlsafe(16)
         session = sessions.create(
             request.request_id,
@@ -225,8 +227,7 @@ def _score(ended: AgentExit, score_from: ScoreFrom) -> FinalScore:
         RewardError: there is none, or it is not a number.
     """
     lines = ended.output.strip().splitlines()
-    # A function has no reward file: what it returns counts in its place.
-    text = ended.score if score_from == "file" or ended.score is not None else (lines or [None])[-1]
+    text = ended.returned or (ended.score if score_from == "file" else (lines or [None])[-1])
     if text is None:
         place = "nothing was printed" if score_from == "printed" else "there is no file $TOOLYARD_REWARD"
         raise RewardError(f"the agent reported no score: {place}")

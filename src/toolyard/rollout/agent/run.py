@@ -63,7 +63,9 @@ class AgentExit:
     errors: str = ""
     """The end of its standard error, or a traceback."""
     score: str | None = None
-    """The content of its reward file, or the number that the function returned."""
+    """The content of its reward file."""
+    returned: str | None = None
+    """The score that a function returned."""
 
 
 class Agent(Protocol):
@@ -138,9 +140,9 @@ def _returned(value: Any) -> AgentExit:
     if isinstance(value, Mapping):
         said = cast("Mapping[str, Any]", value)
         score = said.get("score")
-        return AgentExit(0, str(said.get("output") or ""), score=None if score is None else str(score))
+        return AgentExit(0, str(said.get("output") or ""), returned=None if score is None else str(score))
     if isinstance(value, int | float):
-        return AgentExit(0, score=str(float(value)))
+        return AgentExit(0, returned=str(float(value)))
     return AgentExit(0, "" if value is None else str(value))
 
 

@@ -18,8 +18,9 @@ ScoreFrom = Literal["messages", "output", "printed", "file"]
 class AgentSetting:
     """What all requests of a run share that an agent plays."""
 
-    agent: Agent
-    gateway: RunningGateway
+    agent: Agent | None
+    """None in a replay, as is the gateway."""
+    gateway: RunningGateway | None
     chat: ChatFormat
     score_from: ScoreFrom = "messages"
     grace_seconds: float = 10.0
