@@ -6,6 +6,8 @@ Real around them: verl's configuration, its AgentLoopWorker and its postprocessi
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from toolyard.engines.protocol import Sampling
 from toolyard.engines.transformers.engine import TransformersEngine
+from toolyard.rollout.agent.run import AgentTask
 from toolyard.rollout.interaction import BaseInteraction
 from toolyard.tools.base import BaseTool, ToolResponse
 from toolyard.train.verl import agent_loop as ours
@@ -134,6 +137,18 @@ class CountingTool(BaseTool):
 
     async def close(self) -> None:
         self.closed += 1
+
+
+def ask_twice(task: AgentTask) -> None:
+    """An agent with no SDK: it asks the task's question, and then back."""
+    messages = list(task.messages)
+    for doubt in ("Are you sure?", None):
+        body = json.dumps({"model": "any", "messages": messages}).encode()
+        headers = {"content-type": "application/json", "authorization": f"Bearer {task.api_key}"}
+        url = f"{task.base_url}/chat/completions"
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:  # noqa: S310 - http
+            messages.append(json.load(answer)["choices"][0]["message"])
+        messages.append({"role": "user", "content": doubt})
 
 
 class AgainOnce(BaseInteraction):

@@ -350,6 +350,15 @@ async def test_a_user_simulator_of_ours_answers_in_verl_too(make: MakeOurs, mode
     assert played.turns == 1 + 2 + 1
 
 
+async def test_an_agent_of_the_users_own_plays_in_verl_too(make: MakeOurs, model: str) -> None:
+    worker = make({"How many?": ["17", "18"]}, [], reward="none", agent="serving:ask_twice")
+    [played] = await play(worker, row("How many?"))
+    said = played.parts(hf_tokenizer(model).decode)
+    assert [mask for mask, _ in said] == [1, 0, 1]
+    assert "Are you sure?" in said[1][1]
+    assert played.logprobs == [LOG_PROB if mask else 0.0 for mask in played.mask]
+
+
 async def test_with_full_determinism_servers_know_a_sample_by_verls_name(make: MakeOurs) -> None:
     worker = make({"How many?": [code("print(1)"), "18"]}, [STATEFUL], f"{ROLLOUT}.full_determinism=true")
     for _ in range(2):

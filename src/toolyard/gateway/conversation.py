@@ -12,7 +12,7 @@ always those that were sampled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -69,6 +69,14 @@ class SampledTurn:
             path.append(turn)
             turn = turn.parent
         return path[::-1]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation up to this turn's message."""
+        messages = list(self.opening.messages)
+        for turn in self.path:
+            messages += (*turn.given, turn.message)
+        return messages
 
     @property
     def ids(self) -> list[int]:
@@ -251,17 +259,15 @@ def _histories(messages: Sequence[Message], tools: Tools) -> Iterator[bytes]:
 
 
 def _extended(history: bytes, message: Message) -> bytes:
-    said: Sequence[Any] = [
-        message.role,
-        message.content.strip(),
-        message.tool_call_id,
-        [(call.id, call.name, _canonical(call.arguments)) for call in message.tool_calls],
-        [image.url for image in message.images],
-    ]
-    text = json.dumps(said, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
-    return blake2b(history + text, digest_size=16).digest()
+    said = [message.role, message.content.strip(), message.tool_call_id or "", str(len(message.tool_calls))]
+    for call in message.tool_calls:
+        said += (call.id, call.name, _canonical(call.arguments))
+    said += (image.url for image in message.images)
+    # Each part with its length before it, so that no two messages are written alike.
+    text = "".join([f"{len(part)}:{part}" for part in said])
+    return blake2b(history + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _canonical(arguments: str) -> Mapping[str, Any] | str:
+def _canonical(arguments: str) -> str:
     decoded, problem = decode_arguments(arguments)
-    return arguments.strip() if problem else decoded
+    return arguments.strip() if problem else json.dumps(decoded, sort_keys=True)

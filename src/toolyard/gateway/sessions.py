@@ -107,8 +107,8 @@ class Session:
     on_turn: Callable[[SampledTurn], None] = lambda _: None
     asked: dict[bytes, list[SampledTurn]] = field(default_factory=dict[bytes, list[SampledTurn]])
     """The last answer to each request, for clients that repeat one."""
-    replies: dict[str, tuple[Message, ...]] = field(default_factory=dict[str, tuple[Message, ...]])
-    """Conversations by the id of their last reply, for clients that continue by id."""
+    replies: dict[str, SampledTurn] = field(default_factory=dict[str, SampledTurn])
+    """Turns by the id of their reply, for clients that continue by id."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:
@@ -307,7 +307,7 @@ class Sessions:
             session.asked[asked] = list(turns)
         said = tuple(self._said(turn, question, place) for turn in turns)
         reply = Reply(_name(session.id, f"reply {turns[0].number}"), int(session.started_at + turns[-1].started), said)
-        session.replies[reply.id] = (*messages, turns[0].message)
+        session.replies[reply.id] = turns[0]
         return Answered(reply, turns)
 
     def _messages(self, session: Session, question: Question) -> tuple[Message, ...]:
@@ -317,7 +317,7 @@ class Sessions:
             if found is None:
                 raise invalid("previous_response_id", f"this session has no response {question.previous!r}")
             # Instructions are not carried over: the new request has its own, or none.
-            before = tuple(one for one in found if one.role != "system")
+            before = tuple(one for one in found.messages if one.role != "system")
         system = tuple(one for one in question.messages[:1] if one.role == "system")
         return tuple(developer_as_system([*system, *before, *question.messages[len(system) :]]))
 

@@ -19,13 +19,13 @@ from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.engines.models import need_packages, resolve_model
-from toolyard.engines.protocol import ChatEngine, Engine
+from toolyard.engines.protocol import ChatEngine, Engine, Sampling
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 from toolyard.records.tape import Tape
 from toolyard.rewards.registry import load_reward
 from toolyard.rollout.admission import Loads
-from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.config import AgentConfig, RolloutConfig
 from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
 from toolyard.rollout.play.play import ANSWER
@@ -110,53 +110,54 @@ async def open_rollout(
             stack.push_async_callback(_end, asyncio.create_task(watch))
         loads = _loads(config, speaker) if config.adaptive_concurrency and tape is None else None
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction, loads)
-        async with with_agent(setting, config, tape) as complete:
+        model = config.engine.model or DEFAULT_MODEL
+        replay = tape is not None
+        async with with_agent(setting, config.agent, config.sampling, model=model, replay=replay) as complete:
             yield OpenedRollout(complete, schemas)
 
 
 @asynccontextmanager
-async def with_agent(setting: Setting, config: RolloutConfig, tape: Tape | None = None) -> AsyncGenerator[Setting]:
-    """The setting with the agent of `config`, if it names one, and the gateway that the agent talks to. With a `tape`,
-    neither is opened.
+async def with_agent(
+    setting: Setting, agent: AgentConfig | None, sampling: Sampling, *, model: str = DEFAULT_MODEL, replay: bool = False
+) -> AsyncGenerator[Setting]:
+    """The setting with an agent, if there is one, and the gateway that it talks to. In a `replay`, neither is opened.
 
     Raises:
         ConfigError: there is no such agent, or other settings do not go with one.
     """
-    if config.agent is None:
+    if agent is None:
         yield setting
         return
-    speaker = setting.speaker
+    speaker, limits = setting.speaker, setting.limits
     if not isinstance(speaker, TokenSpeaker):
-        raise ConfigError(f"agent: the engine {config.engine.kind} has no tokens; use transformers, sglang or vllm")
-    if config.interaction is not None:
+        raise ConfigError("agent: the engine openai has no tokens; use transformers, sglang or vllm")
+    if setting.interaction is not None:
         raise ConfigError("agent and interaction cannot be used together: the agent decides what is said")
     from toolyard.rollout.agent.setting import AgentSetting
 
-    if tape is not None:
-        yield replace(setting, agent=AgentSetting(None, None, speaker.chat, config.agent.score_from))
+    if replay:
+        yield replace(setting, agent=AgentSetting(None, None, speaker.chat, agent.score_from))
         return
     from toolyard.gateway.config import GatewayConfig
     from toolyard.gateway.server import open_gateway
     from toolyard.rollout.agent.run import open_agent
 
-    find_users_modules(config)
     assert speaker.engine is not None
-    agent = open_agent(config.agent.run, config.agent.env, config.agent.cwd)
+    opened = open_agent(agent.run, agent.env, agent.cwd)
     serving = GatewayConfig(
         port=0,
         tokens=(secrets.token_urlsafe(16),),  # known to nobody: each session has a key of its own
         open_sessions=False,
-        sampling=config.sampling,
-        fixed_sampling=config.agent.fixed_sampling,
-        max_sessions=max(4096, config.in_flight),
-        generate_seconds=config.limits.generate_seconds,
-        engine_retries=config.limits.engine_retries,
-        engine_retry_pause_seconds=config.limits.engine_retry_pause_seconds,
+        max_sessions=1_000_000,  # bounded by the run's concurrency
+        sampling=sampling,
+        fixed_sampling=agent.fixed_sampling,
+        generate_seconds=limits.generate_seconds,
+        engine_retries=limits.engine_retries,
+        engine_retry_pause_seconds=limits.engine_retry_pause_seconds,
         grace_seconds=1.0,
     )
-    name = config.engine.model or DEFAULT_MODEL
-    async with open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=name) as gateway:
-        agents = AgentSetting(agent, gateway, speaker.chat, config.agent.score_from, config.agent.grace_seconds)
+    async with open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=model) as gateway:
+        agents = AgentSetting(opened, gateway, speaker.chat, agent.score_from, agent.grace_seconds)
         yield replace(setting, agent=agents)
 
 

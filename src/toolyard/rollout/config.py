@@ -17,7 +17,7 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
-    field_validator,
+    model_validator,
 )
 
 from toolyard import settings
@@ -150,6 +150,11 @@ class AgentConfig(_Part):
     grace_seconds: PositiveFloat = 10.0
     """How long the agent may go on after the gateway has told it of a limit. Then it is killed."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"run": given} if isinstance(given, str) else given
+
 
 class ClusterConfig(_Part):
     """A Ray cluster whose nodes play the requests."""
@@ -243,11 +248,6 @@ class RolloutConfig(_Part):
     otel: str | None = None
     """Send traces to this OpenTelemetry collector (OTLP over HTTP), for example `http://127.0.0.1:4318`. `env`: to the
     one in OTEL_EXPORTER_OTLP_ENDPOINT."""
-
-    @field_validator("agent", mode="before")
-    @classmethod
-    def _read_agent(cls, given: Any) -> Any:
-        return {"run": given} if isinstance(given, str) else given
 
     @property
     def in_flight(self) -> int:

@@ -246,7 +246,8 @@ class RolloutRun:
                 self._gate.leave()
 
     async def _played(self, request: AsyncRolloutRequest) -> Trajectory:
-        play = self._play_of(request)
+        external = self._external_calls_for(request) if self._external_calls_for else None
+        play = play_of(request, self._setting, external)
         self._plays[request.request_id] = play
         before = CURRENT.set(request)
         try:
@@ -265,14 +266,6 @@ class RolloutRun:
             del self._plays[request.request_id]
         play.external.start_over()
         return await self._played(request.anew())
-
-    def _play_of(self, request: AsyncRolloutRequest) -> Play:
-        external = self._external_calls_for(request) if self._external_calls_for else None
-        if self._setting.agent is None:
-            return Play(request, self._setting, external)
-        from toolyard.rollout.agent.play import AgentPlay
-
-        return AgentPlay(request, self._setting, external)
 
     def _died(self, play: Play, error: asyncio.CancelledError) -> Trajectory:
         """The worker was cancelled by code outside the run. Unhandled, its requests would be lost silently."""
@@ -346,3 +339,12 @@ class RolloutRun:
             self.stalls.append(stall)
         if self._on_stall is not None:
             self._on_stall(stall)
+
+
+def play_of(request: AsyncRolloutRequest, setting: Setting, external: ExternalCalls | None = None) -> Play:
+    """The play of a request: Toolyard's own loop, or the setting's agent."""
+    if setting.agent is None:
+        return Play(request, setting, external)
+    from toolyard.rollout.agent.play import AgentPlay
+
+    return AgentPlay(request, setting, external)

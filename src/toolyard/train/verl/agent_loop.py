@@ -31,12 +31,13 @@ from uuid import uuid4
 from toolyard.engines.protocol import Sampling
 from toolyard.errors import MissingDependencyError, TaskError
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
+from toolyard.rollout.assembly import with_agent
 from toolyard.rollout.blame import OURS, TASK
 from toolyard.rollout.finish import FinishReason, RolloutState
-from toolyard.rollout.play.play import Play
 from toolyard.rollout.play.setting import Setting
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request
+from toolyard.rollout.run_many import play_of
 from toolyard.tasks.rows import ids_of, task_of_row
 from toolyard.tools.calls import trace
 from toolyard.train.samples import Refused, sample_of
@@ -127,7 +128,9 @@ class ToolyardAgentLoop(_verl.AgentLoopBase):
             speaker = TokenSpeaker(engine, opened.chat, sampling, settings.limits)
             weights, interaction = settings.reward_weights, opened.interaction
             setting = Setting(speaker, tools, settings.limits, opened.reward, weights, interaction)
-            return await Play(request, setting).run()
+            # An engine of verl's belongs to one sample, so each has a gateway of its own.
+            async with with_agent(setting, settings.agent, sampling) as complete:
+                return await play_of(request, complete).run()
         except TaskError as error:
             return _lost(names, FinishReason.BAD_TASK, Failure(TASK, RolloutState.PENDING.value, str(error)))
         except Exception as error:

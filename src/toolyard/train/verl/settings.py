@@ -11,7 +11,7 @@ from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.rewards.combination import Weights
 from toolyard.rollout.budget import RolloutLimits
-from toolyard.rollout.config import ChatConfig, InteractionConfig
+from toolyard.rollout.config import AgentConfig, ChatConfig, InteractionConfig
 
 PLACE = "agent loop toolyard"
 NO_REWARD = "none"
@@ -39,6 +39,8 @@ class VerlSettings(BaseModel):
     limits: RolloutLimits = Field(default_factory=RolloutLimits)
     """Limits not set here come from verl's `rollout` and `rollout.multi_turn`: see `limits_from_verl`."""
     interaction: InteractionConfig | None = None
+    agent: AgentConfig | None = None
+    """An agent of your own plays the samples: see `AgentConfig`. verl's tools are not used then."""
     rollout_data_dir: str | None = None
     """Folder for dumps, with a subfolder for each worker process, by verl's step. Only verl's newer trainer passes the
     step to agent loops; otherwise the version of the weights is used. Validation is included, since verl does not tell
