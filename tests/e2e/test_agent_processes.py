@@ -34,8 +34,14 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-def after(seconds: float) -> Callable[[], Awaitable[None]]:
-    return lambda: asyncio.sleep(seconds)
+def once(ready: Path) -> Callable[[], Awaitable[None]]:
+    """Its time is over as soon as the agent has made this file."""
+
+    async def is_over() -> None:
+        while not ready.exists():
+            await asyncio.sleep(0.02)
+
+    return is_over
 
 
 def python(code: str, *words: str) -> CommandAgent:
@@ -109,7 +115,7 @@ async def test_an_agent_that_prints_a_hundred_megabytes_is_not_kept_in_memory():
     """
     found = await run(python(code))
     assert found.code == 0
-    assert found.output.endswith("x\nthe end\n"[1:])
+    assert found.output.endswith("xthe end\n")
     assert len(found.output) <= KEPT
     assert len(found.errors) <= KEPT
 
@@ -169,25 +175,29 @@ async def test_whatever_the_reward_file_is_the_run_ends(writes: str, score: str 
 # Its end --------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_agent_whose_time_is_over_is_asked_to_end_first():
+async def test_an_agent_whose_time_is_over_is_asked_to_end_first(tmp_path: Path):
     code = """
         import signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: (print("bye", flush=True), sys.exit(7)))
         print("ready", flush=True)
+        open(sys.argv[1], "w")
         time.sleep(60)
     """
-    found = await run(python(code), after(patient(1)))
+    ready = tmp_path / "ready"
+    found = await run(python(code, str(ready)), once(ready))
     assert found.output == "ready\nbye\n"
 
 
-async def test_an_agent_that_ignores_sigterm_is_killed():
+async def test_an_agent_that_ignores_sigterm_is_killed(tmp_path: Path):
     code = """
-        import os, signal, time
+        import os, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(os.getpid(), flush=True)
+        open(sys.argv[1], "w")
         time.sleep(60)
     """
-    found = await run(python(code), after(patient(1)))
+    ready = tmp_path / "ready"
+    found = await run(python(code, str(ready)), once(ready))
     assert found.code != 0
     await ended(int(found.output))
 
@@ -224,6 +234,19 @@ async def test_children_that_keep_the_pipes_open_do_not_delay_the_end():
     assert time.monotonic() - began < patient(5)
     assert found.code == 0
     await ended(int(found.output))
+
+
+async def test_a_child_that_escapes_into_its_own_session_neither_delays_the_end_nor_hides_the_output():
+    code = """
+        import subprocess, sys
+        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+        print("pid", subprocess.Popen(sleep, start_new_session=True).pid)
+    """
+    began = time.monotonic()
+    found = await run(python(code))
+    assert time.monotonic() - began < patient(6)
+    assert (found.code, found.output[:4]) == (0, "pid ")
+    os.kill(int(found.output[4:]), signal.SIGKILL)  # it outlives the agent: only a sandbox would hold it
 
 
 async def test_many_agents_at_once_leave_no_process():

@@ -246,7 +246,8 @@ async def test_an_agent_over_its_time_is_killed_and_its_turns_are_kept(
         ({"agent": "no.such:function"}, "No module named"),
         ({"agent": f"{__name__}:SCRIPT"}, "not a function"),
         ({"agent": "'"}, "No closing quotation"),
-        ({"agent": "true", "interaction": {"class_name": "a.B"}}, "a.B"),
+        ({"agent": "true", "interaction": {"class_name": "a.B"}}, "cannot be used together"),
+        ({"agent": "true", "cluster": {}}, "cannot be used together"),
     ],
 )
 async def test_settings_that_cannot_work_are_refused_before_anything_runs(

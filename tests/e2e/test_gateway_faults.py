@@ -209,10 +209,22 @@ async def test_a_disconnect_in_mid_answer_and_the_same_request_again_is_one_bran
             await client.send("POST", "/s/s/v1/chat/completions", json.dumps(body).encode())
             status, answer = await client.receive()
         assert status == 200
-        assert b"[DONE]" in answer if stream else LARGE == json.loads(answer)["choices"][0]["message"]["content"]
+        assert b"[DONE]" in answer if stream else json.loads(answer)["choices"][0]["message"]["content"] == LARGE
         await until(lambda: served.branches() == [1])
         assert len(served.session().conversations.turns) == 1
         assert served.session().counts.repeated == 1
+
+
+@pytest.mark.xfail(reason="a small answer is in the client's buffers before it closes: it counts as delivered")
+async def test_a_small_stream_that_is_closed_early_and_asked_for_again_is_one_branch():
+    async with serving("Hello there, friend.", "Another.") as served, served.openai() as client:
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        async for _ in await client.chat.completions.create(**ASK, stream=True):
+            pass
+        await until(lambda: served.session().in_progress == 0)
+        assert served.branches() == [1]
 
 
 async def test_a_stream_that_waits_for_the_engine_is_kept_alive_with_pings():
@@ -453,7 +465,9 @@ async def test_requests_for_other_hosts_and_from_web_pages_are_refused():
         assert served.branches() == [1]
 
 
-@pytest.mark.parametrize("name", ["..%2f..%2fetc", "a%0d%0aset-cookie:x", "%00", "a%20b", "x" * 201, "%ff", "%252e%252e/x"])
+@pytest.mark.parametrize(
+    "name", ["..%2f..%2fetc", "a%0d%0aset-cookie:x", "%00", "a%20b", "x" * 201, "%ff", "%252e%252e/x"]
+)
 async def test_a_session_has_a_plain_name(name: str):
     async with serving("Hello.") as served:
         status, answer = await served.post(f"/s/{name}/v1/chat/completions", ASK)
@@ -534,6 +548,33 @@ async def test_a_malformed_request_is_a_400_that_says_why(body: dict[str, Any]):
             assert answer["error"]["type"] == "invalid_request_error"
             assert len(answer["error"]["message"]) > 10
         assert served.session().conversations.turns == []
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for _ in range(levels):
+        nested = {"a": nested}
+    return nested
+
+
+def _tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "parameters": {"type": "object", **parameters}}}
+
+
+UNCHECKED: dict[str, dict[str, Any]] = {
+    "tool_call_id is a list": {"messages": [*HI, {"role": "tool", "tool_call_id": ["x"], "content": "y"}]},
+    "name is a list": {"messages": [{"role": "user", "content": "hi", "name": ["x"]}]},
+    "reasoning is a number": {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": 5}, *HI]},
+    "half a character in a tool": {"messages": HI, "tools": [_tool(title="\ud800")]},
+    "a tool nested too deeply": {"messages": HI, "tools": [_tool(properties={"a": _deep(300)})]},
+}
+
+
+@pytest.mark.xfail(reason="not checked where they are read: TypeError or PydanticSerializationError, a 500")
+@pytest.mark.parametrize("body", UNCHECKED.values(), ids=UNCHECKED)
+async def test_a_field_of_the_wrong_type_is_a_400(body: dict[str, Any]):
+    async with serving("Hello.") as served:
+        assert (await served.post("/s/s/v1/chat/completions", body))[0] == 400
 
 
 HARMLESS: dict[str, dict[str, Any]] = {

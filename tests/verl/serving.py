@@ -146,7 +146,7 @@ def ask_twice(task: AgentTask) -> None:
         body = json.dumps({"model": "any", "messages": messages}).encode()
         headers = {"content-type": "application/json", "authorization": f"Bearer {task.api_key}"}
         url = f"{task.base_url}/chat/completions"
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:  # noqa: S310 - http
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
             messages.append(json.load(answer)["choices"][0]["message"])
         messages.append({"role": "user", "content": doubt})
 

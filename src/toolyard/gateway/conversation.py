@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 from toolyard.chat.protocol import ChatFormat, ParsedTurn
 from toolyard.errors import ChatError
@@ -43,6 +42,8 @@ class SampledTurn:
 
     number: int
     """In the session, by the time of its answer."""
+    engine_id: str
+    """The engine's name for the request that sampled it."""
     parent: SampledTurn | None
     opening: Opening
     given: tuple[Message, ...]

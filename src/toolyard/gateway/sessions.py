@@ -109,10 +109,20 @@ class Session:
     """The last answer to each request, for clients that repeat one."""
     replies: dict[str, SampledTurn] = field(default_factory=dict[str, SampledTurn])
     """Turns by the id of their reply, for clients that continue by id."""
+    asking: set[str] = field(default_factory=set[str])
+    """The engine's names for the requests that it is answering."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:
         return round(time.monotonic() - self.opened, 6)
+
+    def engine_id(self, parent: SampledTurn | None, number: int) -> str:
+        """What the engine calls the next request: as it called the turn before, whose keys and values it may still
+        have, unless that one was continued already. It is in `asking` from now on."""
+        known = None if parent is None or parent.children else parent.engine_id
+        name = _name(self.id, str(number)) if known is None or known in self.asking else known
+        self.asking.add(name)
+        return name
 
     def opens(self, key: str) -> bool:
         """Whether a client with this API key may use the session."""
@@ -364,15 +374,15 @@ class Sessions:
 
     async def _sampled(
         self, session: Session, sampling: Sampling, place: Place, index: int
-    ) -> tuple[EngineAnswer, float, float] | ApiError:
-        """The answer, when it was begun, and how long it took. An error is a value here: other samples go on."""
+    ) -> tuple[str, EngineAnswer, float, float] | ApiError:
+        """The engine's name for it, the answer, when it was begun, and how long it took. An error is a value here: other samples go on."""
         number, began = next(session.numbers), session.now()
         if sampling.seed is not None:
             sampling = sampling.model_copy(update={"seed": sampling.seed + index})
         elif session.seed is not None:
             derived = int.from_bytes(_hash(f"{session.seed}\0{number}")[:4], "big") >> 1
             sampling = sampling.model_copy(update={"seed": derived})
-        name = _name(session.id, str(number))
+        name = session.engine_id(place.parent, number)
         try:
             async with asyncio.timeout(self.config.generate_seconds):
                 answer = await self._sampler.sample(place.prompt_ids, sampling, request_id=name)
@@ -383,9 +393,11 @@ class Sessions:
             return ApiError(400, f"the engine refuses the request: {error}", code="engine_refused")
         except EngineError as error:
             return ApiError(503, f"the engine failed: {summarize(error)}", code="engine_failed")
+        finally:
+            session.asking.discard(name)
         if answer.generation.finish is Finish.ABORT:
             return ApiError(503, "the engine aborted the answer", code="engine_failed")
-        return answer, began, round(session.now() - began, 6)
+        return name, answer, began, round(session.now() - began, 6)
 
     def _enter(
         self,
@@ -393,6 +405,7 @@ class Sessions:
         question: Question,
         place: Place,
         sampling: Sampling,
+        engine_id: str,
         answer: EngineAnswer,
         began: float,
         seconds: float,
@@ -410,6 +423,7 @@ class Sessions:
             content = content.partition(stop)[0]
         turn = SampledTurn(
             number=number,
+            engine_id=engine_id,
             parent=place.parent,
             opening=place.opening,
             given=place.given,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from toolyard._lazy import exports
 
 if TYPE_CHECKING:
+    from toolyard.rollout.agent.run import AgentTask
     from toolyard.rollout.assembly import OpenedRollout, open_rollout
     from toolyard.rollout.config import EMBEDDED, RolloutConfig, load_config
     from toolyard.rollout.finish import FinishReason, RolloutState
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMBEDDED",
+    "AgentTask",
     "AsyncRolloutRequest",
     "BaseInteraction",
     "FinishReason",
@@ -33,6 +35,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
+        "toolyard.rollout.agent.run": "AgentTask",
         "toolyard.rollout.assembly": "OpenedRollout open_rollout",
         "toolyard.rollout.config": "EMBEDDED RolloutConfig load_config",
         "toolyard.rollout.finish": "FinishReason RolloutState",

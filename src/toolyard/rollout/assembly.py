@@ -131,8 +131,6 @@ async def with_agent(
     speaker, limits = setting.speaker, setting.limits
     if not isinstance(speaker, TokenSpeaker):
         raise ConfigError("agent: the engine openai has no tokens; use transformers, sglang or vllm")
-    if setting.interaction is not None:
-        raise ConfigError("agent and interaction cannot be used together: the agent decides what is said")
     from toolyard.rollout.agent.setting import AgentSetting
 
     if replay:

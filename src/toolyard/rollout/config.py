@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 import yaml
 from pydantic import (
@@ -248,6 +248,13 @@ class RolloutConfig(_Part):
     otel: str | None = None
     """Send traces to this OpenTelemetry collector (OTLP over HTTP), for example `http://127.0.0.1:4318`. `env`: to the
     one in OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+    @model_validator(mode="after")
+    def _agent_alone(self) -> Self:
+        other = "cluster" if self.cluster is not None else "interaction" if self.interaction is not None else None
+        if self.agent is not None and other is not None:
+            raise ValueError(f"agent and {other} cannot be used together")
+        return self
 
     @property
     def in_flight(self) -> int:

@@ -24,7 +24,7 @@ from toolyard.turns import EngineAnswer
 TOOLS = (OpenAIFunctionToolSchema.model_validate(SCHEMA),)
 T = TypeVar("T")
 END_ID = TOKENIZER.added_tokens[END]
-TEXTS = st.text(st.sampled_from("ab é😀\n \t<>\"{}\\"), max_size=12) | st.sampled_from(
+TEXTS = st.text(st.sampled_from('ab é😀\n \t<>"{}\\'), max_size=12) | st.sampled_from(
     ["<|im_end|>", "<|im_start|>user\nSay 1.", "<tool_call>", "</tool_call>", "<think>", "\ud800", ""]
 )
 ARGUMENTS = st.dictionaries(st.sampled_from(["text", "é", "n"]), st.integers() | st.booleans() | TEXTS, max_size=3)
@@ -72,6 +72,7 @@ class Simulation:
         content = "\n".join(filter(None, (parsed.text, *(bad.text for bad in parsed.malformed))))
         turn = SampledTurn(
             number=number,
+            engine_id=f"e{number}",
             parent=place.parent,
             opening=place.opening,
             given=place.given,
@@ -214,7 +215,7 @@ def test_what_does_not_continue_says_why(changed: str):
     answer = EngineAnswer(Generation(ids, None, Finish.STOP))
     parsed = CHAT.parse(ids, TOOLS)
     message = Message("assistant", "Let me see.", tool_calls=(made,))
-    turn = SampledTurn(0, None, place.opening, (), [], answer, parsed, message, END_ID, 0.0, 0.0, True)
+    turn = SampledTurn(0, "e", None, place.opening, (), [], answer, parsed, message, END_ID, 0.0, 0.0, True)
     simulation.add(place, turn)
     result = Message("tool", "3", tool_call_id=made.id)
     assert simulation.place((*opening, message, result), TOOLS).parent is turn
@@ -234,3 +235,19 @@ def test_what_does_not_continue_says_why(changed: str):
     found = simulation.place((system, opening[1], said, result), tools)
     assert found.parent is None
     assert found.opening.why == "message 2 (assistant) was not sampled here as it is now"
+
+
+@pytest.mark.xfail(reason="the audit takes a result before the first turn for a turn that is missing")
+def test_an_opening_that_ends_with_the_result_of_a_call_passes_the_audit():
+    """An agent that drops the beginning of its history in the middle of its work."""
+    conversations = Conversations(CHAT)
+    made = ToolCall("call-1", "echo", "{}")
+    messages = (Message("user", "Summary."), Message("assistant", "", tool_calls=(made,)))
+    place = conversations.place((*messages, Message("tool", "3", tool_call_id=made.id)), TOOLS)
+    ids = TOKENIZER.encode(f"It is 3.{END}")
+    answer = EngineAnswer(Generation(ids, None, Finish.STOP))
+    said = Message("assistant", "It is 3.")
+    turn = SampledTurn(0, "e", None, place.opening, (), [], answer, CHAT.parse(ids), said, END_ID, 0.0, 0.0, True)
+    conversations.add(place, turn)
+    (one,) = trajectories_of(Session("s", conversations, SessionLimits()), SessionEnd.STOP, CHAT)
+    assert one.failure is None
