@@ -1,4 +1,4 @@
-"""A plain agent on the OpenAI SDK. It knows nothing of Toolyard or of training: it works as well at any other server."""
+"""A plain agent on the OpenAI SDK. It knows nothing of training, and works as well at any other server."""
 
 import json
 import subprocess

@@ -375,7 +375,8 @@ class Sessions:
     async def _sampled(
         self, session: Session, sampling: Sampling, place: Place, index: int
     ) -> tuple[str, EngineAnswer, float, float] | ApiError:
-        """The engine's name for it, the answer, when it was begun, and how long it took. An error is a value here: other samples go on."""
+        """The engine's name for it, the answer, when it was begun, and how long it took. An error is a value here:
+        other samples go on."""
         number, began = next(session.numbers), session.now()
         if sampling.seed is not None:
             sampling = sampling.model_copy(update={"seed": sampling.seed + index})
