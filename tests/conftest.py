@@ -186,6 +186,8 @@ ON_RAY = frozenset(
     {"test_ray_limiter", "test_code_interpreter_on_ray", "test_doctor_and_limiters", "test_execution_pool_on_ray"}
 )
 """Files that share one Ray, and therefore a process."""
+WITH_VOCABULARIES = frozenset({"test_chat_real_families", "test_chat_real_vocabularies", "test_viewer_foreign"})
+"""Files that open the same large vocabularies, seconds each, which are opened once by a process."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -195,7 +197,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "on ray" if Path(file).stem in ON_RAY else file
+            for scope, files in (("on ray", ON_RAY), ("with vocabularies", WITH_VOCABULARIES)):
+                if Path(file).stem in files:
+                    return scope
+            return file
 
     return Sharing(config, log)
 

@@ -7,6 +7,9 @@ LONGEST = (
     "test_packaging",
     "test_train_cluster",
     "test_soak",
+    "test_chat_real_families",
+    "test_chat_real_vocabularies",
+    "test_viewer_foreign",
     "test_sandbox_cluster",
     "test_rollout_embedded",
     "test_ray_sandbox",
@@ -26,7 +29,6 @@ LONGEST = (
     "test_remote_failover",
     "test_run_each",
     "test_tools_cli",
-    "test_chat_real_families",
     "test_execution_pool_on_ray",
 )
 """Files of half a minute or more. They come first, so that no process is left with one when the others are done."""
@@ -116,7 +118,6 @@ REPEATED = {
     "test_sessions::test_what_a_cell_displays_is_bounded": 1,
     "test_skip_policy::test_a_silent_skip_fails_in_ci": 1,
     "test_tasks_problems::test_programs_print_the_answers": 15,
-    "test_tool_storm::test_thousands_of_trajectories_leave_no_instance_no_permit_and_no_task": 0,
     "test_tools_cli::test_teaches_with_examples": 1,
     "test_tools_cli::test_wrong_usage_exits_with_2": 1,
     "test_traces::test_a_bad_collector_neither_fails_nor_delays_a_run": 1,

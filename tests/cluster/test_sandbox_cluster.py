@@ -228,20 +228,24 @@ async def test_nodes_that_join_get_work_and_those_that_are_lost_cost_nothing(nod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stateful", [False, True])
-def test_a_rollout_runs_its_programs_on_all_nodes(nodes: Nodes, tmp_path: Path, stateful: bool) -> None:
+def test_a_rollout_runs_its_programs_and_sessions_on_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=6)
-    calls = [f"Call {number}. {call('code_interpreter', code=f'print({number} + 1)')}" for number in range(3)]
+    codes = [f"print({number} + 1)" for number in range(3)]
+    calls = [f"{call('code_interpreter', code=code)}\n{call('notebook', code=code)}" for code in codes]
     (job.folder / "script.json").write_text(json.dumps([*calls, "Done."]))
-    config = {"type": "native", "sandbox": "ray", "stateful": stateful}
-    entry = {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool", "config": config}
-    (job.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    parameters = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+    function = {"name": "notebook", "description": "Run a cell.", "parameters": parameters}
+    entry = {"class_name": "toolyard.tools.code_interpreter.SandboxFusionTool"}
+    config = {"type": "native", "sandbox": "ray"}
+    schema = {"tool_schema": {"type": "function", "function": function}}
+    tools = [{**entry, "config": config}, {**entry, **schema, "config": {**config, "stateful": True}}]
+    (job.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": tools}))
     run = job.start("--ray", nodes.address)
     until(lambda: len(nodes.processes(SERVICE)) == 2, "services")
     told = job.end(run)
     assert told["completed"] == 6
     said = [message["content"] for line in job.lines() for message in line["messages"] if message["role"] == "tool"]
-    assert sorted(said) == ["1\n"] * 6 + ["2\n"] * 6 + ["3\n"] * 6
+    assert sorted(said) == ["1\n"] * 12 + ["2\n"] * 12 + ["3\n"] * 12
     until(lambda: not nodes.processes(SERVICE), "the end of the services")
 
 

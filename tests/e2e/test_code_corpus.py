@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.toolchain("c
 CORPUS = read_corpus()
 SOLUTIONS = [solution for problem in CORPUS for solution in problem.solutions]
 SETTINGS: dict[str, Any] = {"run_seconds": 1.0, "compile_seconds": 60.0, "memory_limit_mb": 256}
-KINDS = ["embedded", "service", "foreign"]
+AGGREGATIONS = [Aggregation.FRACTION, Aggregation.ALL]
 FAILED = frozenset(CaseVerdict) - {CaseVerdict.PASSED}
 
 
@@ -84,12 +84,12 @@ async def foreign_url(our_url: str) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sandboxes(our_url: str, foreign_url: str) -> AsyncIterator[dict[str, Sandbox | None]]:
+async def sandboxes(local: LocalSandbox, our_url: str, foreign_url: str) -> AsyncIterator[dict[str, Sandbox | None]]:
     async with (
         RemoteSandbox(our_url, margin_seconds=60) as ours,
         RemoteSandbox(foreign_url, margin_seconds=60) as foreign,
     ):
-        yield {"embedded": None, "service": ours, "foreign": foreign}
+        yield {"of the judge": None, "embedded": local, "service": ours, "foreign": foreign}
 
 
 async def score(sandbox: Sandbox | None, aggregation: Aggregation) -> dict[Solution, CodeResult]:
@@ -162,8 +162,14 @@ def differences(results: dict[Solution, CodeResult], aggregation: Aggregation) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregation", [Aggregation.FRACTION, Aggregation.ALL])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "aggregation"),
+    [
+        ("of the judge", Aggregation.FRACTION),  # once: it compiles everything for itself
+        ("embedded", Aggregation.ALL),
+        *((kind, aggregation) for kind in ("service", "foreign") for aggregation in AGGREGATIONS),
+    ],
+)
 async def test_the_whole_corpus_is_scored_as_stated(
     sandboxes: dict[str, Sandbox | None], kind: str, aggregation: Aggregation
 ) -> None:

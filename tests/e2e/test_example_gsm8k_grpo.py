@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from toolyard.engines.models import resolve_model
 from toolyard.rollout.config import load_config
 from toolyard.rollout.run import run_rollouts
 from toolyard.tasks.files import read_tasks
@@ -99,11 +101,25 @@ def test_where_there_is_no_gsm8k_it_says_so(tmp_path):
     assert "has neither train.jsonl nor main/train-*.parquet" in ran.stderr
 
 
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """The embedded model with two small random layers. Nobody looks at what it learns; test_train_command trains the
+    real one."""
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    real, folder = Path(resolve_model("smollm2-135m")), tmp_path / "small"
+    shutil.copytree(real, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    config = AutoConfig.from_pretrained(real, **sizes, num_attention_heads=3, num_key_value_heads=3)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(500)  # a minute or so of two cores, which others may use as well
+@pytest.mark.timeout(500)  # half a minute, on cores that others may use as well
 @pytest.mark.kernel("confined")
-def test_the_smoke_form_trains_two_steps_and_leaves_everything_a_run_leaves(tmp_path):
-    ran = run("--smoke", "--work", tmp_path)
+def test_the_smoke_form_trains_two_steps_and_leaves_everything_a_run_leaves(tmp_path, small):
+    ran = run("--smoke", "--work", tmp_path, f"rollout.engine.model={small}")
     assert ran.returncode == 0, ran.stderr
     typed = [shlex.split(line[2:]) for line in ran.stderr.splitlines() if line.startswith("$ ")]
     assert [command[1] for command in typed] == ["tasks", "tasks", "tasks", "tasks", "train"]

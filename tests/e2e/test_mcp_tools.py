@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,7 @@ from toolyard.errors import ConfigError, ToolError
 from toolyard.tools import BaseTool, initialize_tools_from_config, open_instances
 from toolyard.tools.instance import ToolOutcome
 
-pytest.importorskip("mcp", reason="needs toolyard[mcp]")
-
-from mcp_server import PNG
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs toolyard[mcp]")
 
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 STDIO = {"command": sys.executable, "args": [SERVER, "stdio"]}
@@ -184,6 +183,8 @@ def test_a_schema_arrives_whole(tools: Tools) -> None:
 
 @pytest.mark.parametrize("transport", ["stdio", "http", "legacy"])  # over the old SSE the SDK allows no more
 async def test_a_picture_larger_than_a_mebibyte_arrives(tools: Tools, transport: str) -> None:
+    from mcp_server import PNG
+
     response, _, _ = await tools[f"{transport}_picture"].execute("trajectory", {"size": 2 << 20})
     assert response.text == "a dot"
     assert response.image is not None

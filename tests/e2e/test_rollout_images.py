@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from mcp_server import PNG as DOT
 
 from material import family_folder, family_tokenizer
 from pictures import png
@@ -314,6 +313,8 @@ async def test_images_can_be_hidden_and_cannot_be_shown_to_a_text_model(tmp_path
 
 
 async def test_pictures_of_mcp_servers_go_the_same_way(tmp_path: Path) -> None:
+    from mcp_server import PNG
+
     server = Path(__file__).with_name("mcp_server.py")
     (tmp_path / "servers.json").write_text(
         json.dumps({"mcpServers": {"drawing": {"command": sys.executable, "args": [str(server), "stdio"]}}})
@@ -338,4 +339,4 @@ async def test_pictures_of_mcp_servers_go_the_same_way(tmp_path: Path) -> None:
     finally:
         await tool.close()
     (answer,) = (message for message in trajectory.messages if message.role == "tool")
-    assert (answer.content, [image.data for image in answer.images]) == ("a dot", [DOT])
+    assert (answer.content, [image.data for image in answer.images]) == ("a dot", [PNG])

@@ -150,7 +150,8 @@ def test_an_endless_loop_costs_its_time_out_and_no_more(url: str) -> None:
 
 @pytest.mark.slow
 def test_two_hundred_cases_with_loops_among_them_end_in_their_order(service: str) -> None:
-    code = "x = int(input())\nwhile x % 50 == 7: pass\nprint(x)"
+    # They sleep: on a loaded machine, one that needs the CPU may starve, which is our failure (-1) and not its timeout.
+    code = "import time\nx = int(input())\nwhile x % 50 == 7: time.sleep(1)\nprint(x)"
     numbers = [str(number) for number in range(200)]
     results, _ = check_correctness(service, {"inputs": numbers, "outputs": numbers}, code, timeout=2.0)
     assert results == [-3 if number % 50 == 7 else True for number in range(200)]

@@ -1,4 +1,4 @@
-"""A small run of `make soak`."""
+"""A small run of `make soak`, which takes more of everything: ARGS="--trajectories 240 --kills 2"."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from soak import check, soak
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-@pytest.mark.parametrize(("trajectories", "kills"), [(40, 1), (240, 2)])
-async def test_everything_fails_now_and_then_and_every_request_has_one_line(tmp_path, model, trajectories, kills):
-    done, disturbed = await soak(tmp_path, model, trajectories=trajectories, kills=kills)
-    reasons = check(done, trajectories)
-    assert reasons["stop"] > trajectories // 2
-    assert disturbed["runs killed"] == kills
+async def test_everything_fails_now_and_then_and_every_request_has_one_line(tmp_path, model):
+    done, disturbed = await soak(tmp_path, model, trajectories=40, kills=1)
+    reasons = check(done, 40)
+    assert reasons["stop"] > 20
+    assert disturbed["runs killed"] == 1
     assert disturbed["limiters killed"] > 0

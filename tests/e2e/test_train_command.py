@@ -151,15 +151,15 @@ def test_the_embedded_model_takes_a_real_step(tmp_path):
 # Ending it ------------------------------------------------------------------------------------------------------------
 
 
-def started(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A long run, with a session of its own, that has made two steps."""
+def started(place: Path, *arguments: str, steps: int = 2) -> subprocess.Popen[str]:
+    """A long run, with a session of its own, that has made so many steps."""
     run = command("train", "-c", "train.yaml", "--out", "runs/a", "steps=1000", *arguments)
     process = subprocess.Popen(
         run, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     metrics, deadline = place / "runs/a/metrics.jsonl", time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
-        if metrics.exists() and metrics.read_bytes().count(b"\n") >= 2:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= steps:
             return process
         time.sleep(0.05)
     process.kill()
@@ -192,7 +192,8 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
 
 @pytest.mark.slow
 def test_the_second_signal_ends_it_at_once(place):
-    process = started(place, "save_every=1000", "rollout.sampling.max_tokens=900", "rollout.limits.response_length=900")
+    long = ("rollout.sampling.max_tokens=400", "rollout.limits.response_length=400")
+    process = started(place, "save_every=1000", *long, steps=1)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert any("Stopping after this step" in line for line in process.stderr)  # not later: the step may end meanwhile

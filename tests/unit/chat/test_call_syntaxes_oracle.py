@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from late import Late
 from toolyard.chat.protocol import ParsedCall, ParsedTurn
 from toolyard.chat.syntax import syntax_of
 from toolyard.messages import OpenAIFunctionToolSchema
 
-parsing = pytest.importorskip("renderers.parsing", reason="needs 'renderers', of the extra 'chat'")
+parsing = Late("renderers.parsing")  # of the extra 'chat'
 
 
 class Letters:
@@ -39,21 +39,26 @@ class Letters:
         return self._tags.get(tag, self.unk_token_id)
 
 
-def oracle(parse: Callable[..., Any], prefix: str = "", **tags: str) -> Callable[..., Any]:
-    """`tags`: the keyword of the token, and its text."""
+def oracle(parser: str, prefix: str = "", **tags: str) -> Callable[..., Any]:
+    """`parser`: its name there. `tags`: the keyword of the token, and its text."""
     letters = Letters(*tags.values())
     ids = {keyword: letters.convert_tokens_to_ids(tag) for keyword, tag in tags.items()}
-    return lambda text, **more: parse(letters, letters.encode(prefix + text), **ids, **more)
+    stops = {} if parser == "parse_gpt_oss" else {"stop_ids": set[int]()}
+
+    def parse(text: str, **more: Any) -> Any:
+        return getattr(parsing, parser)(letters, letters.encode(prefix + text), **stops, **ids, **more)
+
+    return parse
 
 
 TOOL_CALL = {"tool_call_id": "<tool_call>", "tool_call_end_id": "</tool_call>"}
 THINK = {"think_id": "<think>", "think_end_id": "</think>"}
 ORACLES = {
-    "hermes": oracle(partial(parsing.parse_qwen3, stop_ids=set()), **TOOL_CALL, reasoning_end_id="</think>"),
-    "qwen3_coder": oracle(partial(parsing.parse_qwen35, stop_ids=set()), **TOOL_CALL, **THINK),
-    "llama3": oracle(partial(parsing.parse_llama_3, stop_ids=set())),
+    "hermes": oracle("parse_qwen3", **TOOL_CALL, reasoning_end_id="</think>"),
+    "qwen3_coder": oracle("parse_qwen35", **TOOL_CALL, **THINK),
+    "llama3": oracle("parse_llama_3"),
     "deepseek_v3": oracle(
-        partial(parsing.parse_deepseek_v3, stop_ids=set()),
+        "parse_deepseek_v3",
         tool_calls_begin_id="<｜tool▁calls▁begin｜>",
         tool_calls_end_id="<｜tool▁calls▁end｜>",
         tool_call_begin_id="<｜tool▁call▁begin｜>",
@@ -61,7 +66,7 @@ ORACLES = {
         tool_sep_id="<｜tool▁sep｜>",
     ),
     "glm45": oracle(
-        partial(parsing.parse_glm, stop_ids=set()),
+        "parse_glm",
         **TOOL_CALL,
         **THINK,
         arg_key_id="<arg_key>",
@@ -70,7 +75,7 @@ ORACLES = {
         arg_value_end_id="</arg_value>",
     ),
     "kimi_k2": oracle(
-        partial(parsing.parse_kimi_k2, stop_ids=set()),
+        "parse_kimi_k2",
         tool_calls_section_begin_id="<|tool_calls_section_begin|>",
         tool_calls_section_end_id="<|tool_calls_section_end|>",
         tool_call_begin_id="<|tool_call_begin|>",
@@ -78,13 +83,13 @@ ORACLES = {
         tool_call_end_id="<|tool_call_end|>",
     ),
     "minimax_m2": oracle(
-        partial(parsing.parse_minimax, stop_ids=set()),
+        "parse_minimax",
         **THINK,
         tool_call_id="<minimax:tool_call>",
         tool_call_end_id="</minimax:tool_call>",
     ),
     "harmony": oracle(
-        parsing.parse_gpt_oss,
+        "parse_gpt_oss",
         "<|start|>assistant",
         return_id="<|return|>",
         call_id="<|call|>",

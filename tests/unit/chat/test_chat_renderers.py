@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chat_models import CODE_TOOL, tokenizer
+from late import Late
 from toolyard.chat.conformance import check_format
-from toolyard.chat.renderers import RendererFormat, families, family_of, open_renderer
 from toolyard.errors import ChatError, ConfigError
 from toolyard.messages import Message, ToolCall
+
+renderers = Late("toolyard.chat.renderers")
 
 FAMILIES = (
     "deepseek-r1", "deepseek-v3", "glm-4.5", "glm-5", "kimi-k2", "llama-3", "minimax-m2", "nemotron-3", "qwen3",
@@ -25,8 +28,8 @@ MADE = tokenizer("qwen")
 
 
 @cache
-def opened(family: str) -> RendererFormat:
-    return open_renderer(MADE, family)
+def opened(family: str) -> Any:
+    return renderers.open_renderer(MADE, family)
 
 
 def ids(text: str) -> list[int]:
@@ -40,9 +43,9 @@ def test_a_family_passes_the_conformance_kit(family: str) -> None:
 
 
 def test_families_are_found_by_the_names_of_models() -> None:
-    assert family_of("Qwen/Qwen3-8B") == "qwen3"
-    assert family_of("somebody/their-own") is None
-    assert set(FAMILIES) < set(families())
+    assert renderers.family_of("Qwen/Qwen3-8B") == "qwen3"
+    assert renderers.family_of("somebody/their-own") is None
+    assert set(FAMILIES) < set(renderers.families())
 
 
 def test_thinking_of_earlier_turns_is_kept_when_the_user_speaks_again() -> None:
@@ -153,4 +156,4 @@ def test_a_failed_download_is_not_blamed_on_the_tokenizer(tmp_path: Path, monkey
     monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="renderers:gpt-oss needs a file that it could not download"):
-        open_renderer(MADE, "gpt-oss")
+        renderers.open_renderer(MADE, "gpt-oss")

@@ -60,7 +60,7 @@ def write_tokenizer(folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="t1").save_pretrained(folder)
 
 
-def write_adapter(folder: Path, base: Path, dtype: object = None, **settings: object) -> Path:
+def write_adapter(folder: Path, base: Path, dtype: str = "float32", **settings: object) -> Path:
     """As after training: neither of the two matrices is zero."""
     torch.manual_seed(7)
     model = peft.get_peft_model(of(base), peft.LoraConfig(**{"target_modules": EVERY, "r": 4, **settings}))
@@ -69,7 +69,7 @@ def write_adapter(folder: Path, base: Path, dtype: object = None, **settings: ob
             if "lora_" in name:
                 weight.normal_(std=0.05)
     # If embeddings have an adapter, PEFT would save their own weights too.
-    model.to(dtype or torch.float32).save_pretrained(folder, save_embedding_layers=False)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, save_embedding_layers=False)
     return folder
 
 
@@ -105,8 +105,8 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"target_modules": ["q_proj", "lm_head"]},
         {"target_modules": EVERY, "layers_to_transform": [1]},
         {"target_modules": r".*\.mlp\..*_proj", "fan_in_fan_out": False, "init_lora_weights": "gaussian"},
-        {"dtype": torch.bfloat16},
-        {"dtype": torch.float16, "lora_dropout": 0.1},
+        {"dtype": "bfloat16"},
+        {"dtype": "float16", "lora_dropout": 0.1},
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )

@@ -10,7 +10,6 @@ import pytest
 from toolyard.errors import RecordError
 from toolyard.rollout.summary import RunningStats, Summary
 from toolyard.train.metrics import Measure, MetricsFile, evaluation_line, read_metrics, step_line
-from toolyard.train.plot_matplotlib import draw
 from toolyard.train.samples import Refusal, Refused
 from toolyard.train.trl.rollout import StepReport
 
@@ -132,6 +131,8 @@ def test_numbers_that_are_none_are_null(tmp_path):
 
 @pytest.mark.slow
 def test_the_plot_takes_one_step_and_many_with_gaps_and_evaluations(tmp_path):
+    from toolyard.train.plot_matplotlib import draw
+
     path = tmp_path / "metrics.png"
     draw([], [], path)
     assert not path.exists()

@@ -14,13 +14,12 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tokenizers import Tokenizer
-
-from material import FAMILIES, family_folder, family_tokenizer
+from material import FAMILIES, family_tokenizer
 from toolyard.chat import protocol
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ParsedCall
 from toolyard.chat.template import TemplateFormat
+from toolyard.chat.tokenizers.fast import FastTokenizer
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 
 FILE = Path(__file__).parents[2] / "data" / "foreign_dumps.jsonl"
@@ -64,10 +63,10 @@ def lines_of(family: str) -> Iterator[dict[str, Any]]:
     tokenizer = family_tokenizer(family)
     chat = open_format(tokenizer)
     assert isinstance(chat, TemplateFormat)
-    backend = Tokenizer.from_file(str(family_folder(family) / "tokenizer.json"))
+    assert isinstance(tokenizer, FastTokenizer)
     prompt, response = line_of(chat, tokenizer)
     for skip in (False, True):
-        said, answered = (backend.decode(ids, skip_special_tokens=skip) for ids in (prompt, response))
+        said, answered = (tokenizer.backend.decode(ids, skip_special_tokens=skip) for ids in (prompt, response))
         name = f"{family}, {'without' if skip else 'with'} special tokens"
         yield {"input": said, "output": answered, "gts": "4", "score": 1.0, "step": 1, "template": name}
 
