@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -68,6 +69,8 @@ LENGTHS = (1, 8, 32)
 
 
 def serve_gateway(tell: Connection, profile: bool) -> None:
+    gc.set_threshold(50_000, 20, 50)  # as `toolyard gateway` does
+
     async def serve() -> None:
         tokenizer = ByteTokenizer()
         answer = tokenizer.encode(CALL)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -37,11 +36,7 @@ async def never() -> None:
 def once(ready: Path) -> Callable[[], Awaitable[None]]:
     """Its time is over as soon as the agent has made this file."""
 
-    async def is_over() -> None:
-        while not ready.exists():
-            await asyncio.sleep(0.02)
-
-    return is_over
+    return lambda: until(ready.exists, 60)
 
 
 def python(code: str, *words: str) -> CommandAgent:
@@ -63,10 +58,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def ended(pid: int, seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(patient(seconds)):
-        while is_alive(pid):
+        while not condition():  # noqa: ASYNC110 - of other processes
             await asyncio.sleep(0.02)
+
+
+async def ended(pid: int) -> None:
+    await until(lambda: not is_alive(pid), 5)
 
 
 @pytest.fixture(autouse=True)
@@ -213,12 +212,10 @@ async def test_a_cancelled_run_kills_the_agent_and_what_it_started(tmp_path: Pat
         time.sleep(60)
     """
     running = asyncio.create_task(python(code).run(task(), never))
-    async with asyncio.timeout(patient(20)):
-        while not pids.exists():
-            await asyncio.sleep(0.02)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+    await until(pids.exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     for pid in map(int, pids.read_text().split()):
         await ended(pid)
 
@@ -269,13 +266,10 @@ async def test_a_killed_rollout_takes_its_agents_with_it(tmp_path: Path):
         asyncio.run(agent.run(AgentTask("t", "p", [], "http://x/v1", "k", "s"), asyncio.Event().wait))
     """
     environment: dict[str, Any] = {**os.environ, "TMPDIR": str(tmp_path)}
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(code), env=environment)
     try:
-        async with asyncio.timeout(patient(20)):
-            while not pid_file.exists() or not pid_file.read_text():
-                await asyncio.sleep(0.05)
-        parent.kill()
+        await until(lambda: pid_file.exists() and bool(pid_file.read_text()))
     finally:
         parent.kill()
-        parent.wait()
+        await parent.wait()
     await ended(int(pid_file.read_text()))

@@ -146,7 +146,7 @@ async def serving(
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     async with asyncio.timeout(patient(seconds)):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - of the other side's state, which has no event
             await asyncio.sleep(0.01)
 
 
@@ -213,18 +213,6 @@ async def test_a_disconnect_in_mid_answer_and_the_same_request_again_is_one_bran
         await until(lambda: served.branches() == [1])
         assert len(served.session().conversations.turns) == 1
         assert served.session().counts.repeated == 1
-
-
-@pytest.mark.xfail(reason="a small answer is in the client's buffers before it closes: it counts as delivered")
-async def test_a_small_stream_that_is_closed_early_and_asked_for_again_is_one_branch():
-    async with serving("Hello there, friend.", "Another.") as served, served.openai() as client:
-        stream = await client.chat.completions.create(**ASK, stream=True)
-        await anext(aiter(stream))
-        await stream.close()
-        async for _ in await client.chat.completions.create(**ASK, stream=True):
-            pass
-        await until(lambda: served.session().in_progress == 0)
-        assert served.branches() == [1]
 
 
 async def test_a_stream_that_waits_for_the_engine_is_kept_alive_with_pings():
@@ -570,7 +558,6 @@ UNCHECKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.xfail(reason="not checked where they are read: TypeError or PydanticSerializationError, a 500")
 @pytest.mark.parametrize("body", UNCHECKED.values(), ids=UNCHECKED)
 async def test_a_field_of_the_wrong_type_is_a_400(body: dict[str, Any]):
     async with serving("Hello.") as served:
@@ -738,10 +725,12 @@ async def test_one_session_that_cannot_be_dumped_at_the_end_does_not_lose_the_ot
         if trajectories[-1].request_id == "a":
             raise RecordError("no space left on device")
 
+    stack = AsyncExitStack()
+    served = await stack.enter_async_context(serving("Hello.", finish=finish))
+    for name in ("a", "b"):
+        await served.post(f"/s/{name}/v1/chat/completions", ASK)
     with pytest.raises(RecordError, match="no space left"):
-        async with serving("Hello.", finish=finish) as served:
-            for name in ("a", "b"):
-                await served.post(f"/s/{name}/v1/chat/completions", ASK)
+        await stack.aclose()
     assert [one.request_id for one in served.ended] == ["b"]
 
 
@@ -814,8 +803,10 @@ async def test_512_sessions_at_once_lose_nothing():
                 assert status == 200
                 message = answer["choices"][0]["message"]
                 messages.append(message)
-                for made in message.get("tool_calls", ()):
-                    messages.append({"role": "tool", "tool_call_id": made["id"], "content": f"{number}, {turn}"})
+                calls = message.get("tool_calls", ())
+                messages += [
+                    {"role": "tool", "tool_call_id": one["id"], "content": f"{number}, {turn}"} for one in calls
+                ]
             status, _ = await client.post(f"/sessions/session-{number}/end", {"score": number})
             assert status == 200
 

@@ -22,6 +22,7 @@ from toolyard.gateway.api.exchange import ApiError
 from toolyard.messages import Message, OpenAIFunctionToolSchema, ToolCall, decode_arguments
 from toolyard.turns import EngineAnswer
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 Tools = tuple[OpenAIFunctionToolSchema, ...]
 
 
@@ -157,6 +158,7 @@ class Conversations:
         """Enter a turn that was sampled at `place`."""
         self.turns.append(turn)
         if turn.parent is not None:
+            turn.parent.delivered = True  # whoever continues it has got it
             turn.parent.children.append(turn)
         after = _extended(place.history, turn.message)
         self._known.setdefault(after, []).append(turn)
@@ -180,7 +182,7 @@ class Conversations:
                 return None, 0, f"message {unknown - 1} (assistant) was not sampled here as it is now"
             else:
                 # Equal answers to equal questions cannot be told apart: their texts are the same.
-                return found[-1], end, ""
+                return next((turn for turn in reversed(found) if turn.delivered), found[-1]), end, ""
         if unknown:
             return None, 0, f"message {unknown - 1} (assistant) was not sampled here as it is now"
         return None, 0, "it contains no answer of this session"
@@ -214,6 +216,9 @@ def _check(messages: Sequence[Message]) -> None:
         )
     waiting: dict[str, int] = {}
     for index, message in enumerate(messages):
+        if message.role not in _ROLES:
+            told = f"messages[{index}].role: expected one of {', '.join(_ROLES)}, not {message.role[:40]!r}"
+            raise ApiError(400, told, code="invalid_value", param=f"messages[{index}].role")
         if message.role == "tool":
             if message.tool_call_id not in waiting:
                 raise ApiError(

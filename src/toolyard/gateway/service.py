@@ -45,7 +45,7 @@ from toolyard.gateway.records import trajectories_of
 from toolyard.gateway.sessions import Answered, Session, SessionEnd, Sessions, SessionTask
 from toolyard.hosts import OwnNames, Secrets
 from toolyard.messages import JSON
-from toolyard.records.trajectory import Trajectory
+from toolyard.records.trajectory import BRANCH, Trajectory
 from toolyard.sandbox.service.http import (
     BodyBudget,
     BodyReservation,
@@ -59,7 +59,7 @@ from toolyard.sandbox.service.http import (
 )
 
 _log = logging.getLogger("toolyard.gateway")
-_SESSION = re.compile(r"[A-Za-z0-9._~:@+-]{1,200}")
+_SESSION = re.compile(rf"(?!\.)(?!.*{BRANCH})[A-Za-z0-9._~:@+-]{{1,200}}")
 _IN_URL = re.compile(r"/s/([^/]+)(/.*)")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 APIS: dict[str, Api] = {api.path: api for api in (ChatCompletions(), Completions(), Responses(), Messages())}
@@ -410,7 +410,8 @@ def _read(model: type[Any], body: JSON) -> Any:
 
 
 def _bad_name(name: str) -> ApiError:
-    return ApiError(400, f"{name[:80]!r} is no name of a session: expected letters, digits and . _ ~ : @ + -")
+    known = f"expected letters, digits and . _ ~ : @ + -, without a dot first and without {BRANCH!r}"
+    return ApiError(400, f"{name[:80]!r} is no name of a session: {known}")
 
 
 def _api_key(scope: Scope) -> str:

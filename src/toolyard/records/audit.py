@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from toolyard.messages import Message
 from toolyard.records.differences import excerpt, first_index, text_difference
-from toolyard.records.trajectory import Tokens, Trajectory, Turn
+from toolyard.records.trajectory import Tokens, Trajectory, Turn, session_of
 from toolyard.tokens import ids_crc
 
 Decode = Callable[[Sequence[int]], str]
@@ -122,7 +122,7 @@ def audit(trajectory: Trajectory, decode: Decode | None = None, vocab_size: int 
     the response say nothing about its mask.
     """
     problems = list(_outcome(trajectory))
-    problems += _messages(trajectory.messages, trajectory.turns)
+    problems += _messages(trajectory.messages, trajectory.turns, bool(session_of(trajectory)))
     if trajectory.token_exact:
         problems += _tokens(trajectory, decode, vocab_size)
     return problems
@@ -338,8 +338,9 @@ def _outcome(trajectory: Trajectory) -> Iterator[Problem]:
         yield Problem(ProblemKind.OUTCOME, "state", f"is {state!r}, expected COMPLETED or FAILED")
 
 
-def _messages(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Problem]:
-    """The last assistant messages must be those of the turns; the prompt may contain others before them."""
+def _messages(messages: Sequence[Message], turns: Sequence[Turn], of_an_agent: bool) -> Iterator[Problem]:
+    """The last assistant messages must be those of the turns; the prompt may contain others before them. That of an
+    agent, which may have compacted its history, may end with the result of a call."""
     if not turns:
         return
     spoken = [at for at, message in enumerate(messages) if message.role == "assistant"]
@@ -348,7 +349,8 @@ def _messages(messages: Sequence[Message], turns: Sequence[Turn]) -> Iterator[Pr
         yield Problem(ProblemKind.MESSAGES, "messages", message)
         return
     begins = spoken[-len(turns) :]
-    if begins[0] > 0 and (role := messages[begins[0] - 1].role) in ("assistant", "tool"):
+    wrong = ("assistant",) if of_an_agent else ("assistant", "tool")
+    if begins[0] > 0 and (role := messages[begins[0] - 1].role) in wrong:
         message = (
             f"more assistant messages than turns ({len(turns)}): a prompt does not end with a message of role {role}"
         )

@@ -237,7 +237,6 @@ def test_what_does_not_continue_says_why(changed: str):
     assert found.opening.why == "message 2 (assistant) was not sampled here as it is now"
 
 
-@pytest.mark.xfail(reason="the audit takes a result before the first turn for a turn that is missing")
 def test_an_opening_that_ends_with_the_result_of_a_call_passes_the_audit():
     """An agent that drops the beginning of its history in the middle of its work."""
     conversations = Conversations(CHAT)

@@ -143,6 +143,9 @@ def finish_reason(said: Said) -> str:
 
 def _message(index: int, raw: Any) -> Message:
     given = an_object(raw, f"messages[{index}]")
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if not isinstance(given.get(name, ""), str | None):
+            raise invalid(f"messages[{index}].{name}", "expected a string")
     try:
         return Message.from_openai(given)
     except (ValueError, TypeError) as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from toolyard.engines.protocol import Finish
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
@@ -214,7 +215,11 @@ def tool_schema(function: JSON, param: str) -> OpenAIFunctionToolSchema:
     """A tool from OpenAI's function object: name, description, parameters."""
     given = {key: value for key, value in function.items() if key in ("name", "description", "parameters") and value}
     try:
-        return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": given})
+        tool = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": given})
+        tool.model_dump_json()
     except ValidationError as error:
         first = error.errors()[0]
         raise invalid(f"{param}.{'.'.join(map(str, first['loc'][1:]))}", first["msg"]) from None
+    except (PydanticSerializationError, RecursionError, ValueError):  # half of a surrogate pair; nested too deeply
+        raise invalid(param, "it cannot be written as JSON") from None
+    return tool

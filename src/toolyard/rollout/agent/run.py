@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,6 +30,8 @@ _KEPT_BYTES = 1 << 16
 """Of what an agent prints, its end is kept."""
 _TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
+_DRAIN_SECONDS = 0.5
+"""After its end, for what it printed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +161,26 @@ class CommandAgent:
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv is not None else []
 
     async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
-        with tempfile.TemporaryDirectory(prefix="toolyard-agent-") as folder:
+        with tempfile.TemporaryDirectory(prefix="toolyard-agent-", ignore_cleanup_errors=True) as folder:
             file, reward = Path(folder) / "task.json", Path(folder) / "reward"
-            said = json.dumps(task.as_json(), ensure_ascii=False)
-            file.write_text(said, encoding="utf-8", errors="replace")
+            file.write_text(json.dumps(task.as_json()), encoding="utf-8")
             places = {"{task}": str(file), "{prompt}": task.prompt.replace("\0", "")}
             words = [_filled(word, places) for word in self._words]
             environment = {**inherited_environment(), **_addresses(task), "TOOLYARD_TASK": str(file)}
             environment |= {"TOOLYARD_REWARD": str(reward), **self._environment}
-            async with _process([*self._prefix, *words], environment, self._folder) as process:
-                output, errors = await _run_to_completion(process, said.encode("utf-8", "replace"), is_over)
-                code = process.returncode
-            score = reward.read_text(errors="replace")[:1000] if reward.is_file() else None
-            return AgentExit(None if code is None else code, output, errors, score)
+            try:
+                async with _process([*self._prefix, *words], environment, self._folder, file) as (process, tails):
+                    killed = await _run_to_completion(process, tails, is_over)
+                    output, errors = (tail.text for tail in tails)
+            except (OSError, ValueError) as error:  # arguments too long, or with a zero; no such folder
+                return AgentExit(127, errors=f"the agent cannot be started: {error}")
+            score = _beginning_of(reward) if reward.is_file() else None
+            return AgentExit(None if killed else process.returncode, output, errors, score)
+
+
+def _beginning_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return opened.read(1000).decode("utf-8", "replace")
 
 
 def _filled(word: str, places: Mapping[str, str]) -> str:
@@ -192,58 +201,81 @@ def _addresses(task: AgentTask) -> dict[str, str]:
 
 @asynccontextmanager
 async def _process(
-    words: list[str], environment: dict[str, str], folder: str | None
-) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A process in a session of its own; at the end nothing of that session is left."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        _signal(process, signal.SIGKILL)  # also what it started and left behind
-        await process.wait()
+    words: list[str], environment: dict[str, str], folder: str | None, given: Path
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, list[_Tail]]]:
+    """A process in a session of its own that reads `given`, and the ends of what it prints. At the end nothing of that
+    session is left."""
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as stack:
+        # Pipes of our own: asyncio's would keep `wait` waiting for children that have left the session with them.
+        tails: list[_Tail] = []
+        ends: list[int] = []
+        for _ in range(2):
+            ours, theirs = os.pipe()
+            transport, tail = await loop.connect_read_pipe(_Tail, os.fdopen(ours, "rb", 0))
+            stack.callback(transport.close)
+            tails.append(tail)
+            ends.append(theirs)
+        try:
+            with given.open("rb") as stdin:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=stdin,
+                    stdout=ends[0],
+                    stderr=ends[1],
+                    env=environment,
+                    cwd=folder,
+                    start_new_session=True,
+                )
+        finally:
+            for end in ends:
+                os.close(end)
+        try:
+            yield process, tails
+        finally:
+            _signal(process, signal.SIGKILL)  # also what it started and left behind
+            await process.wait()
+
+
+class _Tail(asyncio.Protocol):
+    """Keeps the end of what comes. All of it is read, so that the agent never waits for a full pipe."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._kept = (self._kept + data)[-_KEPT_BYTES:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
 
 
 async def _run_to_completion(
-    process: asyncio.subprocess.Process, given: bytes, is_over: Callable[[], Awaitable[None]]
-) -> tuple[str, str]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    # What it left running may keep its pipes open: they are read until the process itself has ended.
-    output, errors = asyncio.create_task(_end_of(process.stdout)), asyncio.create_task(_end_of(process.stderr))
-    feeding = asyncio.create_task(_feed(process.stdin, given))
+    process: asyncio.subprocess.Process, tails: Sequence[_Tail], is_over: Callable[[], Awaitable[None]]
+) -> bool:
+    """Returns whether it was killed because its time was over."""
     ended, over = asyncio.create_task(process.wait()), asyncio.ensure_future(is_over())
-    tasks = (output, errors, feeding, ended, over)
     try:
         await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
+        killed = not ended.done()
+        if killed:
             _signal(process, signal.SIGTERM)
             await asyncio.wait([ended], timeout=_TERM_SECONDS)
         _signal(process, signal.SIGKILL)
-        await asyncio.wait([output, errors], timeout=_TERM_SECONDS)
-        return output.result() if output.done() else "", errors.result() if errors.done() else ""
+        await ended
+        # What it printed last may still be in the pipes. A child in a session of its own may keep them open for ever.
+        await asyncio.wait([tail.closed for tail in tails], timeout=_DRAIN_SECONDS)
+        return killed
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _feed(stdin: asyncio.StreamWriter, given: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # an agent need not read it
-        stdin.write(given)
-        await stdin.drain()
-    stdin.close()
-
-
-async def _end_of(stream: asyncio.StreamReader) -> str:
-    """The end of what comes; all of it is read, so that the agent never waits for a full pipe."""
-    kept = b""
-    while block := await stream.read(1 << 16):
-        kept = (kept + block)[-_KEPT_BYTES:]
-    return kept.decode("utf-8", "replace")
+        ended.cancel()
+        over.cancel()
+        await asyncio.wait([ended, over])
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
