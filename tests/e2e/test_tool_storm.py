@@ -1,4 +1,4 @@
-"""Thousands of trajectories, failing and cancelled at every stage: everything created is released, nothing is left."""
+"""Ten thousand trajectories, failing and cancelled at every stage: everything created is released, nothing is left."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 async def test_thousands_of_trajectories_leave_no_instance_no_permit_and_no_task() -> None:
-    count = 2000
+    count = 10_000
     chance = random.Random(20261115)
     tools = {name: Flaky(name, chance) for name in ("a", "b")}
     storm = Storm(chance, 0.05)
