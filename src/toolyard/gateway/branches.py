@@ -83,7 +83,7 @@ def _branch(path: Sequence[SampledTurn], chat: ChatFormat, shared: int) -> Branc
 
 
 def _calls(turn: SampledTurn, following: SampledTurn | None, seconds: float) -> tuple[CallRecord, ...]:
-    """The calls of a turn, in the order in which they were answered. The agent made them: little is known of them."""
+    """The calls of a turn that were answered, in that order. The agent made them: little is known of them."""
     made = {call.id: call for call in turn.message.tool_calls}
     answers = () if following is None else (one for one in following.given if one.tool_call_id in made)
     records = [
@@ -91,7 +91,6 @@ def _calls(turn: SampledTurn, following: SampledTurn | None, seconds: float) -> 
         for answer in answers
         if (call := made.pop(answer.tool_call_id or "", None)) is not None
     ]
-    records += [CallRecord(call.id, call.name, call.arguments, "unanswered", "") for call in made.values()]
     records += [
         CallRecord(f"m{turn.number}x{index}", "", bad.text, "malformed", "", error=bad.why)
         for index, bad in enumerate(turn.parsed.malformed)

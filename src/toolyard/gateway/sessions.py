@@ -142,10 +142,7 @@ class Session:
         limits, turns = self.limits, len(self.conversations.turns) + self.sampling
         reached: tuple[SessionEnd, str] | None = None
         if limits.max_turns is not None and turns + more > limits.max_turns:
-            reached = (
-                SessionEnd.MAX_TURNS,
-                f"may sample {limits.max_turns} messages, and has {turns}",
-            )
+            reached = SessionEnd.MAX_TURNS, f"may sample {limits.max_turns} messages, and has {turns}"
         elif limits.max_tokens is not None and self.sampled_tokens >= limits.max_tokens:
             reached = SessionEnd.MAX_TOKENS, f"has sampled {self.sampled_tokens} tokens of {limits.max_tokens}"
         elif limits.max_seconds is not None and time.monotonic() - self.opened >= limits.max_seconds:

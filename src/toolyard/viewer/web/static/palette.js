@@ -7,8 +7,8 @@
   // Finish reasons, then verdicts and outcomes of calls, by meaning; in the order in which charts stack them.
   const MEANINGS = Object.entries({
     // Infrastructure failure: it says nothing about the model.
-    bad: [["engine_failure", "tool_failure", "interaction_failure", "reward_failure", "internal_error", "request_deadline",
-      "stage_deadline", "aborted", "cannot_continue", "token_drift", "bad_task", "prompt_too_long"]],
+    bad: [["engine_failure", "tool_failure", "interaction_failure", "agent_failure", "reward_failure", "internal_error",
+      "request_deadline", "stage_deadline", "idle", "aborted", "cannot_continue", "token_drift", "bad_task", "prompt_too_long"]],
     // Cut off at a limit.
     cut: [["length", "max_assistant_turns", "length_before_generation", "tool_response_too_long", "max_user_turns"],
       ["timed_out", "memory_exceeded", "cpu_exceeded", "output_exceeded", "disk_exceeded"]],
