@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -76,7 +77,13 @@ def test_what_a_template_does_not_mark_is_unknown_not_zero(name: str) -> None:
 @pytest.mark.material
 @pytest.mark.parametrize("name", NAMES)
 def test_the_lines_are_what_real_templates_and_tokenizers_make(name: str) -> None:
-    assert list(lines_of(name)) == [line for line in LINES.values() if line["template"].startswith(f"{name},")]
+    kept = [line for line in LINES.values() if line["template"].startswith(f"{name},")]
+    assert list(map(undated, lines_of(name))) == list(map(undated, kept))
+
+
+def undated(line: dict[str, Any]) -> dict[str, Any]:
+    """Some templates write the day on which they are rendered."""
+    return {**line, "input": re.sub(r"\d{4}-\d\d-\d\d|\d\d [A-Z][a-z]{2} \d{4}", "TODAY", line["input"])}
 
 
 @pytest.mark.slow
