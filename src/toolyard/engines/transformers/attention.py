@@ -39,22 +39,61 @@ class Piece:
     """Whether the prompt ends with it, so that its next token is wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Masks:
-    """What the tokens of a step may see: all rows together, and each piece."""
+class RowStep:
+    """One forward pass over the newest token of every row. What is computed depends on the shapes of its tensors, never
+    on their values: a GPU can record it once and repeat it with other values."""
 
-    rows: Tensor | None
-    pieces: list[Tensor | None]
+    def __init__(self, rows: Rows, ids: Tensor, positions: Tensor, longest: int) -> None:
+        """`ids[i]` is the token at `positions[i]` of row i; no more than `longest` tokens of a row are read."""
+        self.ids, self.positions = ids[None], positions[None]
+        self._rows = rows
+        self._longest = longest
+        self._at = positions
+        self._row = torch.arange(len(positions), device=positions.device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    @property
+    def last(self) -> int:
+        """The logits of all tokens are wanted, which transformers calls 0."""
+        return 0
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attend, from [heads, rows, dim] to [rows, heads, dim]. With a `window`, a token sees itself and the
+        window - 1 tokens before it."""
+        keys, values = self._rows.layer(layer)
+        keys[self._row, :, self._at] = key.transpose(0, 1)
+        values[self._row, :, self._at] = value.transpose(0, 1)
+        count, heads = len(self._row), keys.shape[1]
+        attended = scaled_dot_product_attention(
+            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
+            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
+            keys[:count, :, : self._longest],
+            values[:count, :, : self._longest],
+            attn_mask=self._mask_of(window),
+            scale=scale,
+        )
+        return attended.reshape(count, -1, value.shape[2])
+
+    def _mask_of(self, window: int | None) -> Tensor:
+        """Build the mask once for all layers with the same window."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._masks:
+            hidden = ~_visible(self._at, self._longest, window)
+            mask = torch.zeros(len(self._at), 1, 1, self._longest, dtype=self._rows.dtype, device=self._at.device)
+            self._masks[window] = mask.masked_fill_(hidden[:, None, None], -torch.inf)
+        return self._masks[window]
 
 
 class Step:
     """One forward pass: `newest[i]` is the token after the contents of row i; pieces follow."""
 
     def __init__(self, rows: Rows, newest: Sequence[int], pieces: Sequence[Piece], device: torch.device) -> None:
-        self._rows = rows
         self._count = len(newest)
         self._pieces: list[tuple[Piece, slice]] = []
-        self._masks: dict[int | None, _Masks] = {}
+        self._piece_masks: dict[int | None, list[Tensor | None]] = {}
         positions = rows.lengths[: self._count]
         ids = list(newest)
         for piece in pieces:
@@ -66,9 +105,8 @@ class Step:
         self.positions = torch.tensor([positions], device=device)
         self._end = max(positions, default=0) + 1
         if newest:
-            self._longest = rows.reserve(self._count, max(rows.lengths) + 1)
-            self._at = self.positions[0, : self._count]
-            self._row = torch.arange(self._count, device=device)
+            longest = rows.reserve(self._count, max(rows.lengths) + 1)
+            self._rows = RowStep(rows, self.ids[0, : self._count], self.positions[0, : self._count], longest)
 
     @property
     def last(self) -> Tensor:
@@ -79,16 +117,16 @@ class Step:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Attend, from [heads, tokens, dim] to [tokens, heads, dim]. With a `window`, a token sees itself and the
-        window - 1 tokens before it."""
-        masks = self._masks_of(window)
+        """Attend, from [heads, tokens, dim] to [tokens, heads, dim], like `RowStep`."""
+        if window is not None and window >= self._end:
+            window = None
         if not self._pieces:
-            return self._attend_rows(layer, query, key, value, scale, masks.rows)
+            return self._rows.attend(layer, query, key, value, scale, window)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self._count:
             part = slice(0, self._count)
-            out[part] = self._attend_rows(layer, query[:, part], key[:, part], value[:, part], scale, masks.rows)
-        for (piece, place), mask in zip(self._pieces, masks.pieces, strict=True):
+            out[part] = self._rows.attend(layer, query[:, part], key[:, part], value[:, part], scale, window)
+        for (piece, place), mask in zip(self._pieces, self._masks_of(window), strict=True):
             end = piece.start + len(piece.ids)
             keys, values = piece.span.keys[layer], piece.span.values[layer]
             keys[:, piece.start : end] = key[:, place]
@@ -105,36 +143,11 @@ class Step:
             out[place] = attended[0].transpose(0, 1)
         return out
 
-    def _attend_rows(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, mask: Tensor | None
-    ) -> Tensor:
-        keys, values = self._rows.layer(layer)
-        keys[self._row, :, self._at] = key.transpose(0, 1)
-        values[self._row, :, self._at] = value.transpose(0, 1)
-        count, heads = self._count, keys.shape[1]
-        attended = scaled_dot_product_attention(
-            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
-            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
-            keys[:count, :, : self._longest],
-            values[:count, :, : self._longest],
-            attn_mask=mask,
-            scale=scale,
-        )
-        return attended.reshape(count, -1, value.shape[2])
-
-    def _masks_of(self, window: int | None) -> _Masks:
-        """Build masks once for all layers with the same window."""
-        if window is not None and window >= self._end:
-            window = None
-        if window not in self._masks:
-            rows = None
-            if self._count:
-                hidden = ~_visible(self._at, self._longest, window)
-                mask = torch.zeros(self._count, 1, 1, self._longest, dtype=self._rows.dtype, device=self.ids.device)
-                rows = mask.masked_fill_(hidden[:, None, None], -torch.inf)
-            pieces = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
-            self._masks[window] = _Masks(rows, pieces)
-        return self._masks[window]
+    def _masks_of(self, window: int | None) -> list[Tensor | None]:
+        """Build the masks of the pieces once for all layers with the same window."""
+        if window not in self._piece_masks:
+            self._piece_masks[window] = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
+        return self._piece_masks[window]
 
 
 def _visible(at: Tensor, end: int, window: int | None) -> Tensor:

@@ -15,6 +15,7 @@ from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
 from toolyard.engines.transformers.attention import Piece, Step
 from toolyard.engines.transformers.cache import Prefixes, Rows, Source, Span, common_prefix
+from toolyard.engines.transformers.graphs import Decoder
 from toolyard.engines.transformers.model import PackedModel
 from toolyard.engines.transformers.sampling import Chooser, choose
 from toolyard.errors import EngineError
@@ -77,6 +78,7 @@ class Batch:
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._rows = Rows(model.shape)
+        self._decoder = Decoder(model, self._rows) if model.is_static else None
         self._prefixes = Prefixes(cache_tokens)
         self._waiting: deque[EngineJob] = deque()
         self._prefilling: list[EngineJob] = []
@@ -130,8 +132,16 @@ class Batch:
         self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
         self._decoding.clear()
         self._prefilling.clear()
-        self._rows.clear()
+        if self._decoder is not None and self._rows.capacity <= self._cache_tokens:
+            self._rows.empty()  # graphs stay valid
+        else:
+            self._rows.clear()
         self._prefixes.clear()
+
+    def forget_graphs(self) -> None:
+        """After a change to the model that is more than new weights."""
+        if self._decoder is not None:
+            self._decoder.forget()
 
     # --------------------------------------------------------------------------------------------------- before a step
     def _everyone(self) -> list[EngineJob]:
@@ -180,8 +190,6 @@ class Batch:
                 self._begin(job, shared, source)
             except Exception as error:
                 job.deliver(_failure(error))
-                continue
-            self._prefilling.append(job)
         self._waiting.extendleft(reversed(passed))
 
     def _longest_known(self, job: EngineJob) -> tuple[int, Source | None]:
@@ -194,13 +202,19 @@ class Batch:
         return min(shared, len(job.ids) - 1), source
 
     def _begin(self, job: EngineJob, shared: int, source: Source | None) -> None:
-        job.span = Span(self.model.shape, len(job.ids))
-        if source is not None:
-            job.span.copy_from(source, shared)
-        job.done = shared
         if job.chooser is None:  # otherwise it was interrupted by new weights and continues
             job.cached, job.queued = shared, round(time.monotonic() - job.added, 6)
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
+        job.done = shared
+        if self._decoder is not None and source is not None and shared == len(job.ids) - 1:
+            # Only the last token is left: it can be computed in a row, as if it had been sampled.
+            self._rows.join(source, shared)
+            self._decoding.append(job)
+        else:
+            job.span = Span(self.model.shape, len(job.ids))
+            if source is not None:
+                job.span.copy_from(source, shared)
+            self._prefilling.append(job)
 
     def _next_pieces(self) -> Iterator[tuple[EngineJob, Piece]]:
         left = self._prefill_tokens
@@ -215,9 +229,7 @@ class Batch:
 
     # ----------------------------------------------------------------------------------------------- a step, and after
     def _run(self, pieces: Sequence[tuple[EngineJob, Piece]]) -> None:
-        newest = [job.ids[-1] for job in self._decoding]
-        step = Step(self._rows, newest, [piece for _, piece in pieces], self.model.device)
-        logits = self.model.logits(step)
+        logits = self._logits([job.ids[-1] for job in self._decoding], [piece for _, piece in pieces])
         decoded = list(self._decoding)
         for row, job in enumerate(decoded):
             job.done += 1
@@ -229,10 +241,20 @@ class Batch:
         for job in ready:
             if job in self._prefilling:
                 assert job.span is not None
-                self._rows.join(job.span, job.done)
+                self._rows.join(job.span.source, job.done)
                 self._prefilling.remove(job)
                 self._decoding.append(job)
                 job.span = None
+
+    def _logits(self, newest: list[int], pieces: list[Piece]) -> Tensor:
+        if self._decoder is None:
+            return self.model.logits(Step(self._rows, newest, pieces, self.model.device))
+        found: list[Tensor] = []
+        if newest:
+            found.append(self._decoder.logits(newest))
+        if pieces:
+            found.append(self.model.logits(Step(self._rows, [], pieces, self.model.device)))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _sample(self, logits: Tensor, jobs: Sequence[EngineJob]) -> None:
         if not jobs:
