@@ -108,12 +108,13 @@ class Rows:
         """Keys and values of a layer, for reading and writing: [rows, heads, tokens, dim]."""
         return self._layers[index]
 
-    def join(self, source: Source, tokens: int) -> None:
+    def join(self, source: Source | None, tokens: int) -> None:
         """Add a row that starts with the first `tokens` of `source`, which may be another row."""
         row = len(self.lengths)
         self.reserve(row + 1, tokens)
-        self._keys[:, row, :, :tokens] = source[0][:, :, :tokens]
-        self._values[:, row, :, :tokens] = source[1][:, :, :tokens]
+        if source is not None:
+            self._keys[:, row, :, :tokens] = source[0][:, :, :tokens]
+            self._values[:, row, :, :tokens] = source[1][:, :, :tokens]
         self.lengths.append(tokens)
 
     def row(self, index: int) -> Source:

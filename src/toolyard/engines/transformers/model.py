@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers.adapter import read_adapter
-from toolyard.engines.transformers.attention import PACKED, Piece, RowStep, Step
+from toolyard.engines.transformers.attention import PACKED, AnyStep, Piece, PromptStep, RowPiece, Step
 from toolyard.engines.transformers.cache import Rows, Span, TokenShape
 from toolyard.engines.transformers.graphs import Decoder
 from toolyard.errors import ConfigError
@@ -33,6 +33,10 @@ _CACHED_SHARE = 0.05
 """The share of a GPU's memory that may hold finished turns."""
 _PROBED_TOKENS, _PROBED_WINDOW = 12, 4
 """Length of the texts that verify a model, and of its sliding window meanwhile."""
+
+
+_Found: TypeAlias = "tuple[int, int, Tensor]"
+"""Which text, at which token, and the logits after it."""
 
 
 class PackedModel:
@@ -97,7 +101,7 @@ class PackedModel:
         return min(filter(None, (self.context, max_model_len)), default=2**31)
 
     @torch.inference_mode()
-    def logits(self, step: Step | RowStep) -> Tensor:
+    def logits(self, step: AnyStep) -> Tensor:
         """Return the float32 logits of the tokens in `step.last`."""
         with self._kernels():
             return self._forward(step, step.ids, step.positions, step.last)
@@ -158,8 +162,18 @@ class PackedModel:
         """Return how much the probabilities of two short texts computed together, in pieces and then token by token,
         differ from those that the model computes by itself: the largest share of probability that has moved."""
         texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
+        found = self._logits_in_rows(texts) if self.is_static else self._logits_in_spans(texts)
+        self.model.set_attn_implementation("eager")
+        try:
+            expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
+        finally:
+            self.model.set_attn_implementation(PACKED)
+        moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
+        return float(torch.stack(moved).max())
+
+    def _logits_in_spans(self, texts: Sequence[list[int]]) -> list[_Found]:
         rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
-        found: list[tuple[int, int, Tensor]] = []
+        found: list[_Found] = []
         for cuts in (((0, 5), (0, 2)), ((5, 9), (2, 7))):
             pieces = [
                 Piece(ids[start:end], start, span) for ids, span, (start, end) in zip(texts, spans, cuts, strict=True)
@@ -168,21 +182,30 @@ class PackedModel:
             found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
         rows.join(spans[0].source, 9)
         rows.join(spans[1].source, 7)
-        decoder = Decoder(self, rows) if self.is_static else None
-        for _ in range(3):  # on a GPU: computed, recorded, repeated
+        for _ in range(3):
             at = list(rows.lengths)
-            newest = [ids[at[text]] for text, ids in enumerate(texts)]
-            logits = self.logits(Step(rows, newest, [], self.device)) if decoder is None else decoder.logits(newest)
-            logits = logits.clone()
+            logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))
             found += [(text, at[text], logits[text]) for text in range(len(texts))]
             rows.lengths[:] = [length + 1 for length in at]
-        self.model.set_attn_implementation("eager")
-        try:
-            expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
-        finally:
-            self.model.set_attn_implementation(PACKED)
-        moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
-        return float(torch.stack(moved).max())
+        return found
+
+    def _logits_in_rows(self, texts: Sequence[list[int]]) -> list[_Found]:
+        rows = Rows(self.shape)
+        rows.reserve(len(texts), _PROBED_TOKENS)
+        for _ in texts:
+            rows.join(None, 0)
+        for cuts in (((0, 5), (0, 2)), ((5, 8), (2, 7))):
+            pieces = [RowPiece(text, texts[text][start:end], start) for text, (start, end) in enumerate(cuts)]
+            self.logits(PromptStep(rows, pieces, self.device))
+            rows.lengths[:] = [end for _, end in cuts]
+        decoder = Decoder(self, rows)
+        found: list[_Found] = []
+        for _ in range(4):  # on a GPU: computed, recorded, repeated
+            at = list(rows.lengths)
+            logits = decoder.logits([ids[at[text]] for text, ids in enumerate(texts)]).clone()
+            found += [(text, at[text], logits[text]) for text in range(len(texts))]
+            rows.lengths[:] = [length + 1 for length in at]
+        return found
 
 
 class _Probe:
