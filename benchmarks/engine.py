@@ -158,7 +158,8 @@ def load_plain(model: str | Path, device: str, dtype: str) -> Any:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().to(device)
+    models: Any = transformers.AutoModelForCausalLM
+    loaded = models.from_pretrained(model, dtype=dtype).eval().to(device)
     loaded.generation_config.pad_token_id = 0
     return loaded
 

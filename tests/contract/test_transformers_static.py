@@ -339,7 +339,7 @@ def test_sizes_are_rounded_up_by_less_than_half():
         ([300], 4096, 300),  # one prompt, at once
         ([5000], 4096, 4096),  # as far as there is room
         ([300] * 16, 4096, 256),  # all together, though not to their end
-        ([40] * 12, 4096, 40),  # results of tools
+        ([*[40] * 12, *[0] * 100], 4096, 40),  # results of tools, while others are sampling
         ([4000, *[40] * 12], 4096, 4000),  # the long one is worth a pass of its own
         ([700, *[40] * 100], 4096, 32),  # and here the short ones are
     ],

@@ -23,7 +23,7 @@ Size: TypeAlias = "tuple[int, ...]"
 _OFTEN = 32
 """A size that was wanted this many times gets a graph of its own, even if there is a larger one."""
 _MOST_GRAPHS = 64
-"""The least recently used graph is dropped first. Each takes up to 30 MB."""
+"""The least recently used graph is dropped first."""
 
 
 class Graphs:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from toolyard.engines.transformers.attention import PromptStep, RowStep
+from toolyard.engines.transformers.attention import AnyStep, PromptStep, RowStep
 from toolyard.engines.transformers.cache import Rows
 from toolyard.engines.transformers.graphs import Graphs, Size
 
-if TYPE_CHECKING:
-    from toolyard.engines.transformers.model import PackedModel
-
-_LEAST_ROWS, _LEAST_TOKENS, _LEAST_PIECE = 8, 128, 16
+_LEAST_TOKENS, _LEAST_PIECE = 128, 16
 _PASS_TOKENS = 1024
 """A pass over a few tokens takes as long as one over this many."""
 
@@ -35,10 +32,20 @@ class RowPiece:
     start: int
 
 
+class StepModel(Protocol):
+    """What is needed of a `PackedModel`."""
+
+    model: Any
+    device: torch.device
+    vocabulary: int
+
+    def logits(self, step: AnyStep) -> Tensor: ...
+
+
 class StaticModel:
     """Computes the next token of all rows, and pieces of prompts in some of them."""
 
-    def __init__(self, model: PackedModel, rows: Rows) -> None:
+    def __init__(self, model: StepModel, rows: Rows) -> None:
         self._model = model
         self._rows = rows
         name = type(model.model).__name__
@@ -61,7 +68,7 @@ class StaticModel:
         """Return the float32 logits after `newest[i]`, which follows the contents of row i. Valid until the next
         call."""
         longest = max(self._rows.lengths) + 1
-        size = self._next.fitting((_power_of_two(len(newest), _LEAST_ROWS), rounded(longest, _LEAST_TOKENS)))
+        size = self._next.fitting((_power_of_two(len(newest)), rounded(longest, _LEAST_TOKENS)))
         rows, _ = size
         self._follow(*size)
         padding = [0] * (rows - len(newest))
@@ -75,7 +82,7 @@ class StaticModel:
         longest = max(len(piece.ids) for piece in pieces)
         end = max(piece.start + len(piece.ids) for piece in pieces)
         size = self._prompts.fitting(
-            (_power_of_two(len(pieces), 1), rounded(longest, _LEAST_PIECE), rounded(end, _LEAST_TOKENS))
+            (_power_of_two(len(pieces)), rounded(longest, _LEAST_PIECE), rounded(end, _LEAST_TOKENS))
         )
         count, length, tokens = size
         self._follow(0, tokens)
@@ -87,7 +94,7 @@ class StaticModel:
             numbers += _filled(range(piece.start, piece.start + len(piece.ids)), length)
         if len(numbers) > len(self._pieces):
             self._prompts.clear()
-            self._pieces = self._zeros(_power_of_two(len(numbers), 1))
+            self._pieces = self._zeros(_power_of_two(len(numbers)))
         self._pieces[: len(numbers)].copy_(torch.tensor(numbers))
         self._prompts.run(size)
 
@@ -119,24 +126,20 @@ class StaticModel:
 
 
 def best_length(left: Sequence[int], room: int) -> int:
-    """Return how many tokens of each prompt to compute in a pass, if `left` are left: the number at which the tokens
-    that are computed, compared with the time that takes, are most. In all, no more than `room`."""
-    most = sorted(left, reverse=True)
+    """Return the length of the pieces in a pass over prompts of which `left` tokens are left: the one that computes
+    most tokens for its time. A pass has at most `room` tokens, and takes the prompts with most left first."""
+    most = sorted((count for count in left if count), reverse=True)
+    longest = min(most[0], room)
 
     def worth(length: int) -> float:
         chosen = most[: max(room // length, 1)]
         return sum(min(count, length) for count in chosen) / (_PASS_TOKENS + length * len(chosen))
 
-    longest = min(most[0], room)
-    lengths = {longest, *(size for size in _sizes(longest) if size < longest)}
+    lengths, size = [longest], _LEAST_PIECE
+    while size < longest:
+        lengths.append(size)
+        size = rounded(size + 1, _LEAST_PIECE)
     return max(lengths, key=worth)
-
-
-def _sizes(most: int) -> list[int]:
-    sizes = [_LEAST_PIECE]
-    while sizes[-1] < most:
-        sizes.append(rounded(sizes[-1] + 1, _LEAST_PIECE))
-    return sizes
 
 
 def rounded(number: int, least: int) -> int:
@@ -145,7 +148,7 @@ def rounded(number: int, least: int) -> int:
     return size * 3 // 4 if least < size and number <= size * 3 // 4 else size
 
 
-def _power_of_two(number: int, least: int) -> int:
+def _power_of_two(number: int, least: int = 1) -> int:
     """Round up to `least` or 2, 4, 8, … times that."""
     size = least
     while size < number:
