@@ -114,8 +114,8 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
             min_new_tokens=max(lengths),
             max_new_tokens=max(lengths),
         )
-        new = out[:, longest:].tolist()
-        conversations = [ids + new[row][: lengths[row]] for row, ids in enumerate(conversations)]
+        rows = zip(conversations, out[:, longest:].tolist(), lengths, strict=True)
+        conversations = [ids + new[:length] for ids, new, length in rows]
 
 
 async def by_engine(
