@@ -114,8 +114,8 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
             min_new_tokens=max(lengths),
             max_new_tokens=max(lengths),
         )
-        rows = zip(conversations, out[:, longest:].tolist(), lengths, strict=True)
-        conversations = [ids + new[:length] for ids, new, length in rows]
+        sampled: list[list[int]] = out[:, longest:].tolist()
+        conversations = [ids + new[:most] for ids, new, most in zip(conversations, sampled, lengths, strict=True)]
 
 
 async def by_engine(
