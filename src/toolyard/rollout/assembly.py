@@ -138,10 +138,10 @@ async def with_agent(
         return
     from toolyard.gateway.config import GatewayConfig
     from toolyard.gateway.server import open_gateway
-    from toolyard.rollout.agent.run import open_agent
+    from toolyard.rollout.agent.run import Agent, open_agent
+    from toolyard.rollout.agent.sandboxed import open_sandboxed_agent
 
     assert speaker.engine is not None
-    opened = open_agent(agent.run, agent.env, agent.cwd)
     serving = GatewayConfig(
         port=0,
         tokens=(secrets.token_urlsafe(16),),  # known to nobody: each session has a key of its own
@@ -154,7 +154,15 @@ async def with_agent(
         engine_retry_pause_seconds=limits.engine_retry_pause_seconds,
         grace_seconds=1.0,
     )
-    async with open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=model) as gateway:
+    async with AsyncExitStack() as stack:
+        opened: Agent | None = None
+        if agent.sandbox is None:
+            opened = open_agent(agent.run, agent.env, agent.cwd)
+        gateway = await stack.enter_async_context(
+            open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=model)
+        )
+        if agent.sandbox is not None:
+            opened = await stack.enter_async_context(open_sandboxed_agent(agent, agent.sandbox, gateway.address))
         agents = AgentSetting(opened, gateway, speaker.chat, agent.score_from, agent.grace_seconds)
         yield replace(setting, agent=agents)
 

@@ -27,6 +27,7 @@ from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.rewards.combination import Weights
 from toolyard.rollout.budget import RolloutLimits
+from toolyard.sandbox.protocol import Limits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """The defaults of `toolyard rollout`: a small model on the CPU and the bundled problems."""
@@ -130,6 +131,21 @@ class InteractionConfig(_Part):
     config: JSON = Field(default_factory=dict[str, Any])
 
 
+class AgentSandboxConfig(_Part):
+    """Runs an agent's command in the sandbox: it sees `folder`, the interpreter and the system's programs, and reaches
+    nothing but the gateway."""
+
+    folder: str
+    """Where the command starts. It can read it, and write to `$HOME` and `/tmp` only."""
+    limits: Limits = Limits()
+    """For memory, processes and files; its time is limited by the rollout's limits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"folder": given} if isinstance(given, str) else given
+
+
 class AgentConfig(_Part):
     """An agent that plays the requests in place of Toolyard's own loop. It talks to the gateway, whose address is in
     its environment: OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY."""
@@ -145,6 +161,8 @@ class AgentConfig(_Part):
     """Variables that are added to the command's environment."""
     cwd: str | None = None
     """The command's folder. None: this one."""
+    sandbox: AgentSandboxConfig | None = None
+    """None: the command runs as your own program, with your environment. A string means `folder`."""
     fixed_sampling: bool = True
     """Sample as `sampling` says, whatever temperature, top_p, top_k and seed the agent asks for."""
     grace_seconds: PositiveFloat = 10.0
