@@ -29,7 +29,7 @@ from toolyard.rollout.config import AgentConfig, RolloutConfig
 from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
 from toolyard.rollout.play.play import ANSWER
-from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.setting import AgentSetting, Setting
 from toolyard.rollout.play.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request, request_id_of
 from toolyard.tasks.files import BadRow, open_tasks
@@ -131,8 +131,6 @@ async def with_agent(
     speaker, limits = setting.speaker, setting.limits
     if not isinstance(speaker, TokenSpeaker):
         raise ConfigError("agent: the engine openai has no tokens; use transformers, sglang or vllm")
-    from toolyard.rollout.agent.setting import AgentSetting
-
     if replay:
         yield replace(setting, agent=AgentSetting(None, None, speaker.chat, agent.score_from))
         return
