@@ -98,6 +98,15 @@ class EvaluateConfig(_Part):
     """Evaluate every N steps. None: only at the end."""
 
 
+class DynamicSamplingConfig(_Part):
+    """Groups whose scores are all equal teach nothing: put them aside, and sample other tasks in their place. They are
+    dumped, marked and counted."""
+
+    max_groups: float = Field(default=2.0, ge=1.0)
+    """Sample at most this many groups for each one that is trained, per step. Then groups of equal scores fill up the
+    step."""
+
+
 class TrainConfig(_Part):
     """Everything about a training run. Paths are relative to the working directory."""
 
@@ -120,6 +129,8 @@ class TrainConfig(_Part):
     """None: train all weights."""
     warm_start: WarmStartConfig | None = None
     evaluate: EvaluateConfig | None = None
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """None: train every group."""
     save_every: PositiveInt = 20
     """Save a checkpoint every N steps, and after the last step."""
     keep_checkpoints: PositiveInt = 2
@@ -164,6 +175,8 @@ class TrainConfig(_Part):
             )
         if not self.steps and self.warm_start is None:
             raise ConfigError("steps is 0 and there is no warm_start: nothing to do")
+        if rollout.cluster is not None and self.dynamic_sampling is not None:
+            raise ConfigError("dynamic_sampling: not supported with rollout.cluster; remove one of them")
         for name in _NOT_FOR_TRAINING:
             if getattr(rollout, name) != RolloutConfig.model_fields[name].default:
                 raise ConfigError(f"rollout.{name}: only for `toolyard rollout`, not for training")

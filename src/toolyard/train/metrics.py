@@ -66,6 +66,8 @@ class Measure:
     """Seconds by stage, summed over all requests, which run concurrently."""
     wall_seconds: Counter[str] = field(default_factory=Counter[str])
     """Wall time that the trainer waits for `sync` and `rollout`; with several processes, the slowest one's."""
+    groups: Counter[str] = field(default_factory=Counter[str])
+    """With dynamic sampling, how many groups were sampled, flat and replaced."""
 
     @staticmethod
     def of(report: StepReport) -> Measure:
@@ -88,6 +90,7 @@ class Measure:
             outcomes=_outcomes(summary),
             request_seconds=Counter(summary.seconds),
             wall_seconds=Counter(report.seconds),
+            groups=Counter(report.groups),
         )
 
     def __add__(self, other: Measure) -> Measure:
@@ -121,6 +124,7 @@ class Measure:
             self.outcomes + other.outcomes,
             self.request_seconds + other.request_seconds,
             wall_seconds,
+            _sum(self.groups, other.groups),
         )
 
     def as_json(self) -> JSON:
@@ -139,6 +143,7 @@ class Measure:
             "rewards": {name: _ratio(self.part_sums[name], count) for name, count in self.part_counts.items()},
             "finish_reasons": dict(self.finish_reasons),
             "outcomes": dict(self.outcomes),
+            **({"dynamic_sampling": dict(self.groups)} if self.groups else {}),
         }
 
 

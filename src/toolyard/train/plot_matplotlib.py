@@ -21,9 +21,11 @@ def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None
     """Write the plot as PNG, replacing an old one atomically. Without steps there is no plot."""
     if not lines:
         return
-    figure = Figure(figsize=(13, 7), layout="constrained")
+    has_groups = any("dynamic_sampling" in line for line in lines)
+    columns = 3 + has_groups
+    figure = Figure(figsize=(13 * columns / 3, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(2, 3)
+    axes: Any = figure.subplots(2, columns)
     _curve(axes[0, 0], lines, "reward", "reward", evaluations)
     _curve(axes[0, 1], lines, "tool_calls", "tool calls per trajectory", evaluations)
     _curve(axes[0, 2], lines, "calls_ok", "call success", evaluations)
@@ -31,7 +33,10 @@ def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None
     _lengths(axes[1, 0], lines)
     _times(axes[1, 1], lines)
     _curve(axes[1, 2], lines, "loss", "loss")
-    for axis in axes.flat:
+    if has_groups:
+        _groups(axes[0, 3], lines)
+        axes[1, 3].remove()
+    for axis in figure.axes:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -58,6 +63,14 @@ def _lengths(axis: Any, lines: Sequence[JSON]) -> None:
     axis.set_title("tokens per trajectory")
     for key, label in (("response_tokens", "response"), ("sampled_tokens", "sampled")):
         axis.plot(*_series(lines, key), label=label)
+    axis.legend(frameon=False)
+
+
+def _groups(axis: Any, lines: Sequence[JSON]) -> None:
+    axis.set_title("groups per step")
+    for key in ("sampled", "flat", "replaced"):
+        axis.plot(*_series([{**line, **line.get("dynamic_sampling", {})} for line in lines], key), label=key)
+    axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
 
 

@@ -143,8 +143,10 @@ class ProgressDisplay(TrainObserver):
         self._show("update")
 
     def stepped(self, line: JSON) -> None:
+        groups = line.get("dynamic_sampling")
         if self._rows % _HEADER_EVERY == 0:
-            self._console.print("".join(f"{title:>11}" for title in _COLUMNS), style="bold")
+            titles = (*_COLUMNS, "flat") if groups else _COLUMNS
+            self._console.print("".join(f"{title:>11}" for title in titles), style="bold")
         self._rows += 1
         seconds = line["seconds"]
         shown = (
@@ -156,6 +158,7 @@ class ProgressDisplay(TrainObserver):
             duration(seconds["rollout"]) if "rollout" in seconds else "–",
             duration(seconds["update"]),
             _number(line.get("loss"), 4),
+            *([f"{groups['flat']}/{groups['sampled']}"] if groups else []),
         )
         self._console.print("".join(f"{text:>11}" for text in shown), markup=False)
         if line["refused"]:
@@ -236,14 +239,19 @@ def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
     table = _table("mean of", *titles)
     columns = [first, last] if len(lines) > 1 else [first]
     columns += [[line] for line in (*evaluations[:1], *evaluations[1:][-1:])]
-    for key, title, places in (
+    rows: tuple[tuple[str, str, int | None], ...] = (
         ("reward", "reward", 3),
         ("tool_calls", "tool calls per trajectory", 2),
         ("calls_ok", "call success", None),
         ("turns", "turns", 2),
         ("sampled_tokens", "sampled tokens", 0),
-    ):
+        ("dynamic_sampling.sampled", "groups sampled", 1),
+        ("dynamic_sampling.flat", "groups of equal scores", 1),
+    )
+    for key, title, places in rows:
         means = [_mean(column, key) for column in columns]
+        if "." in key and means[0] is None:
+            continue
         table.add_row(title, *(_share(mean) if places is None else _number(mean, places) for mean in means))
     return table
 
@@ -264,8 +272,15 @@ def _steps(lines: list[JSON]) -> str:
 
 
 def _mean(lines: list[JSON], key: str) -> float | None:
-    known = [line[key] for line in lines if line.get(key) is not None]
+    known = [value for line in lines if (value := _value(line, key)) is not None]
     return sum(known) / len(known) if known else None
+
+
+def _value(line: JSON, key: str) -> float | None:
+    """`key` is a name, or names joined with dots."""
+    part, _, rest = key.partition(".")
+    found = line.get(part)
+    return _value(found or {}, rest) if rest else found
 
 
 def _number(value: float | None, places: int) -> str:
