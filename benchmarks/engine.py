@@ -1,12 +1,14 @@
 """Tokens per second of the embedded engine and of plain `transformers.generate`: the same model, prompts and number of
-tokens, greedy, in one process and in turns, so that the load of the machine affects both. Compare the ratios, not the
-numbers.
+tokens, in one process and in turns, so that the load of the machine affects both. Compare the ratios, not the numbers.
 
     python benchmarks/engine.py                        # about two minutes on two quiet cores
-    python benchmarks/engine.py --model PATH --rounds 3 --device cuda
+    python benchmarks/engine.py --model PATH --rounds 3 --device cuda --in-flight 128 --dtype float32
 
-Every request has its own prompt. With four turns, each turn adds a tool result; `generate` recomputes the whole
-conversation every turn, the engine only what is new.
+By default, every request has its own prompt, and tokens are the likeliest. With four turns, each turn adds a tool
+result; `generate` recomputes the whole conversation every turn, the engine only what is new.
+
+With `--in-flight`, requests come as in training: eight samples of each prompt, at temperature 1, all at once. Then the
+log-probabilities of some of them are compared with those of a plain forward pass, as a trainer computes them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.engines.protocol import Sampling
@@ -26,8 +28,16 @@ from toolyard.engines.transformers.engine import TransformersEngine
 
 PROMPT = 640
 """Approximate tokens of a system message and eight worked examples."""
+GROUP, GROUP_PROMPT = 8, 300
+"""Samples of a prompt in training, and its approximate tokens."""
+COMPARED = 16
+"""Requests whose log-probabilities are compared."""
 RESULT = 40
 """Tokens of a tool result between two turns."""
+
+
+Played: TypeAlias = "tuple[list[int], dict[int, float]]"
+"""A conversation: its tokens, and the log-probabilities of those that were sampled."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class Case:
     """Sampled per turn and request."""
     rounds: int = 1
     """Number of measurements; short cases have more. The best of each side is shown."""
+    in_groups: bool = False
+    """Several samples of each prompt, at temperature 1."""
 
     @property
     def name(self) -> str:
@@ -55,8 +67,15 @@ def words(chance: random.Random, count: int, vocabulary: int) -> list[int]:
     return [chance.randrange(vocabulary // 10, vocabulary) for _ in range(count)]
 
 
+def flight_cases(requests: int) -> tuple[Case, ...]:
+    return Case(requests, 1, 128, in_groups=True), Case(requests, 4, 32, in_groups=True)
+
+
 def prompts(case: Case, chance: random.Random, vocabulary: int) -> list[list[int]]:
     """Prompts of different lengths."""
+    if case.in_groups:
+        groups = [words(chance, GROUP_PROMPT + 4 * (group % 16 - 8), vocabulary) for group in range(case.batch)]
+        return [groups[row // GROUP] for row in range(case.batch)]
     return [words(chance, PROMPT + 8 * (row - case.batch // 2), vocabulary) for row in range(case.batch)]
 
 
@@ -72,33 +91,54 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
         padded = torch.tensor([[0] * (longest - len(ids)) + ids for ids in conversations], device=device)
         mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in conversations], device=device)
         out = model.generate(
-            padded, attention_mask=mask, do_sample=False, min_new_tokens=case.tokens, max_new_tokens=case.tokens
+            padded,
+            attention_mask=mask,
+            do_sample=case.in_groups,
+            top_k=0,
+            min_new_tokens=case.tokens,
+            max_new_tokens=case.tokens,
         )
         conversations = [ids + new for ids, new in zip(conversations, out[:, longest:].tolist(), strict=True)]
 
 
-async def by_engine(engine: TransformersEngine, case: Case, chance: random.Random, vocabulary: int, name: str) -> None:
-    async def play(row: int, ids: list[int]) -> None:
+async def by_engine(
+    engine: TransformersEngine, case: Case, chance: random.Random, vocabulary: int, name: str
+) -> list[Played]:
+    async def play(row: int, ids: list[int]) -> Played:
+        logprobs = dict[int, float]()
         for turn in range(case.turns):
             if turn:
                 ids = ids + words(chance, RESULT, vocabulary)
-            found = await engine.generate(
-                ids, Sampling(temperature=0, max_tokens=case.tokens), request_id=f"{name}-{row}"
-            )
+            sampling = Sampling(temperature=float(case.in_groups), max_tokens=case.tokens, seed=row)
+            found = await engine.generate(ids, sampling, request_id=f"{name}-{row}")
+            logprobs |= {len(ids) + at: value for at, value in enumerate(found.logprobs or ())}
             ids = ids + found.token_ids
+        return ids, logprobs
 
     async with asyncio.TaskGroup() as tasks:
-        for row, ids in enumerate(prompts(case, chance, vocabulary)):
-            tasks.create_task(play(row, ids))
+        running = [tasks.create_task(play(row, ids)) for row, ids in enumerate(prompts(case, chance, vocabulary))]
+    return [one.result() for one in running]
 
 
-def load_plain(model: str | Path, device: str) -> Any:
+def differences(model: Any, played: list[Played]) -> list[float]:
+    """Of the log-probabilities from those of a plain forward pass over each sequence."""
     import torch
+
+    found: list[float] = []
+    for ids, logprobs in played:
+        with torch.inference_mode():
+            scores = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0].float().log_softmax(1)
+        places = torch.tensor(list(logprobs), device=model.device)
+        expected = scores[places - 1, torch.tensor(ids, device=model.device)[places]].tolist()
+        found += [abs(one - other) for one, other in zip(expected, logprobs.values(), strict=True)]
+    return found
+
+
+def load_plain(model: str | Path, device: str, dtype: str) -> Any:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().to(device)
     loaded.generation_config.pad_token_id = 0
     return loaded
@@ -110,32 +150,43 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-async def measure(model: str | Path, device: str, rounds: int) -> None:
-    plain = load_plain(model, device)
+async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_flight: int) -> None:
+    plain = load_plain(model, device, dtype)
     vocabulary = plain.config.vocab_size
-    async with TransformersEngine(model, device=device) as engine:
+    cases = flight_cases(in_flight) if in_flight else CASES
+    async with TransformersEngine(model, device=device, dtype=dtype, max_batch_size=in_flight or 16) as engine:
         by_generate(plain, Case(1, 1, 2), random.Random(0))
         await by_engine(engine, Case(1, 1, 2), random.Random(0), vocabulary, "warm")
-        print(f"{'':32}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
-        for case in CASES:
-            theirs, ours = list[float](), list[float]()
+        print(f"{device}, {dtype:24}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
+        for case in cases:
+            theirs, ours, played = list[float](), list[float](), list[Played]()
             for turn in range(rounds * case.rounds):
                 seed = f"{case.name}, {turn}"  # no two measurements share a prompt: the engine would cache it
                 theirs.append(timed(lambda case=case, seed=seed: by_generate(plain, case, random.Random(seed))))
                 started = time.perf_counter()
-                await by_engine(engine, case, random.Random(seed), vocabulary, f"{case.name}-{turn}")
+                played = await by_engine(engine, case, random.Random(seed), vocabulary, f"{case.name}-{turn}")
                 ours.append(time.perf_counter() - started)
             slow, fast = (case.sampled / min(times) for times in (theirs, ours))
             print(f"{case.name:32}{slow:12.1f}{fast:12.1f}{fast / slow:8.2f}", flush=True)
+            if in_flight:
+                apart = differences(plain, played[:: max(1, len(played) // COMPARED)])
+                mean, most = sum(apart) / len(apart), max(apart)
+                print(
+                    f"    log-probabilities differ by {mean:.2g}, at most {most:.2g}; {len(apart)} tokens", flush=True
+                )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="", help="float32 (default on the CPU), bfloat16 (default elsewhere)")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--in-flight", type=int, default=0, help="Requests at the same time, as in training.")
     options = parser.parse_args()
-    asyncio.run(measure(resolve_model(options.model, progress=print), options.device, options.rounds))
+    dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    model = resolve_model(options.model, progress=print)
+    asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ argument that models pass through.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,21 +41,69 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Masks:
-    """What the tokens of a step may see: all rows together, and each piece."""
+class RowPiece:
+    """Tokens of a prompt, starting at `start`, whose keys and values go into a row."""
 
-    rows: Tensor | None
-    pieces: list[Tensor | None]
+    row: int
+    ids: Sequence[int]
+    start: int
+
+
+class RowStep:
+    """One forward pass over the newest token of every row. What is computed depends on the shapes of its tensors, never
+    on their values: a GPU can record it once and repeat it with other values."""
+
+    def __init__(self, rows: Rows, ids: Tensor, positions: Tensor, longest: int) -> None:
+        """`ids[i]` is the token at `positions[i]` of row i; no more than `longest` tokens of a row are read."""
+        self.ids, self.positions = ids[None], positions[None]
+        self._rows = rows
+        self._longest = longest
+        self._at = positions
+        self._row = torch.arange(len(positions), device=positions.device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    @property
+    def last(self) -> int:
+        """The logits of all tokens are wanted, which transformers calls 0."""
+        return 0
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attend, from [heads, rows, dim] to [rows, heads, dim]. With a `window`, a token sees itself and the
+        window - 1 tokens before it."""
+        keys, values = self._rows.layer(layer)
+        keys[self._row, :, self._at] = key.transpose(0, 1)
+        values[self._row, :, self._at] = value.transpose(0, 1)
+        count, heads = len(self._row), keys.shape[1]
+        attended = scaled_dot_product_attention(
+            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
+            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
+            keys[:count, :, : self._longest],
+            values[:count, :, : self._longest],
+            attn_mask=self._mask_of(window),
+            scale=scale,
+        )
+        return attended.reshape(count, -1, value.shape[2])
+
+    def _mask_of(self, window: int | None) -> Tensor:
+        """Build the mask once for all layers with the same window."""
+        if window is not None and window >= self._longest:
+            window = None
+        if window not in self._masks:
+            hidden = ~_visible(self._at, self._longest, window)
+            mask = torch.zeros(len(self._at), 1, 1, self._longest, dtype=self._rows.dtype, device=self._at.device)
+            self._masks[window] = mask.masked_fill_(hidden[:, None, None], -torch.inf)
+        return self._masks[window]
 
 
 class Step:
     """One forward pass: `newest[i]` is the token after the contents of row i; pieces follow."""
 
     def __init__(self, rows: Rows, newest: Sequence[int], pieces: Sequence[Piece], device: torch.device) -> None:
-        self._rows = rows
         self._count = len(newest)
         self._pieces: list[tuple[Piece, slice]] = []
-        self._masks: dict[int | None, _Masks] = {}
+        self._piece_masks: dict[int | None, list[Tensor | None]] = {}
         positions = rows.lengths[: self._count]
         ids = list(newest)
         for piece in pieces:
@@ -66,9 +115,8 @@ class Step:
         self.positions = torch.tensor([positions], device=device)
         self._end = max(positions, default=0) + 1
         if newest:
-            self._longest = rows.reserve(self._count, max(rows.lengths) + 1)
-            self._at = self.positions[0, : self._count]
-            self._row = torch.arange(self._count, device=device)
+            longest = rows.reserve(self._count, max(rows.lengths) + 1)
+            self._rows = RowStep(rows, self.ids[0, : self._count], self.positions[0, : self._count], longest)
 
     @property
     def last(self) -> Tensor:
@@ -79,16 +127,16 @@ class Step:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Attend, from [heads, tokens, dim] to [tokens, heads, dim]. With a `window`, a token sees itself and the
-        window - 1 tokens before it."""
-        masks = self._masks_of(window)
+        """Attend, from [heads, tokens, dim] to [tokens, heads, dim], like `RowStep`."""
+        if window is not None and window >= self._end:
+            window = None
         if not self._pieces:
-            return self._attend_rows(layer, query, key, value, scale, masks.rows)
+            return self._rows.attend(layer, query, key, value, scale, window)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         if self._count:
             part = slice(0, self._count)
-            out[part] = self._attend_rows(layer, query[:, part], key[:, part], value[:, part], scale, masks.rows)
-        for (piece, place), mask in zip(self._pieces, masks.pieces, strict=True):
+            out[part] = self._rows.attend(layer, query[:, part], key[:, part], value[:, part], scale, window)
+        for (piece, place), mask in zip(self._pieces, self._masks_of(window), strict=True):
             end = piece.start + len(piece.ids)
             keys, values = piece.span.keys[layer], piece.span.values[layer]
             keys[:, piece.start : end] = key[:, place]
@@ -105,36 +153,115 @@ class Step:
             out[place] = attended[0].transpose(0, 1)
         return out
 
-    def _attend_rows(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, mask: Tensor | None
+    def _masks_of(self, window: int | None) -> list[Tensor | None]:
+        """Build the masks of the pieces once for all layers with the same window."""
+        if window not in self._piece_masks:
+            self._piece_masks[window] = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
+        return self._piece_masks[window]
+
+
+class PromptStep:
+    """One forward pass over pieces of prompts that are computed in rows. It fills the rows; nobody wants its logits.
+
+    However many pieces there are, a layer needs few calls: pieces of about the same length attend together.
+    """
+
+    def __init__(self, rows: Rows, pieces: Sequence[RowPiece], device: torch.device) -> None:
+        self._rows = rows
+        ids, positions, owners = list[int](), list[int](), list[int]()
+        groups: dict[tuple[bool, int], list[tuple[RowPiece, int]]] = defaultdict(list)
+        for piece in pieces:
+            count = len(piece.ids)
+            groups[piece.start == 0, max(count - 1, 15).bit_length()].append((piece, len(ids)))
+            ids += piece.ids
+            positions += range(piece.start, piece.start + count)
+            owners += [piece.row] * count
+        self.ids, self.positions = torch.tensor([[ids], [positions]], device=device)
+        self._row = torch.tensor(owners, device=device)
+        self._groups = [_PieceGroup(rows, members, self.positions[0]) for members in groups.values()]
+
+    @property
+    def last(self) -> Tensor:
+        """One token, since models insist on logits."""
+        return torch.zeros(1, dtype=torch.long, device=self.ids.device)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
+        """Attend, from [heads, tokens, dim] to [tokens, heads, dim], like `RowStep`."""
         keys, values = self._rows.layer(layer)
-        keys[self._row, :, self._at] = key.transpose(0, 1)
-        values[self._row, :, self._at] = value.transpose(0, 1)
-        count, heads = self._count, keys.shape[1]
+        keys[self._row, :, self.positions[0]] = key.transpose(0, 1)
+        values[self._row, :, self.positions[0]] = value.transpose(0, 1)
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        for group in self._groups:
+            if group.is_fresh and (window is None or window >= group.length):
+                attended = group.attend_within(query, key, value, scale)
+            else:
+                attended = group.attend_rows(query, keys, values, scale, window)
+            out[group.tokens] = attended.transpose(1, 2).flatten(0, 1)[group.real]
+        return out
+
+
+class _PieceGroup:
+    """Pieces that attend together, as [pieces, heads, length, dim]. The shorter ones are filled up with their last
+    token, at their end."""
+
+    def __init__(self, rows: Rows, members: Sequence[tuple[RowPiece, int]], positions: Tensor) -> None:
+        """`members` are pieces, and where in the step their tokens start."""
+        device = positions.device
+        counts = [len(piece.ids) for piece, _ in members]
+        self.length = max(counts)
+        self.is_fresh = members[0][0].start == 0
+        places = [
+            [first + min(at, count - 1) for at in range(self.length)]
+            for (_, first), count in zip(members, counts, strict=True)
+        ]
+        self.places = torch.tensor(places, device=device)
+        real = [at + self.length * piece for piece, count in enumerate(counts) for at in range(count)]
+        self.real = torch.tensor(real, device=device)
+        """Which of pieces times length are not added."""
+        self.tokens = self.places.flatten()[self.real]
+        self._row = torch.tensor([piece.row for piece, _ in members], device=device)
+        self._at = positions[self.places]
+        self._end = rows.reserve(0, max(piece.start + len(piece.ids) for piece, _ in members))
+        self._dtype = rows.dtype
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    def attend_within(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Attend to the tokens of this step alone: there are no others before them."""
+        shared = query.shape[0] // key.shape[0]
+        # Repeated here: with `enable_gqa`, some kernels would not be used.
+        keys, values = (all_[:, self.places].transpose(0, 1).repeat_interleave(shared, 1) for all_ in (key, value))
+        return scaled_dot_product_attention(
+            query[:, self.places].transpose(0, 1), keys, values, is_causal=True, scale=scale
+        )
+
+    def attend_rows(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attend to all that is in the rows."""
+        pieces, heads = len(self.places), keys.shape[1]
         attended = scaled_dot_product_attention(
-            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
-            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
-            keys[:count, :, : self._longest],
-            values[:count, :, : self._longest],
-            attn_mask=mask,
+            # As in `RowStep`, query heads that share a key head are treated as positions.
+            query[:, self.places].transpose(0, 1).reshape(pieces, heads, -1, query.shape[2]),
+            keys[self._row, :, : self._end],
+            values[self._row, :, : self._end],
+            attn_mask=self._mask_of(window, query.shape[0] // heads),
             scale=scale,
         )
-        return attended.reshape(count, -1, value.shape[2])
+        return attended.reshape(pieces, query.shape[0], self.length, values.shape[3])
 
-    def _masks_of(self, window: int | None) -> _Masks:
-        """Build masks once for all layers with the same window."""
+    def _mask_of(self, window: int | None, shared: int) -> Tensor:
+        """Build the mask once for all layers with the same window: [pieces, 1, shared * length, end]."""
         if window is not None and window >= self._end:
             window = None
-        if window not in self._masks:
-            rows = None
-            if self._count:
-                hidden = ~_visible(self._at, self._longest, window)
-                mask = torch.zeros(self._count, 1, 1, self._longest, dtype=self._rows.dtype, device=self.ids.device)
-                rows = mask.masked_fill_(hidden[:, None, None], -torch.inf)
-            pieces = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
-            self._masks[window] = _Masks(rows, pieces)
-        return self._masks[window]
+        if (window, shared) not in self._masks:
+            hidden = ~_visible(self._at.repeat(1, shared).flatten(), self._end, window)
+            mask = torch.zeros(
+                len(self.places), 1, shared * self.length, self._end, dtype=self._dtype, device=hidden.device
+            )
+            self._masks[window, shared] = mask.masked_fill_(hidden.view(mask.shape), -torch.inf)
+        return self._masks[window, shared]
 
 
 def _visible(at: Tensor, end: int, window: int | None) -> Tensor:
@@ -150,6 +277,9 @@ def _piece_mask(piece: Piece, device: torch.device, window: int | None) -> Tenso
         return None
     end = piece.start + len(piece.ids)
     return _visible(torch.arange(piece.start, end, device=device), end, window)
+
+
+AnyStep: TypeAlias = Step | RowStep | PromptStep
 
 
 def _packed_attention(

@@ -13,14 +13,20 @@ from torch import Tensor
 
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.engines.transformers.attention import Piece, Step
+from toolyard.engines.transformers.attention import Piece, PromptStep, RowPiece, Step
 from toolyard.engines.transformers.cache import Prefixes, Rows, Source, Span, common_prefix
+from toolyard.engines.transformers.graphs import Decoder
 from toolyard.engines.transformers.model import PackedModel
 from toolyard.engines.transformers.sampling import Chooser, choose
 from toolyard.errors import EngineError
 
 _WORTH_WAITING = 16
 """If another request is computing at least this many tokens of the same prompt, it pays to wait for them."""
+_WORTH_A_PASS = 4
+"""In rows, all sequences advance by a token per step anyway. A pass over prompts takes as long as about four steps: it
+pays if more tokens than this are left for each sequence, on average."""
+_MOST_SCORES = 2**25
+"""Limits the tokens of a pass over a long prompt: they are multiplied by all tokens before them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +74,9 @@ class Batch:
 
     A step computes the next token of all decoding requests and, within `prefill_tokens`, more of the prompts of those
     prefilling. The i-th decoding request has row i.
+
+    If the model is static, prompts are computed in rows as well, and nobody is prefilling: requests are decoding from
+    the start, and sample once all of their tokens are computed.
     """
 
     def __init__(self, model: PackedModel, *, most: int, prefill_tokens: int, cache_tokens: int) -> None:
@@ -77,6 +86,7 @@ class Batch:
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._rows = Rows(model.shape)
+        self._decoder = Decoder(model, self._rows) if model.is_static else None
         self._prefixes = Prefixes(cache_tokens)
         self._waiting: deque[EngineJob] = deque()
         self._prefilling: list[EngineJob] = []
@@ -101,7 +111,9 @@ class Batch:
             self._remove_unwanted()
             self._admit()
             pieces = list(self._next_pieces())
-            if pieces or self._decoding:
+            if self._decoder is not None and self._decoding:
+                self._run_in_rows(self._decoder)
+            elif pieces or self._decoding:
                 self._run(pieces)
             if not self.is_busy and self._rows.capacity > self._cache_tokens:
                 self._rows.clear()  # while idle, only what is cached takes memory
@@ -130,8 +142,16 @@ class Batch:
         self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
         self._decoding.clear()
         self._prefilling.clear()
-        self._rows.clear()
+        if self._decoder is not None and self._rows.capacity <= self._cache_tokens:
+            self._rows.empty()  # graphs stay valid
+        else:
+            self._rows.clear()
         self._prefixes.clear()
+
+    def forget_graphs(self) -> None:
+        """After a change to the model that is more than new weights."""
+        if self._decoder is not None:
+            self._decoder.forget()
 
     # --------------------------------------------------------------------------------------------------- before a step
     def _everyone(self) -> list[EngineJob]:
@@ -155,6 +175,8 @@ class Batch:
             row = self._decoding.index(job)
             if not job.cancelled:
                 self._keep(job, self._rows.span(row, job.done))
+            if job.done < len(job.ids) - 1:  # nobody has seen its logits: they may be no numbers
+                self._rows.wipe(row)
             self._decoding[row] = self._decoding[-1]
             self._decoding.pop()
             self._rows.leave(row)
@@ -172,35 +194,53 @@ class Batch:
         while self._waiting and len(self._prefilling) + len(self._decoding) < self._most > len(passed):
             job = self._waiting.popleft()
             shared, source = self._longest_known(job)
-            ahead = max((common_prefix(other.ids, job.ids) for other in self._prefilling), default=0)
-            if ahead >= shared + _WORTH_WAITING:
+            if self._is_ahead(job, shared + _WORTH_WAITING):
                 passed.append(job)
                 continue
             try:
                 self._begin(job, shared, source)
             except Exception as error:
                 job.deliver(_failure(error))
-                continue
-            self._prefilling.append(job)
         self._waiting.extendleft(reversed(passed))
+
+    def _is_ahead(self, job: EngineJob, tokens: int) -> bool:
+        """Return whether another request is computing as many tokens of the same prompt."""
+        if tokens > len(job.ids):
+            return False
+        last, start = job.ids[tokens - 1], job.ids[:tokens]
+        others = self._prefilling if self._decoder is None else self._decoding
+        return any(
+            len(other.ids) >= tokens and other.ids[tokens - 1] == last and other.ids[:tokens] == start
+            for other in others
+        )
 
     def _longest_known(self, job: EngineJob) -> tuple[int, Source | None]:
         """Return how many tokens of the job, at most all but one, are computed somewhere; and where."""
-        shared, source = self._prefixes.longest(job.request_id, job.ids)
+        ids = job.ids
+        shared, source = self._prefixes.longest(job.request_id, ids)
         for row, other in enumerate(self._decoding):
-            there = min(common_prefix(other.ids, job.ids), other.done)
-            if there > shared:
-                shared, source = there, self._rows.row(row)
+            if shared >= len(ids) - 1:
+                break
+            if other.done > shared and other.ids[shared] == ids[shared]:
+                there = min(common_prefix(other.ids, ids), other.done)
+                if there > shared:
+                    shared, source = there, self._rows.row(row)
         return min(shared, len(job.ids) - 1), source
 
     def _begin(self, job: EngineJob, shared: int, source: Source | None) -> None:
-        job.span = Span(self.model.shape, len(job.ids))
-        if source is not None:
-            job.span.copy_from(source, shared)
-        job.done = shared
         if job.chooser is None:  # otherwise it was interrupted by new weights and continues
             job.cached, job.queued = shared, round(time.monotonic() - job.added, 6)
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
+        job.done = shared
+        if self._decoder is not None:
+            self._rows.reserve(len(self._decoding) + 1, len(job.ids))
+            self._rows.join(source, shared)
+            self._decoding.append(job)
+        else:
+            job.span = Span(self.model.shape, len(job.ids))
+            if source is not None:
+                job.span.copy_from(source, shared)
+            self._prefilling.append(job)
 
     def _next_pieces(self) -> Iterator[tuple[EngineJob, Piece]]:
         left = self._prefill_tokens
@@ -229,10 +269,42 @@ class Batch:
         for job in ready:
             if job in self._prefilling:
                 assert job.span is not None
-                self._rows.join(job.span, job.done)
+                self._rows.join(job.span.source, job.done)
                 self._prefilling.remove(job)
                 self._decoding.append(job)
                 job.span = None
+
+    def _run_in_rows(self, decoder: Decoder) -> None:
+        pieces = self._row_pieces()
+        if pieces:
+            self.model.logits(PromptStep(self._rows, pieces, self.model.device))
+            for piece in pieces:
+                self._advance(piece.row, len(piece.ids))
+        logits = decoder.logits([job.ids[job.done] for job in self._decoding])
+        for row in range(len(self._decoding)):
+            self._advance(row, 1)
+        ready = [row for row, job in enumerate(self._decoding) if job.done == len(job.ids)]
+        if len(ready) < len(self._decoding):
+            logits = logits[torch.tensor(ready, dtype=torch.long, device=self.model.device)]
+        self._sample(logits, [self._decoding[row] for row in ready])
+
+    def _row_pieces(self) -> list[RowPiece]:
+        """Return what to compute of the prompts before everyone's next token."""
+        left = [len(job.ids) - 1 - job.done for job in self._decoding]
+        if sum(left) <= _WORTH_A_PASS * len(left):
+            return []
+        pieces: list[RowPiece] = []
+        room = self._prefill_tokens
+        for row, job in enumerate(self._decoding):
+            take = min(left[row], room, max(_MOST_SCORES // len(job.ids), 1))
+            if take:
+                pieces.append(RowPiece(row, job.ids[job.done : job.done + take], job.done))
+                room -= take
+        return pieces
+
+    def _advance(self, row: int, tokens: int) -> None:
+        self._decoding[row].done += tokens
+        self._rows.lengths[row] += tokens
 
     def _sample(self, logits: Tensor, jobs: Sequence[EngineJob]) -> None:
         if not jobs:

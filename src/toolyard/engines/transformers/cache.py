@@ -35,6 +35,10 @@ class TokenShape:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def bytes(self) -> int:
+        return self.layers * self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
     def room(self, make: Callable[..., Tensor], *sizes: int) -> Source:
         """Allocate keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
         *rows, tokens = sizes
@@ -71,13 +75,20 @@ class Rows:
         self._shape = shape
         self.lengths: list[int] = []
         """Number of tokens in each row."""
+        self.moves = 0
+        """How often the storage was replaced. Views of the previous one are useless."""
         self.clear()
 
     def clear(self) -> None:
         """Discard everything and free its memory."""
         self.lengths.clear()
-        self._keys, self._values = self._shape.room(torch.zeros, 0, 0)
-        self._split()
+        self._use(*self._shape.room(torch.zeros, 0, 0))
+
+    def empty(self) -> None:
+        """Discard everything, but keep its memory for the next rows."""
+        self.lengths.clear()
+        self._keys.zero_()
+        self._values.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,16 +99,22 @@ class Rows:
         """Number of tokens that fit in all rows together."""
         return self._keys.shape[1] * self._keys.shape[3]
 
+    @property
+    def most_rows(self) -> int:
+        """Number of rows that fit."""
+        return self._keys.shape[1]
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, for reading and writing: [rows, heads, tokens, dim]."""
         return self._layers[index]
 
-    def join(self, span: Span, tokens: int) -> None:
-        """Add a row that starts with the first `tokens` of `span`."""
+    def join(self, source: Source | None, tokens: int) -> None:
+        """Add a row that starts with the first `tokens` of `source`, which may be another row."""
         row = len(self.lengths)
         self.reserve(row + 1, tokens)
-        self._keys[:, row, :, :tokens] = span.keys[:, :, :tokens]
-        self._values[:, row, :, :tokens] = span.values[:, :, :tokens]
+        if source is not None:
+            self._keys[:, row, :, :tokens] = source[0][:, :, :tokens]
+            self._values[:, row, :, :tokens] = source[1][:, :, :tokens]
         self.lengths.append(tokens)
 
     def row(self, index: int) -> Source:
@@ -139,12 +156,13 @@ class Rows:
         for row, length in enumerate(self.lengths):
             keys[:, row, :, :length] = self._keys[:, row, :, :length]
             values[:, row, :, :length] = self._values[:, row, :, :length]
-        self._keys, self._values = keys, values
-        self._split()
+        self._use(keys, values)
         return wanted
 
-    def _split(self) -> None:
-        self._layers = list(zip(self._keys.unbind(0), self._values.unbind(0), strict=True))
+    def _use(self, keys: Tensor, values: Tensor) -> None:
+        self._keys, self._values = keys, values
+        self._layers = list(zip(keys.unbind(0), values.unbind(0), strict=True))
+        self.moves += 1
 
 
 def _rounded(tokens: int, unit: int) -> int:

@@ -56,8 +56,8 @@ class TransformersEngine:
         dtype: str = "auto",
         max_batch_size: int = 16,
         max_model_len: int | None = None,
-        prefill_tokens: int = 1024,
-        cache_tokens: int = 32_768,
+        prefill_tokens: int | None = None,
+        cache_tokens: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         weight_version: str = "0",
     ) -> None:
@@ -70,11 +70,13 @@ class TransformersEngine:
             dtype: "auto" is float32 on the CPU and bfloat16 elsewhere.
             max_batch_size: Maximum number of requests sampled at the same time; others wait.
             max_model_len: Maximum tokens of prompt and answer together; limited by the model's own maximum.
-            prefill_tokens: Maximum prompt tokens computed per step, while others wait for their next token.
-            cache_tokens: How many tokens of finished turns are kept for later.
+            prefill_tokens: Maximum prompt tokens computed per step, while others wait for their next token. Default:
+                1,024 on the CPU, 4,096 on a GPU.
+            cache_tokens: How many tokens of finished turns are kept for later. Default: 32,768; on a GPU more, as long
+                as they take no more than 5 % of its memory.
             decode: Decodes tokens, for stop strings. By default, the model's tokenizer is loaded when needed.
         """
-        if min(max_batch_size, prefill_tokens) < 1 or cache_tokens < 0:
+        if min(max_batch_size, 1 if prefill_tokens is None else prefill_tokens) < 1 or (cache_tokens or 0) < 0:
             raise ConfigError("max_batch_size and prefill_tokens must be at least 1, and cache_tokens at least 0")
         self._name = model
         self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype, adapter)
@@ -106,7 +108,13 @@ class TransformersEngine:
         most, prefill, cached = self._limits
 
         def make() -> Batch:
-            batch = Batch(self._load(), most=most, prefill_tokens=prefill, cache_tokens=cached)
+            model = self._load()
+            batch = Batch(
+                model,
+                most=most,
+                prefill_tokens=model.prefill_tokens if prefill is None else prefill,
+                cache_tokens=model.cache_tokens if cached is None else cached,
+            )
             batch.version = self._version
             return batch
 
@@ -236,6 +244,7 @@ class _ModelThread:
                     batch.abort_all()
                 batch.forget()
                 if callable(weights):
+                    batch.forget_graphs()
                     weights(batch.model.model)
                 else:
                     batch.model.load_weights(weights)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers.adapter import read_adapter
-from toolyard.engines.transformers.attention import PACKED, Piece, Step
+from toolyard.engines.transformers.attention import PACKED, AnyStep, Piece, PromptStep, RowPiece, Step
 from toolyard.engines.transformers.cache import Rows, Span, TokenShape
+from toolyard.engines.transformers.graphs import Decoder
 from toolyard.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -28,14 +29,20 @@ _sdpa_kernel: Any = sdpa_kernel
 
 _COMPUTED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 """Values of a config's `layer_types` that the packed attention supports. Not chunks, indexers, convolutions, states."""
+_CACHED_SHARE = 0.05
+"""The share of a GPU's memory that may hold finished turns."""
 _PROBED_TOKENS, _PROBED_WINDOW = 12, 4
 """Length of the texts that verify a model, and of its sliding window meanwhile."""
+
+
+_Found: TypeAlias = "tuple[int, int, Tensor]"
+"""Which text, at which token, and the logits after it."""
 
 
 class PackedModel:
     """A model, the size of one token's keys and values, and how to run it."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, *, is_static: bool | None = None) -> None:
         """Verify that the packed attention works with the model.
 
         Raises:
@@ -43,6 +50,8 @@ class PackedModel:
         """
         self.model = model
         self.device = device
+        self.is_static = device.type == "cuda" if is_static is None else is_static
+        """Whether the next token is computed in a few fixed shapes: see `graphs`."""
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         config = model.config.get_text_config()
         _refuse_by_name(model, config)
@@ -62,6 +71,21 @@ class PackedModel:
                 model, f"packed, its probabilities differ by {difference:.3g}: its attention is not plain and causal"
             )
 
+    @property
+    def prefill_tokens(self) -> int:
+        """How many prompt tokens to compute per step."""
+        return 4_096 if self.device.type == "cuda" else 1_024
+
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens of finished turns to keep."""
+        least = 32_768
+        if self.device.type != "cuda":
+            return least
+        cuda: Any = torch.cuda
+        memory: int = cuda.get_device_properties(self.device).total_memory
+        return max(least, int(_CACHED_SHARE * memory) // self.shape.bytes)
+
     def room(self, max_model_len: int | None) -> int:
         """Return how many tokens a sequence may have: never more than the model's maximum.
 
@@ -77,7 +101,7 @@ class PackedModel:
         return min(filter(None, (self.context, max_model_len)), default=2**31)
 
     @torch.inference_mode()
-    def logits(self, step: Step) -> Tensor:
+    def logits(self, step: AnyStep) -> Tensor:
         """Return the float32 logits of the tokens in `step.last`."""
         with self._kernels():
             return self._forward(step, step.ids, step.positions, step.last)
@@ -109,7 +133,7 @@ class PackedModel:
             return nullcontext()
         return _sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
-    def _forward(self, step: Any, ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+    def _forward(self, step: Any, ids: Tensor, positions: Tensor, last: Tensor | int) -> Tensor:
         out = self.model(
             input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, toolyard_step=step
         )
@@ -138,21 +162,7 @@ class PackedModel:
         """Return how much the probabilities of two short texts computed together, in pieces and then token by token,
         differ from those that the model computes by itself: the largest share of probability that has moved."""
         texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
-        rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
-        found: list[tuple[int, int, Tensor]] = []
-        for cuts in (((0, 5), (0, 2)), ((5, 9), (2, 7))):
-            pieces = [
-                Piece(ids[start:end], start, span) for ids, span, (start, end) in zip(texts, spans, cuts, strict=True)
-            ]
-            logits = self.logits(Step(rows, [], pieces, self.device))
-            found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
-        rows.join(spans[0], 9)
-        rows.join(spans[1], 7)
-        for _ in range(3):
-            at = list(rows.lengths)
-            logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))
-            found += [(text, at[text], logits[text]) for text in range(len(texts))]
-            rows.lengths[:] = [length + 1 for length in at]
+        found = self._logits_in_rows(texts) if self.is_static else self._logits_in_spans(texts)
         self.model.set_attn_implementation("eager")
         try:
             expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
@@ -160,6 +170,42 @@ class PackedModel:
             self.model.set_attn_implementation(PACKED)
         moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
         return float(torch.stack(moved).max())
+
+    def _logits_in_spans(self, texts: Sequence[list[int]]) -> list[_Found]:
+        rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
+        found: list[_Found] = []
+        for cuts in (((0, 5), (0, 2)), ((5, 9), (2, 7))):
+            pieces = [
+                Piece(ids[start:end], start, span) for ids, span, (start, end) in zip(texts, spans, cuts, strict=True)
+            ]
+            logits = self.logits(Step(rows, [], pieces, self.device))
+            found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
+        rows.join(spans[0].source, 9)
+        rows.join(spans[1].source, 7)
+        for _ in range(3):
+            at = list(rows.lengths)
+            logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))
+            found += [(text, at[text], logits[text]) for text in range(len(texts))]
+            rows.lengths[:] = [length + 1 for length in at]
+        return found
+
+    def _logits_in_rows(self, texts: Sequence[list[int]]) -> list[_Found]:
+        rows = Rows(self.shape)
+        rows.reserve(len(texts), _PROBED_TOKENS)
+        for _ in texts:
+            rows.join(None, 0)
+        for cuts in (((0, 5), (0, 2)), ((5, 8), (2, 7))):
+            pieces = [RowPiece(text, texts[text][start:end], start) for text, (start, end) in enumerate(cuts)]
+            self.logits(PromptStep(rows, pieces, self.device))
+            rows.lengths[:] = [end for _, end in cuts]
+        decoder = Decoder(self, rows)
+        found: list[_Found] = []
+        for _ in range(4):  # on a GPU: computed, recorded, repeated
+            at = list(rows.lengths)
+            logits = decoder.logits([ids[at[text]] for text, ids in enumerate(texts)]).clone()
+            found += [(text, at[text], logits[text]) for text in range(len(texts))]
+            rows.lengths[:] = [length + 1 for length in at]
+        return found
 
 
 class _Probe:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -72,11 +72,13 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list
         if len(members) == len(choosers):
             tokens = pick(shaped, choosers)
         elif members:
-            where = torch.tensor(members, device=logits.device)
+            where = _tensor(members, torch.long, logits)
             tokens[where] = pick(shaped[where], [choosers[at] for at in members])
     chosen = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
-    sampled = cast("list[int]", tokens.tolist())  # pyright: ignore[reportUnknownMemberType]
-    scores = cast("list[float]", chosen.tolist())  # pyright: ignore[reportUnknownMemberType]
+    # Together, since a GPU is waited for whenever something is copied from it. A double holds every token's number.
+    found = torch.stack((tokens.double(), chosen.double()))
+    numbers, scores = cast("list[list[float]]", found.tolist())  # pyright: ignore[reportUnknownMemberType]
+    sampled = [int(number) for number in numbers]
     for token, chooser in zip(sampled, choosers, strict=True):
         chooser.chose(token)
     return sampled, [value if math.isnan(value) else min(value, 0.0) for value in scores]
@@ -102,7 +104,7 @@ def _from_likeliest(logits: Tensor, choosers: Sequence[Chooser]) -> Tensor:
         rank = torch.arange(head, device=logits.device)
         in_rank = rank < _column(ranks, logits)
         whole = torch.where(in_rank, values, -torch.inf).logsumexp(1, keepdim=True)
-        limited = torch.tensor([[most <= head] for most in ranks], device=logits.device)
+        limited = _tensor([[most <= head] for most in ranks], torch.bool, logits)
         weights = (values - torch.where(limited, whole, everything)).exp()
         before = weights.cumsum(1) - weights
         kept = in_rank & (before < _column([chooser.sampling.top_p for chooser in choosers], logits))
@@ -119,10 +121,17 @@ def _drawn(weights: Tensor, choosers: Sequence[Chooser]) -> Tensor:
     # In double precision: in single, the last of 50,000 tokens would get no probability, or all of the remainder.
     sums = weights.cumsum(1, dtype=torch.float64)
     totals = sums[:, -1:]
-    numbers = torch.tensor([[chooser.number()] for chooser in choosers], dtype=torch.float64, device=weights.device)
+    numbers = _tensor([[chooser.number()] for chooser in choosers], torch.float64, weights)
     wanted = torch.minimum(numbers * totals, torch.nextafter(totals, torch.zeros_like(totals)))
     return torch.searchsorted(sums, wanted, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return _tensor(values, torch.float32, like)[:, None]
+
+
+def _tensor(values: Sequence[Any], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return a tensor where `like` is, without waiting for what a GPU is still computing."""
+    if like.device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=like.device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(like.device, non_blocking=True)
