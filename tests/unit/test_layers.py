@@ -31,6 +31,7 @@ LAYERS = (
     {"gateway"},
     {"rollout"},
     {"train", "viewer", "testing"},
+    {"evaluation"},
     {"cli"},
 )
 """Lowest first. What stands in one line does not import each other."""

@@ -80,6 +80,12 @@ class Fingerprint:
         return told
 
 
+def saved_differences(before: JSON, after: JSON) -> list[str]:
+    """The differences between the settings of two dumps, as they were saved."""
+    settings = {key: value for key, value in after.items() if key not in (_CONTENTS, _ACCEPTED)}
+    return Fingerprint(settings, after.get(_CONTENTS) or {}).differences(before)
+
+
 def task_digest(task: Task) -> str:
     """A digest of every part of a task that a model, a tool or a reward can see."""
     said = [

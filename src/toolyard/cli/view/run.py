@@ -47,7 +47,7 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
     from toolyard.viewer.web.export import write_report
 
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
         with _progress(MofNCompleteColumn()) as progress:
             bar = progress.add_task("writing")
@@ -71,7 +71,7 @@ def copy_selection(path: Path, target: Path, query: str, limit: int | None, *, f
     if target.suffix == ".html":
         raise ConfigError(f"--to copies lines of the dump; for a page, use --export {target}")
     asked = parse_query(query)
-    with _opened(path) as library, _progress(MofNCompleteColumn()) as progress:
+    with open_library(path) as library, _progress(MofNCompleteColumn()) as progress:
         bar = progress.add_task("copying")
 
         def tell(done: int, total: int) -> None:
@@ -122,7 +122,7 @@ class WebOptions(NamedTuple):
 
 def serve_page(path: Path, query: str, options: WebOptions, tokenizer: str | None) -> None:
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         notes = Notes(library.folder, read_only=options.read_only)
         answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer), notes=notes)
         complete(_serve(answers, asked, options))
@@ -170,13 +170,13 @@ def show_in_terminal(path: Path, query: str, tokenizer: str | None, *, read_only
             raise MissingDependencyError("textual", "viewer", "the terminal viewer (--web needs no extra)") from None
         raise
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         notes = Notes(library.folder, read_only=_READ_ONLY if read_only else "")
         decode = decoder_for(library, tokenizer)
         Viewer(library, query=asked, title=str(path), decode=decode, notes=notes).run()
 
 
-def _opened(path: Path) -> Library:
+def open_library(path: Path) -> Library:
     """Open the library, with a progress bar while its index is built.
 
     Raises:
