@@ -117,8 +117,8 @@ class TaskConfig(_Part):
 
 class RewardConfig(_Part):
     final: str = "gsm8k"
-    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by the task's data source), none, or
-    `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language model), default (by the task's
+    data source), none, or `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
     options: JSON | None = None
     """Settings of the final reward, such as `{memory_limit_mb: 512}` for code; for a function, keyword arguments."""
     weights: Weights = Field(default_factory=Weights)

@@ -57,6 +57,7 @@ class Fingerprint:
             "engine.script": config.engine.script,
             "engine.tape": config.engine.tape,
             "faults": config.faults,
+            "rewards.options.rubric_file": (config.rewards.options or {}).get("rubric_file"),
         }
         contents = {key: _digest_of_file(path) for key, path in named.items() if path is not None}
         for path in _servers_of(config.tools):

@@ -35,8 +35,8 @@ def rollout(
         str | None,
         _task_option(
             metavar="SPEC",
-            help="Final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data "
-            "source), none, or module:function with verl's compute_score signature.",
+            help="Final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language "
+            "model), default (by data source), none, or module:function with verl's compute_score signature.",
         ),
     ] = None,
     reward_options: Annotated[
