@@ -31,7 +31,7 @@ LAYERS = (
     {"gateway"},
     {"rollout"},
     {"train", "viewer", "testing"},
-    {"evaluation"},
+    {"evaluation", "export"},
     {"cli"},
 )
 """Lowest first. What stands in one line does not import each other."""

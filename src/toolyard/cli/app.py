@@ -14,6 +14,7 @@ from toolyard.cli import (
     doctor,
     engines,
     eval,  # noqa: A004 - the command's name
+    export,
     gateway,
     models,
     rollout,
@@ -42,6 +43,7 @@ app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score", cls=RayCommand)(score.score)
 app.command("eval")(eval.evaluate)
+app.command("export")(export.export)
 app.command("gateway")(gateway.gateway)
 app.command("view")(view.view)
 app.command("top")(top.top)

@@ -19,7 +19,6 @@ from toolyard.evaluation.results import (
     divided,
     evaluate,
     in_order,
-    key_of,
 )
 from toolyard.evaluation.runs import Run
 from toolyard.evaluation.tags import TagsOf
@@ -121,8 +120,8 @@ def compare(
     return Comparison(
         evaluate(before, rules, by=tags),
         evaluate(after, rules, by=tags),
-        len({key_of(attempt) for attempt in before.attempts}) - len(whole),
-        len({key_of(attempt) for attempt in after.attempts}) - len(whole),
+        len({attempt.task_key for attempt in before.attempts}) - len(whole),
+        len({attempt.task_key for attempt in after.attempts}) - len(whole),
         compared(ALL, whole, f"{rules.seed}"),
         by_tag,
         ks,

@@ -25,7 +25,7 @@ UNKNOWN = "–"
 """The slice of attempts whose tag is unknown."""
 
 TaskKey = tuple[str, int, str]
-"""The task's id; or the digest of the prompt and its beginning, if lines do not name tasks."""
+"""`Attempt.task_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +167,10 @@ def default_tags(*runs: Run) -> dict[str, TagsOf]:
     return {SOURCE: tags_by(SOURCE)} if len(sources) > 1 else {}
 
 
-def key_of(attempt: Attempt) -> TaskKey:
-    return (attempt.task, 0, "") if attempt.task else ("", attempt.group_id, attempt.preview)
-
-
 def by_task(attempts: Iterable[Attempt], threshold: float) -> dict[TaskKey, TaskScores]:
     found: dict[TaskKey, list[float | None]] = {}
     for attempt in attempts:
-        found.setdefault(key_of(attempt), []).append(attempt.score)
+        found.setdefault(attempt.task_key, []).append(attempt.score)
     tasks: dict[TaskKey, TaskScores] = {}
     for key, scores in found.items():
         rewards = tuple(score for score in scores if score is not None)

@@ -442,10 +442,13 @@ class Library:
     def lines(self, query: Query | None = None, *, limit: int | None = None) -> Iterator[bytes | None]:
         """The matching lines in the query's order, as they are in their files. None for a line that is damaged, or was
         changed after it was indexed."""
-        order = self._order(query)[:limit]
+        return self.read(self._order(query)[:limit])
+
+    def read(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
+        """The lines of these rows, in their order. None as in `lines`, and for a number that no row has."""
         with _OpenFiles(self._source, self._file) as files:
-            for start in range(0, len(order), _AT_ONCE):
-                some = order[start : start + _AT_ONCE]
+            for start in range(0, len(numbers), _AT_ONCE):
+                some = numbers[start : start + _AT_ONCE]
                 with self._index.store.reading() as connection:
                     found = connection.execute(
                         f"SELECT rows.number, rows.damaged, {_PLACE} FROM {LOOKED_UP} "

@@ -126,6 +126,8 @@ class Group:
 class Attempt(NamedTuple):
     """A trajectory that is not damaged, as far as evaluations are concerned."""
 
+    number: int
+    """Its id in the index."""
     file: str
     run: str
     step: int
@@ -138,6 +140,12 @@ class Attempt(NamedTuple):
     finish: str
     score: float | None
     """None: unknown, never 0."""
+
+    @property
+    def task_key(self) -> tuple[str, int, str]:
+        """The same for all attempts at a task: its id; or a digest of the prompt, and its beginning, if the line does
+        not name a task."""
+        return (self.task, 0, "") if self.task else ("", self.group_id, self.preview)
 
 
 @dataclass(frozen=True, slots=True)

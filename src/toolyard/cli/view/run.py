@@ -49,7 +49,7 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
     asked = parse_query(query)
     with open_library(path) as library:
         answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
-        with _progress(MofNCompleteColumn()) as progress:
+        with progress_bar(MofNCompleteColumn()) as progress:
             bar = progress.add_task("writing")
             count = write_report(
                 answers,
@@ -71,7 +71,7 @@ def copy_selection(path: Path, target: Path, query: str, limit: int | None, *, f
     if target.suffix == ".html":
         raise ConfigError(f"--to copies lines of the dump; for a page, use --export {target}")
     asked = parse_query(query)
-    with open_library(path) as library, _progress(MofNCompleteColumn()) as progress:
+    with open_library(path) as library, progress_bar(MofNCompleteColumn()) as progress:
         bar = progress.add_task("copying")
 
         def tell(done: int, total: int) -> None:
@@ -184,7 +184,7 @@ def open_library(path: Path) -> Library:
     """
     _must_exist(path)
     try:
-        with _progress(DownloadColumn()) as progress:
+        with progress_bar(DownloadColumn()) as progress:
             bar = progress.add_task("building the index", visible=False)
             library = Library.open(
                 path, progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True)
@@ -206,7 +206,7 @@ def _must_exist(path: Path) -> None:
         raise ConfigError(f"{str(path)!r} does not exist; `toolyard rollout --out DIR` writes a dump")
 
 
-def _progress(done: ProgressColumn) -> Progress:
+def progress_bar(done: ProgressColumn) -> Progress:
     """A transient progress bar, shown only in a terminal."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
