@@ -105,24 +105,24 @@ class _Export:
         self._done = SftSummary()
 
     def run(self, attempts: Sequence[Attempt], progress: Progress | None) -> SftSummary:
-        done = self._done
-        looked_at = 0
+        done, reported, looked_at = self._done, 0, 0
         for candidates in _by_task(attempts, self._rules.seed):
             taken = 0
             lines = self._library.read([candidate.number for candidate in candidates])
-            for line in lines:
-                looked_at += 1
-                if progress is not None and (looked_at % _REPORTED == 0 or looked_at == len(attempts)):
-                    progress(looked_at, len(attempts))
+            for position in range(len(candidates)):
                 if taken == self._rules.per_task or done.conversations == self._rules.limit:
-                    done.over_limit += 1
-                    continue
-                left_out = self._write(line)
+                    done.over_limit += len(candidates) - position
+                    break
+                left_out = self._write(next(lines, None))
                 if left_out is None:
                     taken += 1
                 else:
                     done.left_out[left_out] += 1
             done.tasks += bool(taken)
+            looked_at += len(candidates)
+            if progress is not None and (looked_at - reported >= _REPORTED or looked_at == len(attempts)):
+                progress(looked_at, len(attempts))
+                reported = looked_at
         return done
 
     def _write(self, line: bytes | None) -> LeftOut | None:
