@@ -92,8 +92,9 @@ def test_three_dumps_need_pool(tmp_path: Path) -> None:
     assert "1 task, 3 samples (3 per task)" in run(tmp_path / "[abc]")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("count", "suffix", "magic"), [(1, "svg", b"<?xml"), (2, "png", b"\x89PNG"), (1, "pdf", b"%PDF")]
+)
 def test_a_picture_is_drawn(tmp_path: Path, count: int, suffix: str, magic: bytes) -> None:
     pytest.importorskip("matplotlib")
     folders = [dump(tmp_path / f"$x_{n}$", {"x": [1.0], "y": [0.5], "z": [None]}) for n in range(count)]
@@ -119,6 +120,11 @@ def test_without_matplotlib_the_pip_command_is_named(tmp_path: Path, monkeypatch
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingDependencyError, match=r"pip install 'toolyard\[pictures\]'"):
         run(dump(tmp_path / "a", {"x": [1.0]}), "--picture", tmp_path / "out.png")
+
+
+def test_a_threshold_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--threshold nan"):
+        run(dump(tmp_path / "a", {"x": [1.0]}), "--threshold", "nan")
 
 
 def test_names_in_a_dump_do_not_reach_the_terminal_as_codes(tmp_path: Path) -> None:

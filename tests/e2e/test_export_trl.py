@@ -27,7 +27,6 @@ from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
 from training import make_model
 
-pytest.importorskip("trl")
 pytestmark = pytest.mark.slow  # imports TRL and torch, and trains
 
 TOOLS = [Echo().tool_schema]
@@ -36,8 +35,7 @@ TOOLS = [Echo().tool_schema]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with Qwen2.5's template, as TRL ships it for training."""
-    import trl
-
+    trl: Any = pytest.importorskip("trl")
     folder = make_model(tmp_path_factory.mktemp("model"))
     template = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5_training.jinja").read_text()
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -223,14 +223,14 @@ async def test_no_more_questions_than_allowed_at_the_same_time() -> None:
                 most = max(most, len(server.running))
                 await asyncio.sleep(0.002)
 
-        async with judge(server, concurrency=3, max_tokens=70) as reward:
+        async with judge(server, concurrency=3, max_tokens=40) as reward:
             watching = asyncio.create_task(watch())
             async with asyncio.TaskGroup() as group:
-                for number in range(12):
+                for number in range(9):
                     group.create_task(one(number))
             watching.cancel()
     assert 1 < most <= 3
-    assert len(server.requests) == 12
+    assert len(server.requests) == 9
 
 
 # The key --------------------------------------------------------------------------------------------------------------

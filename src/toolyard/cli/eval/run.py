@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ def run(arguments: EvalArguments) -> Evaluation | Comparison:
             f"{len(arguments.dumps)} dumps: --pool takes them as one run; to compare two runs of several dumps each, "
             "put patterns in quotes: 'runs/old-*' 'runs/new-*'"
         )
+    if not math.isfinite(arguments.threshold):
+        raise ConfigError(f"--threshold {arguments.threshold}: expected a finite number")
     try:
         tags = _tags(arguments)
         if arguments.picture is not None:  # before the work, since it may not be installed
