@@ -220,6 +220,7 @@ def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = 
         report=report,
         system=prompt.system,
         instruction=prompt.instruction,
+        fields=config.tasks.fields,
     )
     for task in reader:
         if not examples:

@@ -110,7 +110,10 @@ class PromptConfig(_Part):
 
 class TaskConfig(_Part):
     path: str = "word-problems"
-    """A .jsonl or .parquet file, or the bundled `word-problems`."""
+    """A file (.jsonl, .json, their .gz, .parquet, .arrow), a folder of them (FOLDER or FOLDER:SPLIT), a data set on the
+    Hugging Face hub (hf://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]), or the bundled `word-problems`."""
+    fields: dict[str, str] | None = None
+    """Renames fields of rows: `{prompt: problem}` takes `problem` as the prompt."""
     limit: PositiveInt | None = None
     """Use only the first N tasks."""
     skip_bad_rows: bool = False
@@ -118,8 +121,9 @@ class TaskConfig(_Part):
 
 class RewardConfig(_Part):
     final: str = "gsm8k"
-    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by the task's data source), none, or
-    `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language model), default (by the task's
+    data source), none, or `module:function` with verl's signature compute_score(data_source, solution_str,
+    ground_truth, extra_info)."""
     options: JSON | None = None
     """Settings of the final reward, such as `{memory_limit_mb: 512}` for code; for a function, keyword arguments."""
     weights: Weights = Field(default_factory=Weights)

@@ -34,7 +34,7 @@ from toolyard.tokens import ids_crc
 
 _LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32. Trainers compute in 32 bits, where anything beyond is infinity."""
-_TRUNCATED = frozenset(
+TRUNCATED = frozenset(
     {
         FinishReason.LENGTH,
         FinishReason.LENGTH_BEFORE_GENERATION,
@@ -179,7 +179,7 @@ def sample_of(trajectory: Trajectory, *, max_response_length: int | None = None)
         reward=float(trajectory.score),
         weight_versions=tuple(dict.fromkeys(v for turn in trajectory.turns for v in turn.sampled.weight_versions)),
         finish_reason=reason,
-        truncated=reason in _TRUNCATED,
+        truncated=reason in TRUNCATED,
         session=session_of(trajectory),
     )
 
