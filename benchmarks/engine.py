@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class Case:
     batch: int
     turns: int
     tokens: int
-    """Sampled per turn and request."""
+    """Sampled per turn and request, on average."""
     rounds: int = 1
     """Number of measurements; short cases have more. The best of each side is shown."""
     in_groups: bool = False
@@ -53,11 +54,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"batch {self.batch}, {self.turns} turn{'s' if self.turns > 1 else ''} of {self.tokens} tokens"
+        span = f"{self.tokens // 2} to {self.tokens * 3 // 2}" if self.is_ragged else self.tokens
+        return f"batch {self.batch}, {self.turns} turn{'s' if self.turns > 1 else ''} of {span} tokens"
+
+    @property
+    def is_ragged(self) -> bool:
+        """Turns have different lengths, so that requests come back one by one."""
+        return self.in_groups and self.turns > 1
+
+    @functools.cached_property
+    def lengths(self) -> list[list[int]]:
+        """How many tokens to sample, by turn and request."""
+        chance = random.Random(self.name)
+        low, high = (self.tokens // 2, self.tokens * 3 // 2) if self.is_ragged else (self.tokens, self.tokens)
+        return [[chance.randint(low, high) for _ in range(self.batch)] for _ in range(self.turns)]
 
     @property
     def sampled(self) -> int:
-        return self.batch * self.turns * self.tokens
+        return sum(map(sum, self.lengths))
 
 
 CASES = (Case(1, 1, 48, rounds=2), Case(8, 1, 48), Case(1, 4, 12, rounds=2), Case(8, 4, 12))
@@ -74,7 +88,9 @@ def flight_cases(requests: int) -> tuple[Case, ...]:
 def prompts(case: Case, chance: random.Random, vocabulary: int) -> list[list[int]]:
     """Prompts of different lengths."""
     if case.in_groups:
-        groups = [words(chance, GROUP_PROMPT + 4 * (group % 16 - 8), vocabulary) for group in range(case.batch)]
+        groups = [
+            words(chance, GROUP_PROMPT + 4 * (group % 16 - 8), vocabulary) for group in range(-(-case.batch // GROUP))
+        ]
         return [groups[row // GROUP] for row in range(case.batch)]
     return [words(chance, PROMPT + 8 * (row - case.batch // 2), vocabulary) for row in range(case.batch)]
 
@@ -84,7 +100,7 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
 
     device, vocabulary = model.device, model.config.vocab_size
     conversations = prompts(case, chance, vocabulary)
-    for turn in range(case.turns):
+    for turn, lengths in enumerate(case.lengths):
         if turn:
             conversations = [ids + words(chance, RESULT, vocabulary) for ids in conversations]
         longest = max(map(len, conversations))
@@ -95,21 +111,24 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
             attention_mask=mask,
             do_sample=case.in_groups,
             top_k=0,
-            min_new_tokens=case.tokens,
-            max_new_tokens=case.tokens,
+            min_new_tokens=max(lengths),
+            max_new_tokens=max(lengths),
         )
-        conversations = [ids + new for ids, new in zip(conversations, out[:, longest:].tolist(), strict=True)]
+        new = out[:, longest:].tolist()
+        conversations = [ids + new[row][: lengths[row]] for row, ids in enumerate(conversations)]
 
 
 async def by_engine(
     engine: TransformersEngine, case: Case, chance: random.Random, vocabulary: int, name: str
 ) -> list[Played]:
+    results = words(chance, case.batch * RESULT, vocabulary)
+
     async def play(row: int, ids: list[int]) -> Played:
         logprobs = dict[int, float]()
-        for turn in range(case.turns):
+        for turn, length in enumerate(lengths[row] for lengths in case.lengths):
             if turn:
-                ids = ids + words(chance, RESULT, vocabulary)
-            sampling = Sampling(temperature=float(case.in_groups), max_tokens=case.tokens, seed=row)
+                ids = ids + results[row * RESULT : (row + 1) * RESULT]
+            sampling = Sampling(temperature=float(case.in_groups), max_tokens=length, seed=row)
             found = await engine.generate(ids, sampling, request_id=f"{name}-{row}")
             logprobs |= {len(ids) + at: value for at, value in enumerate(found.logprobs or ())}
             ids = ids + found.token_ids
@@ -139,7 +158,8 @@ def load_plain(model: str | Path, device: str, dtype: str) -> Any:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().to(device)
+    models: Any = transformers.AutoModelForCausalLM
+    loaded = models.from_pretrained(model, dtype=dtype).eval().to(device)
     loaded.generation_config.pad_token_id = 0
     return loaded
 
@@ -150,24 +170,25 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_flight: int) -> None:
+async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_flight: int, engine_only: bool) -> None:
     plain = load_plain(model, device, dtype)
     vocabulary = plain.config.vocab_size
     cases = flight_cases(in_flight) if in_flight else CASES
     async with TransformersEngine(model, device=device, dtype=dtype, max_batch_size=in_flight or 16) as engine:
         by_generate(plain, Case(1, 1, 2), random.Random(0))
         await by_engine(engine, Case(1, 1, 2), random.Random(0), vocabulary, "warm")
-        print(f"{device}, {dtype:24}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
+        print(f"{device + ', ' + dtype:40}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
         for case in cases:
             theirs, ours, played = list[float](), list[float](), list[Played]()
             for turn in range(rounds * case.rounds):
                 seed = f"{case.name}, {turn}"  # no two measurements share a prompt: the engine would cache it
-                theirs.append(timed(lambda case=case, seed=seed: by_generate(plain, case, random.Random(seed))))
+                if not engine_only:
+                    theirs.append(timed(lambda case=case, seed=seed: by_generate(plain, case, random.Random(seed))))
                 started = time.perf_counter()
                 played = await by_engine(engine, case, random.Random(seed), vocabulary, f"{case.name}-{turn}")
                 ours.append(time.perf_counter() - started)
-            slow, fast = (case.sampled / min(times) for times in (theirs, ours))
-            print(f"{case.name:32}{slow:12.1f}{fast:12.1f}{fast / slow:8.2f}", flush=True)
+            slow, fast = (case.sampled / min(times, default=float("nan")) for times in (theirs, ours))
+            print(f"{case.name:40}{slow:12.1f}{fast:12.1f}{fast / slow:8.2f}", flush=True)
             if in_flight:
                 apart = differences(plain, played[:: max(1, len(played) // COMPARED)])
                 mean, most = sum(apart) / len(apart), max(apart)
@@ -183,10 +204,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="", help="float32 (default on the CPU), bfloat16 (default elsewhere)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--in-flight", type=int, default=0, help="Requests at the same time, as in training.")
+    parser.add_argument("--engine-only", action="store_true", help="Do not measure `generate`.")
     options = parser.parse_args()
     dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     model = resolve_model(options.model, progress=print)
-    asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight))
+    asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, options.engine_only))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ argument that models pass through.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -38,15 +37,6 @@ class Piece:
     span: Span
     is_last: bool = True
     """Whether the prompt ends with it, so that its next token is wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowPiece:
-    """Tokens of a prompt, starting at `start`, whose keys and values go into a row."""
-
-    row: int
-    ids: Sequence[int]
-    start: int
 
 
 class RowStep:
@@ -95,6 +85,56 @@ class RowStep:
             mask = torch.zeros(len(self._at), 1, 1, self._longest, dtype=self._rows.dtype, device=self._at.device)
             self._masks[window] = mask.masked_fill_(hidden[:, None, None], -torch.inf)
         return self._masks[window]
+
+
+class PromptStep:
+    """One forward pass over pieces of prompts that are computed in rows, all of the same length. It fills the rows;
+    nobody wants its logits. As in `RowStep`, what is computed depends on shapes alone."""
+
+    def __init__(self, rows: Rows, owners: Tensor, ids: Tensor, positions: Tensor, end: int) -> None:
+        """`owners[i]` is the row of the i-th piece. `ids` and `positions` are those of all pieces, one after the
+        other. No more than `end` tokens of a row are read."""
+        self.ids, self.positions = ids[None], positions[None]
+        self._rows = rows
+        self._owners = owners
+        self._row = owners[:, None].expand(-1, len(ids) // len(owners)).flatten()
+        self._end = end
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    @property
+    def last(self) -> Tensor:
+        """One token, since models insist on logits."""
+        return torch.zeros(1, dtype=torch.long, device=self.ids.device)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Attend, from [heads, tokens, dim] to [tokens, heads, dim], like `RowStep`."""
+        keys, values = self._rows.layer(layer)
+        keys[self._row, :, self.positions[0]] = key.transpose(0, 1)
+        values[self._row, :, self.positions[0]] = value.transpose(0, 1)
+        pieces, (heads, tokens, dim) = len(self._owners), query.shape
+        shared = heads // keys.shape[1]
+        attended = scaled_dot_product_attention(
+            # As in `RowStep`, query heads that share a key head are treated as positions.
+            query.view(heads, pieces, -1, dim).transpose(0, 1).reshape(pieces, keys.shape[1], -1, dim),
+            keys[self._owners, :, : self._end],
+            values[self._owners, :, : self._end],
+            attn_mask=self._mask_of(window, shared),
+            scale=scale,
+        )
+        return attended.reshape(pieces, heads, -1, value.shape[2]).transpose(1, 2).reshape(tokens, heads, -1)
+
+    def _mask_of(self, window: int | None, shared: int) -> Tensor:
+        """Build the mask once for all layers with the same window: [pieces, 1, shared * length, end]."""
+        if window is not None and window >= self._end:
+            window = None
+        if (window, shared) not in self._masks:
+            at = self.positions.view(len(self._owners), -1).repeat(1, shared)
+            hidden = ~_visible(at.flatten(), self._end, window).view(len(at), 1, -1, self._end)
+            mask = torch.zeros(hidden.shape, dtype=self._rows.dtype, device=at.device)
+            self._masks[window, shared] = mask.masked_fill_(hidden, -torch.inf)
+        return self._masks[window, shared]
 
 
 class Step:
@@ -158,110 +198,6 @@ class Step:
         if window not in self._piece_masks:
             self._piece_masks[window] = [_piece_mask(piece, self.ids.device, window) for piece, _ in self._pieces]
         return self._piece_masks[window]
-
-
-class PromptStep:
-    """One forward pass over pieces of prompts that are computed in rows. It fills the rows; nobody wants its logits.
-
-    However many pieces there are, a layer needs few calls: pieces of about the same length attend together.
-    """
-
-    def __init__(self, rows: Rows, pieces: Sequence[RowPiece], device: torch.device) -> None:
-        self._rows = rows
-        ids, positions, owners = list[int](), list[int](), list[int]()
-        groups: dict[tuple[bool, int], list[tuple[RowPiece, int]]] = defaultdict(list)
-        for piece in pieces:
-            count = len(piece.ids)
-            groups[piece.start == 0, max(count - 1, 15).bit_length()].append((piece, len(ids)))
-            ids += piece.ids
-            positions += range(piece.start, piece.start + count)
-            owners += [piece.row] * count
-        self.ids, self.positions = torch.tensor([[ids], [positions]], device=device)
-        self._row = torch.tensor(owners, device=device)
-        self._groups = [_PieceGroup(rows, members, self.positions[0]) for members in groups.values()]
-
-    @property
-    def last(self) -> Tensor:
-        """One token, since models insist on logits."""
-        return torch.zeros(1, dtype=torch.long, device=self.ids.device)
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> Tensor:
-        """Attend, from [heads, tokens, dim] to [tokens, heads, dim], like `RowStep`."""
-        keys, values = self._rows.layer(layer)
-        keys[self._row, :, self.positions[0]] = key.transpose(0, 1)
-        values[self._row, :, self.positions[0]] = value.transpose(0, 1)
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-        for group in self._groups:
-            if group.is_fresh and (window is None or window >= group.length):
-                attended = group.attend_within(query, key, value, scale)
-            else:
-                attended = group.attend_rows(query, keys, values, scale, window)
-            out[group.tokens] = attended.transpose(1, 2).flatten(0, 1)[group.real]
-        return out
-
-
-class _PieceGroup:
-    """Pieces that attend together, as [pieces, heads, length, dim]. The shorter ones are filled up with their last
-    token, at their end."""
-
-    def __init__(self, rows: Rows, members: Sequence[tuple[RowPiece, int]], positions: Tensor) -> None:
-        """`members` are pieces, and where in the step their tokens start."""
-        device = positions.device
-        counts = [len(piece.ids) for piece, _ in members]
-        self.length = max(counts)
-        self.is_fresh = members[0][0].start == 0
-        places = [
-            [first + min(at, count - 1) for at in range(self.length)]
-            for (_, first), count in zip(members, counts, strict=True)
-        ]
-        self.places = torch.tensor(places, device=device)
-        real = [at + self.length * piece for piece, count in enumerate(counts) for at in range(count)]
-        self.real = torch.tensor(real, device=device)
-        """Which of pieces times length are not added."""
-        self.tokens = self.places.flatten()[self.real]
-        self._row = torch.tensor([piece.row for piece, _ in members], device=device)
-        self._at = positions[self.places]
-        self._end = rows.reserve(0, max(piece.start + len(piece.ids) for piece, _ in members))
-        self._dtype = rows.dtype
-        self._masks: dict[tuple[int | None, int], Tensor] = {}
-
-    def attend_within(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attend to the tokens of this step alone: there are no others before them."""
-        shared = query.shape[0] // key.shape[0]
-        # Repeated here: with `enable_gqa`, some kernels would not be used.
-        keys, values = (all_[:, self.places].transpose(0, 1).repeat_interleave(shared, 1) for all_ in (key, value))
-        return scaled_dot_product_attention(
-            query[:, self.places].transpose(0, 1), keys, values, is_causal=True, scale=scale
-        )
-
-    def attend_rows(
-        self, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
-    ) -> Tensor:
-        """Attend to all that is in the rows."""
-        pieces, heads = len(self.places), keys.shape[1]
-        attended = scaled_dot_product_attention(
-            # As in `RowStep`, query heads that share a key head are treated as positions.
-            query[:, self.places].transpose(0, 1).reshape(pieces, heads, -1, query.shape[2]),
-            keys[self._row, :, : self._end],
-            values[self._row, :, : self._end],
-            attn_mask=self._mask_of(window, query.shape[0] // heads),
-            scale=scale,
-        )
-        return attended.reshape(pieces, query.shape[0], self.length, values.shape[3])
-
-    def _mask_of(self, window: int | None, shared: int) -> Tensor:
-        """Build the mask once for all layers with the same window: [pieces, 1, shared * length, end]."""
-        if window is not None and window >= self._end:
-            window = None
-        if (window, shared) not in self._masks:
-            hidden = ~_visible(self._at.repeat(1, shared).flatten(), self._end, window)
-            mask = torch.zeros(
-                len(self.places), 1, shared * self.length, self._end, dtype=self._dtype, device=hidden.device
-            )
-            self._masks[window, shared] = mask.masked_fill_(hidden.view(mask.shape), -torch.inf)
-        return self._masks[window, shared]
 
 
 def _visible(at: Tensor, end: int, window: int | None) -> Tensor:

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
-from toolyard.engines.transformers.attention import Piece, PromptStep, RowPiece, Step
+from toolyard.engines.transformers.attention import Piece, Step
 from toolyard.engines.transformers.cache import Prefixes, Rows, Source, Span, common_prefix
-from toolyard.engines.transformers.graphs import Decoder
 from toolyard.engines.transformers.model import PackedModel
 from toolyard.engines.transformers.sampling import Chooser, choose
+from toolyard.engines.transformers.static import RowPiece, StaticModel, best_length
 from toolyard.errors import EngineError
 
 _WORTH_WAITING = 16
 """If another request is computing at least this many tokens of the same prompt, it pays to wait for them."""
-_WORTH_A_PASS = 4
-"""In rows, all sequences advance by a token per step anyway. A pass over prompts takes as long as about four steps: it
+_WORTH_A_PASS = 2
+"""In rows, all sequences advance by a token per step anyway. A pass over prompts takes as long as one or two steps: it
 pays if more tokens than this are left for each sequence, on average."""
 _MOST_SCORES = 2**25
 """Limits the tokens of a pass over a long prompt: they are multiplied by all tokens before them."""
@@ -86,7 +86,7 @@ class Batch:
         self._prefill_tokens = prefill_tokens
         self._cache_tokens = cache_tokens
         self._rows = Rows(model.shape)
-        self._decoder = Decoder(model, self._rows) if model.is_static else None
+        self._static = StaticModel(model, self._rows) if model.is_static else None
         self._prefixes = Prefixes(cache_tokens)
         self._waiting: deque[EngineJob] = deque()
         self._prefilling: list[EngineJob] = []
@@ -111,8 +111,8 @@ class Batch:
             self._remove_unwanted()
             self._admit()
             pieces = list(self._next_pieces())
-            if self._decoder is not None and self._decoding:
-                self._run_in_rows(self._decoder)
+            if self._static is not None and self._decoding:
+                self._run_in_rows(self._static)
             elif pieces or self._decoding:
                 self._run(pieces)
             if not self.is_busy and self._rows.capacity > self._cache_tokens:
@@ -142,7 +142,7 @@ class Batch:
         self._waiting.extendleft(reversed([*self._decoding, *self._prefilling]))
         self._decoding.clear()
         self._prefilling.clear()
-        if self._decoder is not None and self._rows.capacity <= self._cache_tokens:
+        if self._static is not None and self._rows.capacity <= self._cache_tokens:
             self._rows.empty()  # graphs stay valid
         else:
             self._rows.clear()
@@ -150,8 +150,8 @@ class Batch:
 
     def forget_graphs(self) -> None:
         """After a change to the model that is more than new weights."""
-        if self._decoder is not None:
-            self._decoder.forget()
+        if self._static is not None:
+            self._static.forget()
 
     # --------------------------------------------------------------------------------------------------- before a step
     def _everyone(self) -> list[EngineJob]:
@@ -208,7 +208,7 @@ class Batch:
         if tokens > len(job.ids):
             return False
         last, start = job.ids[tokens - 1], job.ids[:tokens]
-        others = self._prefilling if self._decoder is None else self._decoding
+        others = self._prefilling if self._static is None else self._decoding
         return any(
             len(other.ids) >= tokens and other.ids[tokens - 1] == last and other.ids[:tokens] == start
             for other in others
@@ -232,7 +232,7 @@ class Batch:
             job.cached, job.queued = shared, round(time.monotonic() - job.added, 6)
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
         job.done = shared
-        if self._decoder is not None:
+        if self._static is not None:
             self._rows.reserve(len(self._decoding) + 1, len(job.ids))
             self._rows.join(source, shared)
             self._decoding.append(job)
@@ -274,13 +274,13 @@ class Batch:
                 self._decoding.append(job)
                 job.span = None
 
-    def _run_in_rows(self, decoder: Decoder) -> None:
+    def _run_in_rows(self, static: StaticModel) -> None:
         pieces = self._row_pieces()
         if pieces:
-            self.model.logits(PromptStep(self._rows, pieces, self.model.device))
+            static.fill(pieces)
             for piece in pieces:
                 self._advance(piece.row, len(piece.ids))
-        logits = decoder.logits([job.ids[job.done] for job in self._decoding])
+        logits = static.logits([job.ids[job.done] for job in self._decoding])
         for row in range(len(self._decoding)):
             self._advance(row, 1)
         ready = [row for row, job in enumerate(self._decoding) if job.done == len(job.ids)]
@@ -293,14 +293,13 @@ class Batch:
         left = [len(job.ids) - 1 - job.done for job in self._decoding]
         if sum(left) <= _WORTH_A_PASS * len(left):
             return []
-        pieces: list[RowPiece] = []
-        room = self._prefill_tokens
-        for row, job in enumerate(self._decoding):
-            take = min(left[row], room, max(_MOST_SCORES // len(job.ids), 1))
-            if take:
-                pieces.append(RowPiece(row, job.ids[job.done : job.done + take], job.done))
-                room -= take
-        return pieces
+        room = min(self._prefill_tokens, max(_MOST_SCORES // max(len(job.ids) for job in self._decoding), 1))
+        length = best_length(left, room)
+        rows = sorted((row for row, count in enumerate(left) if count), key=lambda row: -left[row])
+        return [
+            RowPiece(row, job.ids[job.done : job.done + min(left[row], length)], job.done)
+            for row, job in ((row, self._decoding[row]) for row in rows[: max(room // length, 1)])
+        ]
 
     def _advance(self, row: int, tokens: int) -> None:
         self._decoding[row].done += tokens

@@ -1,4 +1,5 @@
-"""Storage of keys and values: in rows while tokens are sampled, in spans before and after.
+"""Storage of keys and values: in rows while tokens are sampled, in spans before and after. On a GPU, prompts are
+computed in rows as well.
 
 A `Span` belongs to one sequence. The `Rows` are all sequences being sampled, side by side, so that one call attends for
 all of them. The `Prefixes` are spans of sequences that may be continued, by the next turn of the same request or by

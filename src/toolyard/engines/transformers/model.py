@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers.adapter import read_adapter
-from toolyard.engines.transformers.attention import PACKED, AnyStep, Piece, PromptStep, RowPiece, Step
+from toolyard.engines.transformers.attention import PACKED, AnyStep, Piece, Step
 from toolyard.engines.transformers.cache import Rows, Span, TokenShape
-from toolyard.engines.transformers.graphs import Decoder
+from toolyard.engines.transformers.static import RowPiece, StaticModel
 from toolyard.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class PackedModel:
         self.model = model
         self.device = device
         self.is_static = device.type == "cuda" if is_static is None else is_static
-        """Whether the next token is computed in a few fixed shapes: see `graphs`."""
+        """Whether the next token is computed in a few fixed shapes: see `static`."""
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         config = model.config.get_text_config()
         _refuse_by_name(model, config)
@@ -191,18 +191,16 @@ class PackedModel:
 
     def _logits_in_rows(self, texts: Sequence[list[int]]) -> list[_Found]:
         rows = Rows(self.shape)
-        rows.reserve(len(texts), _PROBED_TOKENS)
         for _ in texts:
             rows.join(None, 0)
-        for cuts in (((0, 5), (0, 2)), ((5, 8), (2, 7))):
-            pieces = [RowPiece(text, texts[text][start:end], start) for text, (start, end) in enumerate(cuts)]
-            self.logits(PromptStep(rows, pieces, self.device))
+        static = StaticModel(self, rows)
+        for cuts in (((0, 2), (0, 1)), ((2, 5), (1, 2)), ((5, 8), (2, 7))):  # on a GPU: computed, recorded, repeated
+            static.fill([RowPiece(text, texts[text][start:end], start) for text, (start, end) in enumerate(cuts)])
             rows.lengths[:] = [end for _, end in cuts]
-        decoder = Decoder(self, rows)
         found: list[_Found] = []
-        for _ in range(4):  # on a GPU: computed, recorded, repeated
+        for _ in range(4):
             at = list(rows.lengths)
-            logits = decoder.logits([ids[at[text]] for text, ids in enumerate(texts)]).clone()
+            logits = static.logits([ids[at[text]] for text, ids in enumerate(texts)]).clone()
             found += [(text, at[text], logits[text]) for text in range(len(texts))]
             rows.lengths[:] = [length + 1 for length in at]
         return found

@@ -1,0 +1,348 @@
+"""The embedded engine as it runs on a GPU: in rows, in a few fixed shapes, and there from CUDA graphs.
+
+Everything but the graphs themselves is tested on the CPU too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from late import Late
+from toolyard.engines.protocol import Finish, Generation, Sampling
+
+if TYPE_CHECKING:
+    from toolyard.engines.transformers.engine import TransformersEngine
+    from toolyard.engines.transformers.model import PackedModel
+
+batches = Late("toolyard.engines.transformers.batch")
+engines = Late("toolyard.engines.transformers.engine")
+graphs = Late("toolyard.engines.transformers.graphs")
+models = Late("toolyard.engines.transformers.model")
+static = Late("toolyard.engines.transformers.static")
+torch = Late("torch")
+transformers = Late("transformers")
+
+VOCABULARY = 64
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return request.param
+
+
+def make_model(folder: Path, family: str = "Llama", **changes: object) -> Path:
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+def make(folder: Path, device: str, **options: Any) -> TransformersEngine:
+    """An engine that computes in rows, wherever it runs."""
+    engine = engines.TransformersEngine(folder, device=device, dtype="float32", **options)
+    engine._load = lambda: load(folder, device)
+    return engine
+
+
+def load(folder: Path, device: str) -> PackedModel:
+    loaded = models.load(folder, device, "float32")
+    return loaded if loaded.is_static else models.PackedModel(loaded.model, loaded.device, is_static=True)
+
+
+def tokens_of(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+async def sample(engine: TransformersEngine, ids: Sequence[int], name: str = "r", **sampling: object) -> Generation:
+    wanted = Sampling.model_validate({"max_tokens": 12, "temperature": 1.0, "seed": 1, **sampling})
+    async with asyncio.timeout(60):
+        return await engine.generate(ids, wanted, request_id=name)
+
+
+def plain_model(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def assert_exact(plain: Any, prompt: Sequence[int], found: Generation) -> None:
+    ids = [*prompt, *found.token_ids]
+    with torch.inference_mode():
+        scores = plain(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [float(scores[at - 1, ids[at]]) for at in range(len(prompt), len(ids))]
+    assert found.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+# Exactness ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "prefill_tokens"), [("Llama", 50), ("Gemma3Text", 4096)])
+async def test_log_probabilities_are_exact_as_requests_come_and_go(tmp_path, device, family, prefill_tokens):
+    folder = make_model(tmp_path, family, **(WINDOWS if family == "Gemma3Text" else {}))
+    plain = plain_model(folder)
+
+    async def play(engine: TransformersEngine, row: int) -> None:
+        """Three turns. Some requests share a prompt, and all have turns of another length."""
+        ids = tokens_of((3, 120, 14, 40, 300)[row % 5], row % 5)
+        for turn in range(3):
+            found = await sample(engine, ids, f"r{row}", seed=row, max_tokens=5 + (7 * row + 3 * turn) % 11)
+            assert_exact(plain, ids, found)
+            ids = [*ids, *found.token_ids, *tokens_of(2 + 9 * turn + row, turn)]
+
+    options: Any = {"max_batch_size": 9, "prefill_tokens": prefill_tokens}
+    async with make(folder, device, **options) as engine, asyncio.TaskGroup() as tasks:
+        for row in range(12):
+            tasks.create_task(play(engine, row))
+
+
+async def test_it_samples_what_the_packed_engine_samples(folder, device):
+    prompts = [tokens_of(length, length) for length in (5, 40, 40, 90, 17, 1)]
+
+    async def sampled(engine: TransformersEngine) -> list[Generation]:
+        async with engine, asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(sample(engine, ids, f"r{row}", seed=row, max_tokens=30))
+                for row, ids in enumerate(prompts)
+            ]
+        return [one.result() for one in running]
+
+    packed = await sampled(engines.TransformersEngine(folder, device="cpu"))
+    in_rows = await sampled(make(folder, device))
+    assert [one.token_ids for one in in_rows] == [one.token_ids for one in packed]
+
+
+async def test_the_next_turn_and_others_of_the_group_compute_only_what_is_new(folder, device):
+    prompt = tokens_of(70, 1)
+    async with make(folder, device) as engine:
+        first = await sample(engine, prompt)
+        assert first.cached_tokens == 0
+        next_turn = [*prompt, *first.token_ids, *tokens_of(20, 2)]
+        assert (await sample(engine, next_turn)).cached_tokens == len(prompt) + len(first.token_ids) - 1
+        assert (await sample(engine, prompt, "of the group")).cached_tokens == len(prompt) - 1
+
+
+async def test_a_request_that_is_aborted_in_its_prompt_leaves_nothing_wrong(folder, device):
+    plain, long, short = plain_model(folder), tokens_of(900, 1), tokens_of(30, 2)
+    async with make(folder, device, prefill_tokens=16) as engine:
+        running = asyncio.ensure_future(sample(engine, long, "long"))
+        assert_exact(plain, short, await sample(engine, short, "short"))
+        await engine.abort("long")
+        assert (await running).finish in (Finish.ABORT, Finish.LENGTH)
+        assert_exact(plain, long, await sample(engine, long, "again"))
+
+
+async def test_weights_that_are_no_numbers_leave_no_trace(folder, device):
+    plain, prompt = plain_model(folder), tokens_of(30, 2)
+    async with make(folder, device) as engine:
+        await engine.update_weights({"model.norm.weight": torch.full((32,), torch.nan)}, "broken")
+        with pytest.raises(Exception, match="not finite"):
+            await sample(engine, prompt)
+        await engine.update_weights({"model.norm.weight": plain.state_dict()["model.norm.weight"]}, "good")
+        assert_exact(plain, prompt, await sample(engine, prompt))
+
+
+# New weights ----------------------------------------------------------------------------------------------------------
+
+
+async def test_new_weights_are_used_whether_they_are_copied_or_replaced(folder, device):
+    plain, prompt = plain_model(folder), tokens_of(40, 3)
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def replace(model: Any) -> None:
+        """Puts a weight elsewhere in memory, where graphs would not find it."""
+        weight = model.model.layers[1].mlp.up_proj.weight
+        model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight + 0.2, requires_grad=False)
+
+    async with make(folder, device) as engine:
+        for turn in range(3):  # enough for graphs
+            assert_exact(plain, prompt, await sample(engine, prompt, f"before {turn}"))
+        changed = plain.state_dict()[name] + 0.3
+        await engine.update_weights({name: changed}, "copied")
+        plain.load_state_dict({name: changed}, strict=False)
+        assert_exact(plain, prompt, await sample(engine, prompt, "copied"))
+        await engine.update_weights(replace, "replaced")
+        plain.load_state_dict({name: changed + 0.2}, strict=False)
+        assert_exact(plain, prompt, await sample(engine, prompt, "replaced"))
+
+
+async def test_requests_that_are_not_aborted_go_on_with_new_weights(folder, device):
+    async with make(folder, device) as engine:
+        whole = await sample(engine, tokens_of(20, 1), "whole", max_tokens=200, temperature=0.0)
+        running = asyncio.ensure_future(sample(engine, tokens_of(20, 1), max_tokens=200, temperature=0.0))
+        await asyncio.sleep(0.05)
+        await engine.update_weights({}, "new", abort=False)
+        assert (await running).token_ids == whole.token_ids
+
+
+def test_after_new_weights_the_rows_stay_where_they_are_unless_they_are_too_large(folder, device):
+    for cache_tokens, stays in ((10_000, True), (100, False)):
+        batch = batches.Batch(load(folder, device), most=8, prefill_tokens=100, cache_tokens=cache_tokens)
+        run(batch, [tokens_of(30, seed) for seed in range(3)])
+        moves = batch._rows.moves
+        batch.forget()
+        run(batch, [tokens_of(30, seed) for seed in range(3)])
+        assert (batch._rows.moves == moves) == stays
+
+
+def run(batch: Any, prompts: Sequence[list[int]], most: int = 8) -> list[Generation]:
+    """Sample in the test's own thread."""
+    found: dict[int, Generation] = {}
+    for row, ids in enumerate(prompts):
+        sampling = Sampling(max_tokens=most, temperature=1.0, seed=row)
+        batch.add(
+            batches.EngineJob(f"r{row}", list(ids), sampling, most, lambda one, row=row: found.update({row: one}))
+        )
+    while batch.is_busy:
+        batch.step()
+    return [found[row] for row in range(len(prompts))]
+
+
+# Graphs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorder():
+    """Graphs of a computation that records its sizes, and "graphs" that do the same: no GPU is needed."""
+    done: list[tuple[str, tuple[int, ...]]] = []
+
+    class Replay:
+        def __init__(self, size: tuple[int, ...]) -> None:
+            self._size = size
+
+        def replay(self) -> None:
+            done.append(("replayed", self._size))
+
+    class Recorder(graphs.Graphs):
+        def __init__(self, slack: int) -> None:
+            super().__init__("test", lambda size: done.append(("computed", size)), torch.device("cpu"), slack=slack)
+            self._records = True
+
+        def _capture(self, size: tuple[int, ...]) -> Replay:
+            return Replay(size)
+
+    return Recorder, done
+
+
+def test_a_size_is_recorded_when_it_is_used_again(recorder):
+    make_recorder, done = recorder
+    sizes = make_recorder(slack=4)
+    for _ in range(3):
+        sizes.run((8, 128))
+    sizes.run((8, 192))
+    assert done == [("computed", (8, 128)), ("replayed", (8, 128)), ("replayed", (8, 128)), ("computed", (8, 192))]
+    sizes.clear()
+    sizes.run((8, 128))
+    assert done[-1] == ("computed", (8, 128))
+
+
+def test_a_larger_graph_serves_until_a_size_is_wanted_often(recorder):
+    make_recorder, _ = recorder
+    sizes = make_recorder(slack=4)
+    for _ in range(2):
+        sizes.run((16, 256))
+    assert sizes.fitting((32, 128)) == (32, 128)  # more rows than it has
+    assert sizes.fitting((8, 64)) == (8, 64)  # too few to pay for all of it
+    used = [sizes.fitting((8, 128)) for _ in range(40)]
+    assert used == [(16, 256)] * 32 + [(8, 128)] * 8
+
+
+def test_the_number_of_graphs_is_bounded(recorder):
+    make_recorder, _ = recorder
+    sizes = make_recorder(slack=1)
+    for rows in range(100):
+        for _ in range(2):
+            sizes.run((rows,))
+        sizes.run((0,))
+    assert len(sizes.recorded) == 64
+    assert (0,) in sizes.recorded
+    assert (1,) not in sizes.recorded
+
+
+def test_what_cannot_be_recorded_is_computed_and_said_once(recorder, caplog):
+    make_recorder, done = recorder
+    sizes = make_recorder(slack=1)
+
+    def refuse(size: tuple[int, ...]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    sizes._capture = refuse
+    for _ in range(4):
+        sizes.run((8,))
+    assert done == [("computed", (8,))] * 4
+    (line,) = caplog.messages
+    assert line.endswith("several times slower: operation not permitted when stream is capturing")
+
+
+def test_graphs_are_recorded_and_a_model_that_refuses_is_sampled_without_them(folder, device, caplog):
+    if device == "cpu":
+        pytest.skip("needs a GPU")
+
+    def look(_: object, inputs: Any) -> None:
+        """What looks at values cannot be recorded."""
+        inputs[0].sum().item()
+
+    prompts = [tokens_of(length, length) for length in (5, 40, 40, 90, 17, 1)]
+    found = []
+    for refuses in (False, True):
+        model = load(folder, device)
+        if refuses:
+            model.model.model.norm.register_forward_pre_hook(look)
+        batch = batches.Batch(model, most=8, prefill_tokens=100, cache_tokens=0)
+        with caplog.at_level(logging.WARNING):
+            run(batch, prompts)
+            found.append(run(batch, prompts))
+        sizes, _ = batch._static.recorded
+        assert bool(sizes) != refuses
+        assert ("not recorded" in caplog.text) == refuses
+    assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_rounded_up_by_less_than_half():
+    assert [static.rounded(number, 8) for number in (1, 8, 9, 12, 13, 17, 25, 33, 97)] == [
+        *(8, 8, 12, 12, 16, 24, 32, 48, 128)
+    ]
+    assert all(number <= static.rounded(number, 8) <= 1.5 * number for number in range(8, 3000))
+
+
+@pytest.mark.parametrize(
+    ("left", "room", "length"),
+    [
+        ([300], 4096, 300),  # one prompt, at once
+        ([5000], 4096, 4096),  # as far as there is room
+        ([300] * 16, 4096, 256),  # all together, though not to their end
+        ([*[40] * 12, *[0] * 100], 4096, 40),  # results of tools, while others are sampling
+        ([4000, *[40] * 12], 4096, 4000),  # the long one is worth a pass of its own
+        ([700, *[40] * 100], 4096, 32),  # and here the short ones are
+    ],
+)
+def test_a_pass_computes_as_much_as_it_can_in_its_time(left, room, length):
+    assert static.best_length(left, room) == length
