@@ -103,6 +103,7 @@ class ProgressDisplay(TrainObserver):
         self._since = time.monotonic()
         """When it began to do that."""
         self._rows = self._requests = self._ended = 0
+        self._playing = False
 
     def __enter__(self) -> Self:
         return self
@@ -130,22 +131,27 @@ class ProgressDisplay(TrainObserver):
 
     def playing(self, step: int, requests: int, evaluation: bool) -> None:
         self._requests, self._ended, self._since = requests, 0, time.monotonic()
+        self._playing = True
         if evaluation and self._live is None:
             self.note("evaluation")
         self._show(f"{'evaluation' if evaluation else 'rollouts'} 0/{requests}")
 
     def ended(self, trajectory: Trajectory) -> None:
+        if not self._playing:  # it is for a later step
+            return
         self._ended += 1
-        self._show(f"{self._doing.partition(' ')[0]} {self._ended}/{self._requests}")
+        of = f"/{self._requests}" if self._ended <= self._requests else ""  # more if groups are replaced
+        self._show(f"{self._doing.partition(' ')[0]} {self._ended}{of}")
 
     def played(self) -> None:
+        self._playing = False
         self._since = time.monotonic()
         self._show("update")
 
     def stepped(self, line: JSON) -> None:
-        groups = line.get("dynamic_sampling")
+        groups, ages = line.get("dynamic_sampling"), line.get("staleness")
         if self._rows % _HEADER_EVERY == 0:
-            titles = (*_COLUMNS, "flat") if groups else _COLUMNS
+            titles = (*_COLUMNS, *(["flat"] if groups else []), *(["staleness"] if ages else []))
             self._console.print("".join(f"{title:>11}" for title in titles), style="bold")
         self._rows += 1
         seconds = line["seconds"]
@@ -159,6 +165,7 @@ class ProgressDisplay(TrainObserver):
             duration(seconds["update"]),
             _number(line.get("loss"), 4),
             *([f"{groups['flat']}/{groups['sampled']}"] if groups else []),
+            *([_number(ages["mean"], 2)] if ages else []),
         )
         self._console.print("".join(f"{text:>11}" for text in shown), markup=False)
         if line["refused"]:
@@ -247,6 +254,7 @@ def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
         ("sampled_tokens", "sampled tokens", 0),
         ("dynamic_sampling.sampled", "groups sampled", 1),
         ("dynamic_sampling.flat", "groups of equal scores", 1),
+        ("staleness.mean", "staleness of tokens", 2),
     )
     for key, title, places in rows:
         means = [_mean(column, key) for column in columns]

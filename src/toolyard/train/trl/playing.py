@@ -54,6 +54,8 @@ class _Here:
     rollout: OpenedRollout
     sync: WeightSync
     observer: Observer
+    parts: AsyncExitStack
+    """What is closed before engine and tools."""
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
@@ -82,6 +84,7 @@ class Player:
         """Of all steps."""
         self._stage: _Stage | None = None
         self._stream: GroupStream | None = None
+        """A part of the stage."""
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
         """Steps that this run has dumped, and whether they were evaluations."""
@@ -99,7 +102,11 @@ class Player:
                 config = config.model_copy(update={"metrics": None, "logs": None})
             self._stage = blocking.run(self._opened(config, process))
         if self._synced != step:
+            if self._stream is not None:
+                blocking.run(self._stream.before_update())
             self._stage.sync.hand_over(trainer, str(step))
+            if self._stream is not None:
+                blocking.run(self._stream.after_update())
             self._synced = step
 
     def play(
@@ -116,9 +123,15 @@ class Player:
             raise
 
     def take(
-        self, share: StreamShare, pacing: Callable[[], Pacing], step: int, ended: Callable[[Trajectory], None]
+        self,
+        step: int,
+        share: StreamShare,
+        pacing: Callable[[], Pacing],
+        ended: Callable[[Trajectory], None],
+        *,
+        finishes: bool,
     ) -> PlayedStep:
-        """The next step of the stream, which the first call opens.
+        """The next step of the stream, which the first call opens with the other arguments.
 
         Raises:
             ToolyardError: the stream has failed.
@@ -126,14 +139,21 @@ class Player:
         stage = self._stage
         assert isinstance(stage, _Here), "after `prepare`, and not on a cluster"
 
-        def opened() -> GroupStream:
-            return GroupStream(
-                stage.rollout, stage.config, stage.observer, share, pacing(), self._counted(stage, ended)
+        async def opened() -> GroupStream:
+            stream = GroupStream(
+                stage.rollout,
+                stage.config,
+                stage.observer,
+                share,
+                pacing(),
+                self._counted(stage, ended),
+                finishes=finishes,
             )
+            return await stage.parts.enter_async_context(stream)
 
         try:
             if self._stream is None:
-                self._stream = blocking.run(blocking.kept((self, "stream"), opened))
+                self._stream = blocking.run(opened())
             return blocking.run(self._stream.take(step))
         except BaseException:
             self.close()
@@ -162,11 +182,8 @@ class Player:
             blocking.run(self._dump(place, trajectories, step, keep=again or not is_whole))
 
     def close(self) -> None:
-        stage, self._stage = self._stage, None
-        stream, self._stream = self._stream, None
+        stage, self._stage, self._stream = self._stage, None, None
         self._synced = None
-        if stream is not None:
-            blocking.run(blocking.discard((self, "stream")))
         if stage is not None:
             blocking.run(blocking.discard(self))
 
@@ -200,7 +217,7 @@ async def _staged(config: RolloutConfig, process: int, told: Observer) -> AsyncG
         speaker = opened.setting.speaker
         assert isinstance(speaker, TokenSpeaker)
         assert speaker.engine is not None
-        yield _Here(config, opened, weight_sync(speaker.engine), observer)
+        yield _Here(config, opened, weight_sync(speaker.engine), observer, stack)
 
 
 def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Self
@@ -52,6 +52,8 @@ class StepReport:
     groups: Mapping[str, int] = field(default_factory=dict[str, int])
     """With dynamic sampling, the number of groups that were `sampled`, were `flat`, and were `replaced`. Everything
     else in the report is about the trajectories that are handed to the trainer."""
+    staleness: Mapping[int, int] = field(default_factory=dict[int, int])
+    """With asynchronous training, the number of sampled tokens by the number of updates since their weights."""
 
 
 class StepObserver:
@@ -188,6 +190,8 @@ class ToolyardRollout:
     def _streamed(self, stream: StreamSettings, samples: int, trainer: Any, step: int) -> dict[str, Any]:
         """The next step of the stream, with as many samples as the trainer has prompts."""
         _check_streaming(self, trainer, samples)
+        if stream.max_staleness:
+            _check_asynchronous(trainer)
         groups, tasks = samples // self.config.n, list(self._tasks.values())
         order = TaskOrder(len(tasks), seed=stream.seed, shuffle=stream.shuffle)
         process = trainer.accelerator
@@ -197,14 +201,19 @@ class ToolyardRollout:
         self._player.prepare(trainer, step)
         ready = time.perf_counter()
         played = self._player.take(
-            share, lambda: stream.pacing(groups, step, _steps_of(trainer)), step, self.observer.ended
+            step,
+            share,
+            lambda: stream.pacing(groups, step, _steps_of(trainer)),
+            self.observer.ended,
+            finishes=stream.finishes,
         )
         seconds = {"sync": ready - began, "rollout": time.perf_counter() - ready}
         self.position = played.position
         trajectories = [one for group in played.trained for one in group.trajectories]
         judged = [one for group in played.trained for one in group.judged]
         counts = {} if stream.dynamic_sampling is None else played.counts
-        self._report(trajectories, judged, step, False, seconds, counts)
+        ages = Counter[int]() if stream.asynchronous is None else staleness(judged, step)
+        self._report(trajectories, judged, step, False, seconds, counts, ages)
         aside = [one for group in played.aside for one in group.trajectories]
         return self._handed_over(trajectories, judged, trainer, step, False, aside)
 
@@ -251,12 +260,13 @@ class ToolyardRollout:
         evaluation: bool,
         seconds: Mapping[str, float],
         groups: Mapping[str, int] | None = None,
+        staleness: Mapping[int, int] | None = None,
     ) -> None:
         summary = Summary()
         for trajectory in trajectories:
             summary.add(trajectory)
         refused = tuple(one for one in judged if isinstance(one, Refused))
-        self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds, groups or {}))
+        self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds, groups or {}, staleness or {}))
 
     def _logprobs_agree(self) -> bool:
         """Whether the engine's log-probabilities match TRL's: TRL and the servers divide logits by the temperature; the
@@ -287,6 +297,12 @@ def _check_trainer(config: RolloutConfig, trainer: Any) -> None:
         raise ConfigError(f"engine.kind is {config.engine.kind!r}, but the trainer's use_vllm is {trainer.use_vllm}")
 
 
+def staleness(samples: Iterable[TrainingSample | Refused], step: int) -> Counter[int]:
+    """Sampled tokens by age: the number of updates between their weights and those of `step`."""
+    versions = [one.token_versions or () for one in samples if isinstance(one, TrainingSample)]
+    return Counter(step - int(version) for some in versions for version in some if version)
+
+
 def _check_streaming(rollout: ToolyardRollout, trainer: Any, samples: int) -> None:
     n, theirs = rollout.config.n, int(trainer.args.num_generations)
     if n != theirs or samples % n:
@@ -303,6 +319,20 @@ def _check_streaming(rollout: ToolyardRollout, trainer: Any, samples: int) -> No
         raise ConfigError(
             "log_completions: the rollout chooses its own tasks, so TRL would show the wrong prompts; use "
             "`toolyard view`"
+        )
+
+
+def _check_asynchronous(trainer: Any) -> None:
+    if not getattr(trainer, "divides_by_sampled", False):
+        raise ConfigError(
+            "asynchronous: the trainer's loss assumes samples of the current weights; use "
+            "toolyard.train.trl.OffPolicyGRPOTrainer"
+        )
+    args = trainer.args
+    if int(args.num_iterations) != 1 or int(args.steps_per_generation) != int(args.gradient_accumulation_steps):
+        raise ConfigError(
+            "asynchronous: every step must train its own samples once; set num_iterations to 1, and leave "
+            "steps_per_generation unset"
         )
 
 

@@ -29,6 +29,7 @@ from toolyard.train.trl.arguments import (  # first: it reports missing packages
     on_cpu,
 )
 from toolyard.train.trl.callbacks import Reports, TrainingCallback
+from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals
@@ -125,7 +126,7 @@ class _Run:
         stream = self._stream(done)
         rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports, stream=stream))
         dataset = self._in_order(rollout.dataset())
-        files = self._files(stack, done)
+        files = self._files(stack, done, streams=stream is not None)
         callback = TrainingCallback(
             self.config, self.observer, reports, rollout, self.stopping, self.processes, files, self._draw
         )
@@ -162,7 +163,7 @@ class _Run:
         # TRL's documented way to silence its warning that `rollout_func` is experimental.
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         try:
-            trainer = _trl.GRPOTrainer(
+            trainer = self._trainer_class()(
                 model=model,
                 args=args,
                 reward_funcs=[rollout.reward],
@@ -176,17 +177,23 @@ class _Run:
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
+    def _trainer_class(self) -> Any:
+        settings = self.config.asynchronous
+        return _trl.GRPOTrainer if settings is None or not settings.max_staleness else OffPolicyGRPOTrainer
+
     def _stream(self, done: int) -> StreamSettings | None:
         """How tasks are streamed after `done` steps; None if the trainer's order is played."""
         config, processes = self.config, self.processes
-        if config.dynamic_sampling is None:
+        if config.dynamic_sampling is None and config.asynchronous is None:
             return None
         start = None
         if done:
             start = read_position(self.folder / POSITIONS, done, processes.index, processes.count)
         if done and start is None:
             self.observer.note(f"{POSITIONS} has no line for step {done}: continuing with the next tasks")
-        return StreamSettings(config.dynamic_sampling, seed=config.seed, shuffle=config.shuffle, start=start)
+        return StreamSettings(
+            config.dynamic_sampling, config.asynchronous, seed=config.seed, shuffle=config.shuffle, start=start
+        )
 
     def _in_order(self, dataset: Any) -> Any:
         """The tasks of the whole run, in order. TRL's own order would start over with every resume."""
@@ -199,13 +206,13 @@ class _Run:
         order = TaskOrder(len(dataset), seed=self.config.seed, shuffle=self.config.shuffle)
         return dataset.select(order.first(self.config.steps * wanted))
 
-    def _files(self, stack: ExitStack, done: int) -> dict[str, MetricsFile] | None:
+    def _files(self, stack: ExitStack, done: int, *, streams: bool) -> dict[str, MetricsFile] | None:
         if not self.processes.is_main:
             return None
         wanted = {
             METRICS: True,
             EVALUATIONS: self.config.evaluate is not None,
-            POSITIONS: self.config.dynamic_sampling is not None,
+            POSITIONS: streams,
         }
         names = [name for name, is_wanted in wanted.items() if is_wanted]
         return {name: stack.enter_context(MetricsFile(self.folder / name, steps=done)) for name in names}

@@ -20,9 +20,9 @@ from toolyard.rollout.observer import Observer
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.tasks.protocol import Task
-from toolyard.train.config import DynamicSamplingConfig
+from toolyard.train.config import AsynchronousConfig, DynamicSamplingConfig
 from toolyard.train.order import TaskOrder
-from toolyard.train.pacing import PacedGroup, Pacing, Position
+from toolyard.train.pacing import HandOut, PacedGroup, Pacing, Position
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 
 ASIDE = "put aside"
@@ -34,6 +34,7 @@ class StreamSettings:
     """Lets a rollout choose its own tasks, instead of playing the trainer's prompts."""
 
     dynamic_sampling: DynamicSamplingConfig | None = None
+    asynchronous: AsynchronousConfig | None = None
     seed: int = 0
     shuffle: bool = True
     """Shuffle the tasks, differently for each pass over them."""
@@ -41,11 +42,21 @@ class StreamSettings:
     """Where the run that is continued was (`ToolyardRollout.position`). None: as many groups were trained in each step
     before the first as in the first, and none was replaced."""
 
+    @property
+    def max_staleness(self) -> int:
+        return 0 if self.asynchronous is None else self.asynchronous.max_staleness
+
+    @property
+    def finishes(self) -> bool:
+        """Whether running requests are finished before the weights change."""
+        return self.asynchronous is not None and self.asynchronous.on_update == "finish"
+
     def pacing(self, groups: int, step: int, steps: int | None) -> Pacing:
         """For `groups` groups per step, from `step` on."""
         dynamic = self.dynamic_sampling
         return Pacing(
             groups,
+            max_staleness=self.max_staleness,
             spare=0 if dynamic is None else int((dynamic.max_groups - 1) * groups),
             steps=None if steps is None else steps - step,
             start=self.start or Position(step * groups),
@@ -135,8 +146,15 @@ class GroupStream:
         share: StreamShare,
         pacing: Pacing,
         ended: Callable[[Trajectory], None],
+        *,
+        finishes: bool = False,
     ) -> None:
-        """`ended` is called with each trajectory as soon as it ends."""
+        """
+        Args:
+            ended: Called with each trajectory as soon as it ends.
+            finishes: Finish running requests before the weights change. Otherwise they go on with the new ones.
+        """
+        self._finishes = finishes
         self._share, self._pacing = share, pacing
         self._config, self._schemas = config, rollout.tool_schemas
         self._observer, self._ended = observer, ended
@@ -175,9 +193,7 @@ class GroupStream:
         """
         self._pacing.begin_step()
         self._admit()
-        while (handed := self._pacing.hand_out()) is None:
-            if self._failure is not None:
-                raise self._failure
+        while (handed := self._hand_out()) is None:
             self._changed.clear()
             await self._changed.wait()
         position = self._pacing.position
@@ -193,7 +209,25 @@ class GroupStream:
         trained = [told(paced) for paced in handed.trained]
         return PlayedStep(trained, [_put_aside(told(paced)) for paced in handed.aside], position)
 
+    async def before_update(self) -> None:
+        """The weights are about to change. If running requests are to be finished with the old ones, wait for them;
+        others do not start until `after_update`."""
+        if not self._finishes:
+            return
+        self._inbox.pause()
+        while self._inbox.running and self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def after_update(self) -> None:
+        self._inbox.resume()
+
     # ---------------------------------------------------------------------------------------------------------- inside
+    def _hand_out(self) -> HandOut | None:
+        if self._failure is not None:
+            raise self._failure
+        return self._pacing.hand_out()
+
     def _admit(self) -> None:
         for paced in self._pacing.admit():
             task, step, repetition = self._share.at(paced.place)
@@ -219,6 +253,8 @@ class GroupStream:
             self._changed.set()
 
     def _take_in(self, trajectory: Trajectory) -> None:
+        self._inbox.running -= 1
+        self._changed.set()
         self._ended(trajectory)
         playing = self._playing.pop(trajectory.request_id)
         playing.ended[trajectory.request_id] = trajectory
@@ -227,20 +263,37 @@ class GroupStream:
             self._played[playing.paced] = played
             self._pacing.end(playing.paced, flat=played.is_flat)
             self._admit()  # in place of a flat one
-            self._changed.set()
 
 
 class _Inbox(AsyncIterator[AsyncRolloutRequest]):
     """The requests of the run, which never end."""
 
     def __init__(self) -> None:
+        self.running = 0
+        """Requests that have started and not ended."""
         self._queue: asyncio.Queue[AsyncRolloutRequest] = asyncio.Queue()
+        self._held: list[AsyncRolloutRequest] | None = None
+        """Requests that do not start because it is paused."""
 
     def put(self, request: AsyncRolloutRequest) -> None:
-        self._queue.put_nowait(request)
+        if self._held is None:
+            self._queue.put_nowait(request)
+        else:
+            self._held.append(request)
+
+    def pause(self) -> None:
+        if self._held is None:
+            self._held = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
+    def resume(self) -> None:
+        held, self._held = self._held, None
+        for request in held or ():
+            self._queue.put_nowait(request)
 
     async def __anext__(self) -> AsyncRolloutRequest:
-        return await self._queue.get()
+        request = await self._queue.get()
+        self.running += 1
+        return request
 
 
 def _as_of(trajectory: Trajectory, *, step: int, rollout_offset: int) -> Trajectory:
