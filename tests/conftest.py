@@ -47,6 +47,9 @@ with contextlib.suppress(ModuleNotFoundError):  # not in every environment
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or all that tests start would ignore it as well
 
+# Ray starts its workers with a niceness of 15: beside the other tests, they would get a thirtieth of a processor.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own name
+
 IN_CI = os.environ.get("CI") == "true"
 
 REQUIRED_LANGUAGES = frozenset(

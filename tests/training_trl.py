@@ -31,7 +31,10 @@ def small_config(model: Path, tasks: Path, **changes: Any) -> RolloutConfig:
     return load_config(None, {**given, **changes})
 
 
-def make_trainer(rollout: ToolyardRollout, model: Path, folder: Path, *, peft: Any = None, **changes: Any) -> Any:
+def make_trainer(
+    rollout: ToolyardRollout, model: Path, folder: Path, *, peft: Any = None, kind: Any = None, **changes: Any
+) -> Any:
+    """`kind`: the trainer's class, if it is not GRPOTrainer."""
     import torch
     import transformers
     import trl
@@ -55,7 +58,7 @@ def make_trainer(rollout: ToolyardRollout, model: Path, folder: Path, *, peft: A
     }
     models: Any = transformers.AutoModelForCausalLM
     tokenizers: Any = transformers.AutoTokenizer
-    trainer = trl.GRPOTrainer(
+    trainer = (kind or trl.GRPOTrainer)(
         model=models.from_pretrained(model, dtype=torch.float32),
         args=trl.GRPOConfig(**{**given, **changes}),
         reward_funcs=[rollout.reward],

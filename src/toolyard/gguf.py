@@ -2,7 +2,7 @@
 
 A GGUF file has tokens and merges, and a keyword, `tokenizer.ggml.pre`, for how text is normalized and split before
 tokenizing. transformers supports that keyword for some vocabularies, splits like GPT-2 for all others, and never
-normalizes.
+normalizes. Before about 5.20, it also takes other tokens for the special ones: a model would never end its answers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -20,9 +20,11 @@ from toolyard.errors import ConfigError
 _NFC = frozenset({"qwen2", "qwen35", "command-r"})
 _SPLIT_DIGITS = frozenset({"smollm", "command-r", "starcoder", "refact", "codeshell"})
 """Vocabularies where every digit is its own word; otherwise words are split like GPT-2's."""
-_TEXT, _LIST = 8, 9
+_NUMBER, _TEXT, _LIST = 4, 8, 9
 _SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)
 """Size in bytes of each GGUF value type."""
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""How transformers and GGUF name the special tokens."""
 _LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "roberta-bpe", "jina-es", "jina-de"})
 
 
@@ -32,7 +34,11 @@ def fix_tokenizer(tokenizer: Any, file: Path) -> None:
     Raises:
         ConfigError: the file does not say how text is split, or uses an unknown keyword.
     """
-    fields = _texts(file)
+    fields = _fields(file)
+    for name, named in _SPECIAL.items():
+        token = fields.get(f"tokenizer.ggml.{named}_token_id")
+        if token is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
     if fields.get("tokenizer.ggml.model") != "gpt2":
         return
     pre = fields.get("tokenizer.ggml.pre")
@@ -57,17 +63,19 @@ def _known_to_transformers() -> frozenset[str]:
     return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
 
 
-def _texts(file: Path) -> dict[str, str]:
-    """Read the text fields of the header. The `gguf` package takes 15 seconds for a file with its tokens."""
+def _fields(file: Path) -> dict[str, str | int]:
+    """Read the texts and numbers of the header. The `gguf` package takes 15 seconds for a file with its tokens."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         count, at = struct.unpack_from("<Q", data, 16)[0], 24
-        found: dict[str, str] = {}
+        found: dict[str, str | int] = {}
         for _ in range(count):
             at, key = _text(data, at)
             kind = struct.unpack_from("<I", data, at)[0]
             at, value = _value(data, at + 4, kind)
             if kind == _TEXT:
                 found[key.decode()] = value.decode("utf-8", "replace")
+            elif kind == _NUMBER:
+                found[key.decode()] = int.from_bytes(value, "little")
         return found
 
 
@@ -76,7 +84,8 @@ def _value(data: mmap.mmap, at: int, kind: int) -> tuple[int, bytes]:
     if kind == _TEXT:
         return _text(data, at)
     if kind != _LIST:
-        return at + _SIZES[kind], b""
+        end = at + _SIZES[kind]
+        return end, data[at:end]
     kind, count = struct.unpack_from("<IQ", data, at)
     at += 12
     if kind not in (_TEXT, _LIST):

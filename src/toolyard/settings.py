@@ -5,8 +5,9 @@
 `TOOLYARD_SANDBOX_CA_FILE`: certificates (PEM) that `RemoteSandbox` trusts in place of the system's.
 `TOOLYARD_GATEWAY_TOKEN`: API key for `toolyard gateway`; several are separated by commas.
 `TOOLYARD_VIEW_TOKEN`: token in the URL of `toolyard view --web`.
-`TOOLYARD_CACHE_DIR`: directory for precompiled headers, models and indexes of read-only dumps (default:
-`$XDG_CACHE_HOME/toolyard`).
+`TOOLYARD_JUDGE_API_KEY`: API key for the server of the reward `judge`, which can name another variable.
+`TOOLYARD_CACHE_DIR`: directory for precompiled headers, models, judges' verdicts and indexes of read-only dumps
+(default: `$XDG_CACHE_HOME/toolyard`).
 Any variable that a user's file refers to as `${NAME}`: see `expanded`.
 """
 
@@ -37,6 +38,15 @@ def gateway_tokens() -> list[str]:
 
 def view_token() -> str | None:
     return os.environ.get("TOOLYARD_VIEW_TOKEN") or None
+
+
+def judge_api_key() -> str | None:
+    return variable("TOOLYARD_JUDGE_API_KEY")
+
+
+def variable(name: str) -> str | None:
+    """A variable that the user's settings name, because its value must not be in a file."""
+    return os.environ.get(name) or None
 
 
 def cache_dir() -> Path:

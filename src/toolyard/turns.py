@@ -41,6 +41,8 @@ class EngineAnswer:
     """Failed attempts, the pauses after them, and the wait in the engine's queue."""
     misread: bool = False
     """An injected fault: its calls count as malformed."""
+    version_starts: tuple[int, ...] = ()
+    """See `Sampled.version_starts`."""
 
     def sampled(self, start: int, end: int, text: str, prompt_crc: int, stopped_by: int | str | None = "") -> Sampled:
         """Its record, as `response_ids[start:end]`."""
@@ -51,6 +53,7 @@ class EngineAnswer:
             finish=self.generation.finish.value,
             prompt_crc=prompt_crc,
             weight_versions=self.weight_versions,
+            version_starts=self.version_starts,
             cached_tokens=self.generation.cached_tokens,
             attempts=self.attempts,
             stopped_by=stopped_by,
@@ -137,12 +140,13 @@ class TurnSampler:
         ids: list[int] = []
         logprobs: list[float] | None = []
         versions: list[str] = []
+        starts: list[int] = []
         attempts = fruitless = 0
         queued = 0.0
         cached: int | None = None
         while True:
             prompt = [*prompt_ids, *ids] if ids else prompt_ids
-            asked = sampling if not ids else sampling.model_copy(update={"max_tokens": budget - len(ids)})
+            asked = sampling if not ids else _continued(sampling, len(ids))
             ask = partial(self._generate, prompt, images, asked, request_id)
             got, tries, failing = await self._retries.run(ask, self._name, told, fruitless)
             attempts += tries - fruitless
@@ -152,20 +156,22 @@ class TurnSampler:
             ids += got.token_ids
             logprobs = None if logprobs is None or got.logprobs is None else [*logprobs, *got.logprobs]
             cached = got.cached_tokens if cached is None else cached
-            if got.weight_version is not None and got.weight_version not in versions:
-                versions.append(got.weight_version)
+            version = got.weight_version
+            if version is not None and got.token_ids and version not in versions[-1:]:
+                versions.append(version)
+                starts.append(joint)
             end = self._stop_across(ids, joint, sampling) if joint else None
             if end is not None:
                 logprobs = None if logprobs is None else logprobs[:end]
                 whole = Generation(ids[:end], logprobs, Finish.STOP, got.weight_version, cached)
-                return EngineAnswer(whole, attempts, tuple(versions), tokens=end, queue_seconds=queued)
+                return _answer(whole, attempts, versions, starts, queued)
             if got.finish is not Finish.ABORT or len(ids) >= budget or fruitless > self._retries.count:
                 break
             # Aborted by the engine, for new weights for example. The request continues exactly where it was.
             await asyncio.sleep(self._retries.pause_seconds if fruitless else 0)
         finish = Finish.LENGTH if got.finish is Finish.ABORT and len(ids) >= budget else got.finish
         whole = Generation(ids, logprobs, finish, got.weight_version, cached, got.stop_text)
-        return EngineAnswer(whole, attempts, tuple(versions), tokens=len(ids), queue_seconds=queued)
+        return _answer(whole, attempts, versions, starts, queued)
 
     def stopped_by(self, got: Generation, sampling: Sampling) -> int | str | None:
         """See `Sampled.stopped_by`."""
@@ -229,3 +235,23 @@ class TurnSampler:
         if got.finish is Finish.STOP and self.stopped_by(got, sampling) is None:
             return "it stopped, but not at a stop token or a stop text"
         return ""
+
+
+def _continued(sampling: Sampling, sampled: int) -> Sampling:
+    """For the rest of an answer of which `sampled` tokens are there. Another seed: with the same random numbers again,
+    the rest would depend on the beginning in a way that the model knows nothing of."""
+    seed = None if sampling.seed is None else (sampling.seed + 1_000_003 * sampled) & 0x7FFFFFFF
+    return sampling.model_copy(update={"max_tokens": sampling.max_tokens - sampled, "seed": seed})
+
+
+def _answer(whole: Generation, attempts: int, versions: list[str], starts: list[int], queued: float) -> EngineAnswer:
+    if not versions and whole.weight_version is not None:  # nothing was sampled
+        versions, starts = [whole.weight_version], [0]
+    return EngineAnswer(
+        whole,
+        attempts,
+        tuple(versions),
+        tokens=len(whole.token_ids),
+        queue_seconds=queued,
+        version_starts=tuple(starts) if len(starts) > 1 else (),
+    )

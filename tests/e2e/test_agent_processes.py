@@ -250,9 +250,10 @@ async def test_many_agents_at_once_leave_no_process():
     code = "import os, subprocess; print(os.getpid(), subprocess.Popen(['sleep', '60']).pid)"
     async with asyncio.TaskGroup() as group:
         runs = [group.create_task(run(python(code))) for _ in range(16)]
-    for one in runs:
-        for pid in map(int, one.result().output.split()):
-            await ended(pid)
+    pids = [int(pid) for one in runs for pid in one.result().output.split()]
+    assert len(set(pids)) == 32
+    for pid in pids:
+        await ended(pid)
 
 
 async def test_a_killed_rollout_takes_its_agents_with_it(tmp_path: Path):
@@ -271,5 +272,5 @@ async def test_a_killed_rollout_takes_its_agents_with_it(tmp_path: Path):
         await until(lambda: pid_file.exists() and bool(pid_file.read_text()))
     finally:
         parent.kill()
-        await parent.wait()
+        assert await parent.wait() == -signal.SIGKILL
     await ended(int(pid_file.read_text()))

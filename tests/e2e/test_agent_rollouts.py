@@ -336,3 +336,30 @@ def test_a_grpo_step_trains_on_what_an_agent_sampled(small: Path, tmp_path: Path
     found = dumped(tmp_path)
     assert len(found) == 8  # two branches each, also those that TRL has no row for
     assert {len(turn.sampled.weight_versions) for one in found for turn in one.turns} == {1}
+
+
+@pytest.mark.kernel("namespaces")
+async def test_an_agent_in_the_sandbox_reaches_the_gateway_and_nothing_else(
+    config: Callable[..., RolloutConfig], tmp_path: Path, unused_tcp_port: int
+) -> None:
+    (tmp_path / "agent").mkdir()
+    tries = f"""
+import os, socket
+from pathlib import Path
+found = []
+for port in ({unused_tcp_port}, 80):
+    try:
+        socket.create_connection(("127.0.0.1", port), 5)
+    except PermissionError:
+        found.append("refused")
+try:
+    os.listdir({str(tmp_path)!r} + "/dump")
+except FileNotFoundError:
+    found.append("unseen")
+Path(os.environ["TOOLYARD_REWARD"]).write_text("0.25" if found == ["refused", "refused", "unseen"] else str(found))
+"""
+    (tmp_path / "agent/agent.py").write_text(AGENT + tries)
+    agent = {"run": "python agent.py {task}", "sandbox": str(tmp_path / "agent"), "score_from": "file"}
+    accounted(await run_rollouts(config(agent)))
+    found = dumped(tmp_path)
+    assert [(one.finish_reason, one.score, len(one.turns)) for one in found] == [("stop", 0.25, 2)] * 4

@@ -24,13 +24,14 @@ LAYERS = (
     {"_lazy", "_version", "durations", "images"},
     {"errors", "failover", "hosts", "messages", "settings", "supervision", "tokens"},
     {"sandbox", "limits", "gguf"},
-    {"execution"},
+    {"execution", "engines"},
     {"rewards"},
-    {"tools", "chat", "engines", "records", "tasks"},
+    {"tools", "chat", "records", "tasks"},
     {"turns"},
     {"gateway"},
     {"rollout"},
     {"train", "viewer", "testing"},
+    {"evaluation", "export"},
     {"cli"},
 )
 """Lowest first. What stands in one line does not import each other."""

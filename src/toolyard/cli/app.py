@@ -13,6 +13,8 @@ from toolyard.cli import (
     chat,
     doctor,
     engines,
+    eval,  # noqa: A004 - the command's name
+    export,
     gateway,
     models,
     rollout,
@@ -40,6 +42,8 @@ app.command("rollout", cls=RayCommand)(rollout.rollout)
 app.command("train")(train.train)
 app.command("audit")(audit.audit)
 app.command("score", cls=RayCommand)(score.score)
+app.command("eval")(eval.evaluate)
+app.command("export")(export.export)
 app.command("gateway")(gateway.gateway)
 app.command("view")(view.view)
 app.command("top")(top.top)
@@ -72,6 +76,7 @@ def root(
     ```
     toolyard rollout               let a small model solve word problems, with a sandbox for its code
     toolyard train                 train that model on its own rollouts (GRPO)
+    toolyard eval DUMP             mean reward and pass@k with intervals; two dumps are compared
     toolyard doctor                check what works on this machine, and how to fix the rest
     toolyard sandbox tour          run good and bad programs in the sandbox
     toolyard sandbox run hello.py  run one program

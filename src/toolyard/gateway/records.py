@@ -37,49 +37,39 @@ def trajectories_of(
     A branch that does not pass the audit is FAILED, with the first difference.
     """
     branches = session.branches(chat)
+    if not branches:
+        return []
+    main = branches[-1]
     told = _FAILURES.get(end)
     failure = None if told is None else Failure(TASK, "GENERATING", told.format(idle=session.limits.idle_seconds))
-    found: list[Trajectory] = []
-    for index, branch in enumerate(branches):
-        trajectory = Trajectory(
-            request_id=branch_id(session.id, index, len(branches)),
-            batch_data_id=session.task.task or session.id,
-            rollout_offset=session.task.sample,
-            state="COMPLETED" if failure is None else "FAILED",
-            finish_reason=end.value,
-            input=branch.prompt_text,
-            output=branch.response_text,
-            ground_truth=session.task.ground_truth,
-            score=score if failure is None else None,
-            step=session.task.step,
-            messages=branch.messages,
-            tokens=branch.tokens,
-            turns=branch.turns,
-            rewards=dict(rewards or ({} if score is None else {"final": score})) if failure is None else {},
-            metrics={
-                "turns": len(branch.turns),
-                "prompt_tokens": len(branch.tokens.prompt_ids),
-                "response_tokens": len(branch.tokens.response_ids),
-                "sampled_tokens": sum(branch.tokens.response_mask),
-                "session": {**session.counts.as_json(), **(metadata or {})},
-                "branch": branch_metrics(branch, session.id, index, len(branches)),
-            },
-            data_source=session.task.data_source,
-            failure=failure,
-            started_at=round(session.started_at, 6),
-        )
-        found.append(audited(trajectory))
-    return found
+    whole = Trajectory(
+        request_id=session.id,
+        batch_data_id=session.task.task or session.id,
+        rollout_offset=session.task.sample,
+        state="COMPLETED" if failure is None else "FAILED",
+        finish_reason=end.value,
+        input=main.prompt_text,
+        output=main.response_text,
+        ground_truth=session.task.ground_truth,
+        score=score if failure is None else None,
+        step=session.task.step,
+        messages=main.messages,
+        tokens=main.tokens,
+        turns=main.turns,
+        rewards=dict(rewards or ({} if score is None else {"final": score})) if failure is None else {},
+        metrics={"session": {**session.counts.as_json(), **(metadata or {})}},
+        data_source=session.task.data_source,
+        failure=failure,
+        started_at=round(session.started_at, 6),
+    )
+    count = len(branches)
+    return [audited(with_branch(whole, branch, session.id, at, count)) for at, branch in enumerate(branches)]
 
 
-def branch_id(session_id: str, index: int, count: int) -> str:
-    """The request id of a branch: the session's for the main one, which is the last."""
-    return session_id if index == count - 1 else f"{session_id}{BRANCH}{index}"
-
-
-def branch_metrics(branch: Branch, session_id: str, index: int, count: int) -> JSON:
-    """What a reader of the dump needs to put a session together again."""
-    return {
+def with_branch(whole: Trajectory, branch: Branch, session_id: str, index: int, count: int) -> Trajectory:
+    """The trajectory of one of a session's `count` branches: its own tokens, and everything else of `whole`. The main
+    one, which is the last, has the session's id."""
+    place: JSON = {
         "session": session_id,
         "index": index,
         "of": count,
@@ -87,6 +77,23 @@ def branch_metrics(branch: Branch, session_id: str, index: int, count: int) -> J
         "shared_tokens": branch.shared_tokens,
         **({"why": branch.why} if branch.why else {}),
     }
+    own = {
+        "turns": len(branch.turns),
+        "prompt_tokens": len(branch.tokens.prompt_ids),
+        "response_tokens": len(branch.tokens.response_ids),
+        "sampled_tokens": sum(branch.tokens.response_mask),
+        "branch": place,
+    }
+    return replace(
+        whole,
+        request_id=session_id if index == count - 1 else f"{session_id}{BRANCH}{index}",
+        input=branch.prompt_text,
+        output=branch.response_text,
+        messages=branch.messages,
+        tokens=branch.tokens,
+        turns=branch.turns,
+        metrics={**whole.metrics, **own},
+    )
 
 
 def audited(trajectory: Trajectory) -> Trajectory:

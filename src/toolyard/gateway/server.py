@@ -30,6 +30,11 @@ class RunningGateway:
         self.sessions: Sessions = gateway.sessions
         self.gateway = gateway
 
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return self.url.partition("://")[2]
+
     def session_url(self, session_id: str) -> str:
         """The base URL of a session for OpenAI's clients. Anthropic's take it without `/v1`."""
         return f"{self.url}/s/{session_id}/v1"

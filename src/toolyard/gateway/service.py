@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from pydantic import (
@@ -59,6 +59,7 @@ from toolyard.sandbox.service.http import (
 )
 
 _log = logging.getLogger("toolyard.gateway")
+M = TypeVar("M", bound=BaseModel)
 _SESSION = re.compile(rf"(?!\.)(?!.*{BRANCH})[A-Za-z0-9._~:@+-]{{1,200}}")
 _IN_URL = re.compile(r"/s/([^/]+)(/.*)")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -400,7 +401,7 @@ async def _with_pings(work: Awaitable[Answered], seconds: float) -> AsyncGenerat
         await asyncio.wait([task])
 
 
-def _read(model: type[Any], body: JSON) -> Any:
+def _read(model: type[M], body: JSON) -> M:
     try:
         return model.model_validate(body)
     except ValidationError as error:

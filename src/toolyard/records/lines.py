@@ -30,8 +30,8 @@ _OURS = frozenset(
     | {"reward_details"}
 )
 
-_LATER = frozenset({"started", "queue_seconds"})
-"""Fields that earlier versions did not write. Left out if they are 0, so that earlier tapes give the same bytes."""
+_LATER = frozenset({"started", "queue_seconds", "version_starts"})
+"""Fields that earlier versions did not write. Left out if 0 or empty, so that earlier tapes give the same bytes."""
 
 _MOST_IMAGE_BYTES = 1 << 30
 """Practically unlimited: the run's own limits applied when the line was written."""
@@ -214,6 +214,7 @@ def _turn(fields: _Fields) -> Turn:
             finish=sampled.text("finish", UNKNOWN),
             prompt_crc=sampled.integer("prompt_crc"),
             weight_versions=tuple(map(str, sampled.array("weight_versions"))),
+            version_starts=tuple(map(int, sampled.array("version_starts"))),
             cached_tokens=sampled.optional("cached_tokens", sampled.integer),
             attempts=sampled.integer("attempts", 1),
             stopped_by=sampled.said.get("stopped_by", ""),

@@ -49,6 +49,8 @@ class Sampled:
     """If `finish` is stop: the stop token, which is the last token, or the stop text; empty if unknown."""
     queue_seconds: float = 0.0
     """Wait for the engine, as far as it is known: failed attempts, pauses, and the embedded engine's own queue."""
+    version_starts: tuple[int, ...] = ()
+    """Where each of several `weight_versions` begins, counted from `start`; the first is 0."""
 
 
 @dataclass(frozen=True, slots=True)

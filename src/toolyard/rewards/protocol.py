@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from toolyard.errors import ConfigError, RewardError
+from toolyard.messages import Message
 from toolyard.rewards.explanation import Explanation
 
 
 class GroundTruthError(RewardError, ConfigError):
     """The task's ground truth is missing or unusable for the reward: the task's fault, so a retry does not help."""
+
+
+PROMPT = "prompt"
+"""In `extra_info`, for rewards that read the prompt: what the model was asked, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class FinalReward(ABC):
     name: str
     reads_the_task: ClassVar[bool] = False
     """Whether `data_source` and `extra_info` can affect the score."""
+    reads_the_prompt: ClassVar[bool] = False
+    """Whether it needs `extra_info[PROMPT]`."""
 
     @abstractmethod
     async def score(
@@ -63,6 +70,16 @@ class FinalReward(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def with_prompt(reward: FinalReward, extra_info: Mapping[str, Any], prompt: Sequence[Message] | str) -> dict[str, Any]:
+    """Return `extra_info` as the reward needs it. `prompt`: everything before the answer."""
+    if not reward.reads_the_prompt:
+        return dict(extra_info)
+    if not isinstance(prompt, str):
+        alone = len(prompt) == 1
+        prompt = "\n\n".join(one.content if alone else f"[{one.role}]\n{one.content}" for one in prompt)
+    return {**extra_info, PROMPT: prompt}
 
 
 # Options of a final reward, validated by the model that documents them.

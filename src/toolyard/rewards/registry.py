@@ -5,6 +5,7 @@
     code                                    the program, run on the test cases: 1.0 if it passes all. See `rewards.code`
     code:fraction                           the share of test cases that it passes
     code:continuous                         the share of the first `first_n` test cases
+    judge                                   what a language model says: see `rewards.judge`
     default                                 the reward for the task's data source: see `rewards.data_sources`
     none                                    no final reward
     package.module:function                 imported from Python's path or the current folder
@@ -49,7 +50,8 @@ def load_reward(spec: str, options: Options | None = None) -> FinalReward | None
 
     Args:
         spec: One of the names above, or the location of a function.
-        options: The reward's own settings. `code` takes those of `CodeSettings`, a function its keyword arguments.
+        options: The reward's own settings. `code` takes those of `CodeSettings`, `judge` those of
+            `JudgeSettings`, a function its keyword arguments.
 
     The current folder and the file's folder are appended to `sys.path`, as with `--tools`.
 
@@ -102,6 +104,12 @@ def _code(name: str, options: Options) -> FinalReward:
     return CodeReward(name, options)
 
 
+def _judge(name: str, options: Options) -> FinalReward:
+    from toolyard.rewards.judge.reward import JudgeReward
+
+    return JudgeReward(name, options)
+
+
 def _default(name: str, options: Options) -> FinalReward:
     return DefaultReward(name, options)
 
@@ -114,6 +122,7 @@ _NAMED: Mapping[str, Callable[[str, Options], FinalReward]] = {
     "code": _code,
     "code:fraction": _code,
     "code:continuous": _code,
+    "judge": _judge,
     "default": _default,
 }
 """Their dependencies are imported on demand."""

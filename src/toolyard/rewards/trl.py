@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from toolyard.errors import ConfigError, RewardError
+from toolyard.messages import Message
 from toolyard.rewards import blocking
 from toolyard.rewards.data_sources import scorer_for
 from toolyard.rewards.default import DEADLINE_SECONDS, kept_reward
 from toolyard.rewards.function import check_call
+from toolyard.rewards.protocol import with_prompt
 from toolyard.rewards.registry import FinalReward, FunctionReward, load_reward
 
 _log = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ class TrlReward:
         """Score a batch.
 
         Args:
-            prompts: Ignored.
+            prompts: Texts or lists of messages. Only rewards that read the prompt use them.
             completions: Texts, or lists of messages, of which the assistant's are scored.
             columns: Dataset columns, with one value per completion.
 
@@ -92,17 +94,21 @@ class TrlReward:
             for source in set(sources):
                 scorer_for(source)  # a configuration error, not an answer's
         extras = columns.get("extra_info") or [None] * len(completions)
-        rows = zip(sources, map(_text, completions), _ground_truths(columns), extras, strict=True)
+        asked = ["" if prompt is None else prompt for prompt in prompts or [None] * len(completions)]
+        rows = zip(sources, map(_text, completions), _ground_truths(columns), extras, asked, strict=True)
         return blocking.run(self._score_all(list(rows)))
 
-    async def _score_all(self, rows: list[tuple[str, str, Any, Mapping[str, Any] | None]]) -> list[float | None]:
+    async def _score_all(self, rows: list[tuple[str, str, Any, Mapping[str, Any] | None, Any]]) -> list[float | None]:
         reward = await self._loaded()
         why: list[str] = []
         mistakes: list[ConfigError] = []
 
-        async def score(source: str, text: str, truth: Any, extra: Mapping[str, Any] | None) -> float | None:
+        async def score(
+            source: str, text: str, truth: Any, extra: Mapping[str, Any] | None, asked: Any
+        ) -> float | None:
             try:
-                found = await reward.score(source, text, truth, extra or {}, deadline_seconds=self._deadline_seconds)
+                given = with_prompt(reward, extra or {}, _prompt(asked)) if reward.reads_the_prompt else extra or {}
+                found = await reward.score(source, text, truth, given, deadline_seconds=self._deadline_seconds)
             except RewardError as error:
                 why.append(str(error))
                 return None
@@ -136,6 +142,13 @@ def _ground_truths(columns: Mapping[str, Any]) -> Sequence[Any]:
     raise ConfigError(
         f"the dataset has neither a column 'ground_truth' nor verl's 'reward_model'; it has {', '.join(columns)}"
     )
+
+
+def _prompt(asked: Any) -> str | list[Message]:
+    if isinstance(asked, str):
+        return asked
+    messages = cast("Sequence[Mapping[str, Any]]", asked)
+    return [Message(str(message.get("role")), _content(message.get("content"))) for message in messages]
 
 
 def _text(completion: Any) -> str:

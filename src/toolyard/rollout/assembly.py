@@ -29,7 +29,7 @@ from toolyard.rollout.config import AgentConfig, RolloutConfig
 from toolyard.rollout.fingerprint import task_digest
 from toolyard.rollout.interaction import load_interaction
 from toolyard.rollout.play.play import ANSWER
-from toolyard.rollout.play.setting import Setting
+from toolyard.rollout.play.setting import AgentSetting, Setting
 from toolyard.rollout.play.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from toolyard.rollout.request import AsyncRolloutRequest, create_request, request_id_of
 from toolyard.tasks.files import BadRow, open_tasks
@@ -131,17 +131,15 @@ async def with_agent(
     speaker, limits = setting.speaker, setting.limits
     if not isinstance(speaker, TokenSpeaker):
         raise ConfigError("agent: the engine openai has no tokens; use transformers, sglang or vllm")
-    from toolyard.rollout.agent.setting import AgentSetting
-
     if replay:
         yield replace(setting, agent=AgentSetting(None, None, speaker.chat, agent.score_from))
         return
     from toolyard.gateway.config import GatewayConfig
     from toolyard.gateway.server import open_gateway
-    from toolyard.rollout.agent.run import open_agent
+    from toolyard.rollout.agent.run import Agent, open_agent
+    from toolyard.rollout.agent.sandboxed import open_sandboxed_agent
 
     assert speaker.engine is not None
-    opened = open_agent(agent.run, agent.env, agent.cwd)
     serving = GatewayConfig(
         port=0,
         tokens=(secrets.token_urlsafe(16),),  # known to nobody: each session has a key of its own
@@ -154,7 +152,15 @@ async def with_agent(
         engine_retry_pause_seconds=limits.engine_retry_pause_seconds,
         grace_seconds=1.0,
     )
-    async with open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=model) as gateway:
+    async with AsyncExitStack() as stack:
+        opened: Agent | None = None
+        if agent.sandbox is None:
+            opened = open_agent(agent.run, agent.env, agent.cwd)
+        gateway = await stack.enter_async_context(
+            open_gateway(serving, speaker.engine, speaker.chat, speaker.tokenizer, model=model)
+        )
+        if agent.sandbox is not None:
+            opened = await stack.enter_async_context(open_sandboxed_agent(agent, agent.sandbox, gateway.address))
         agents = AgentSetting(opened, gateway, speaker.chat, agent.score_from, agent.grace_seconds)
         yield replace(setting, agent=agents)
 
@@ -214,6 +220,7 @@ def tasks_of(config: RolloutConfig, report: Callable[[BadRow], object] | None = 
         report=report,
         system=prompt.system,
         instruction=prompt.instruction,
+        fields=config.tasks.fields,
     )
     for task in reader:
         if not examples:

@@ -27,6 +27,7 @@ from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.rewards.combination import Weights
 from toolyard.rollout.budget import RolloutLimits
+from toolyard.sandbox.protocol import Limits
 
 EMBEDDED = Path(__file__).with_name("embedded.yaml")
 """The defaults of `toolyard rollout`: a small model on the CPU and the bundled problems."""
@@ -109,7 +110,10 @@ class PromptConfig(_Part):
 
 class TaskConfig(_Part):
     path: str = "word-problems"
-    """A .jsonl or .parquet file, or the bundled `word-problems`."""
+    """A file (.jsonl, .json, their .gz, .parquet, .arrow), a folder of them (FOLDER or FOLDER:SPLIT), a data set on the
+    Hugging Face hub (hf://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]), or the bundled `word-problems`."""
+    fields: dict[str, str] | None = None
+    """Renames fields of rows: `{prompt: problem}` takes `problem` as the prompt."""
     limit: PositiveInt | None = None
     """Use only the first N tasks."""
     skip_bad_rows: bool = False
@@ -117,8 +121,9 @@ class TaskConfig(_Part):
 
 class RewardConfig(_Part):
     final: str = "gsm8k"
-    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by the task's data source), none, or
-    `module:function` with verl's signature compute_score(data_source, solution_str, ground_truth, extra_info)."""
+    """gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language model), default (by the task's
+    data source), none, or `module:function` with verl's signature compute_score(data_source, solution_str,
+    ground_truth, extra_info)."""
     options: JSON | None = None
     """Settings of the final reward, such as `{memory_limit_mb: 512}` for code; for a function, keyword arguments."""
     weights: Weights = Field(default_factory=Weights)
@@ -128,6 +133,21 @@ class InteractionConfig(_Part):
     class_name: str
     """Dotted name of a subclass of toolyard.rollout.interaction.BaseInteraction."""
     config: JSON = Field(default_factory=dict[str, Any])
+
+
+class AgentSandboxConfig(_Part):
+    """Runs an agent's command in the sandbox: it sees `folder`, the interpreter and the system's programs, and reaches
+    nothing but the gateway."""
+
+    folder: str
+    """Where the command starts. It can read it, and write to `$HOME` and `/tmp` only."""
+    limits: Limits = Limits()
+    """For memory, processes and files; its time is limited by the rollout's limits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"folder": given} if isinstance(given, str) else given
 
 
 class AgentConfig(_Part):
@@ -145,6 +165,8 @@ class AgentConfig(_Part):
     """Variables that are added to the command's environment."""
     cwd: str | None = None
     """The command's folder. None: this one."""
+    sandbox: AgentSandboxConfig | None = None
+    """None: the command runs as your own program, with your environment. A string means `folder`."""
     fixed_sampling: bool = True
     """Sample as `sampling` says, whatever temperature, top_p, top_k and seed the agent asks for."""
     grace_seconds: PositiveFloat = 10.0

@@ -57,6 +57,7 @@ class Fingerprint:
             "engine.script": config.engine.script,
             "engine.tape": config.engine.tape,
             "faults": config.faults,
+            "rewards.options.rubric_file": (config.rewards.options or {}).get("rubric_file"),
         }
         contents = {key: _digest_of_file(path) for key, path in named.items() if path is not None}
         for path in _servers_of(config.tools):
@@ -78,6 +79,12 @@ class Fingerprint:
             if key in kept and kept[key] != digest
         ]
         return told
+
+
+def saved_differences(before: JSON, after: JSON) -> list[str]:
+    """The differences between the settings of two dumps, as they were saved."""
+    settings = {key: value for key, value in after.items() if key not in (_CONTENTS, _ACCEPTED)}
+    return Fingerprint(settings, after.get(_CONTENTS) or {}).differences(before)
 
 
 def task_digest(task: Task) -> str:

@@ -20,6 +20,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from toolyard.errors import (
+    ConfigError,
+    IsolationError,
     ProgramError,
     SandboxBusyError,
     SandboxClosedError,
@@ -46,6 +48,8 @@ _log = logging.getLogger(__name__)
 _DEFAULT_LIMITS = Limits()
 SESSION = "session"
 """The profile for sessions: its zygote also has what notebook cells need."""
+_TCP_RULES = 4
+"""The Landlock version that can name a port."""
 GPU = "gpu"
 """The profile for programs that can see the machine's GPUs."""
 
@@ -79,6 +83,10 @@ class SandboxConfig(BaseModel):
     gpu: bool = False
     """Let programs in cuda and python_gpu, and no others, use NVIDIA GPUs. Not at level `confined`.
     GPU memory and time are not limited, and the GPU driver adds a large kernel attack surface."""
+    reachable: str | None = None
+    """One TCP address, `host:port`, that programs reach as 127.0.0.1 with the same port, and nothing else of any
+    network. Each program then has a new worker; the inputs of `run_each` share one. Needs level `full` and Landlock 4
+    (Linux 6.7)."""
     disk_bytes: PositiveInt = 256 * MIB
     """Size of the writable directories of one worker, in memory. `Limits.disk_bytes` can only be smaller."""
     max_runs_per_worker: PositiveInt = 2000
@@ -116,6 +124,7 @@ class LocalSandbox:
     def __init__(self, config: SandboxConfig | None = None, **options: Any) -> None:
         self.config = config or SandboxConfig(**options)
         self._workers = self.config.workers or len(os.sched_getaffinity(0))
+        self._reachable = None if self.config.reachable is None else _address(self.config.reachable)
         self._executions: Counter[str] = Counter()
         self._sessions: set[LocalSession] = set()
         self._opened = False
@@ -126,6 +135,11 @@ class LocalSandbox:
         self.level = choose_level(self.grants, self.config.isolation)
         if self.level is not Level.FULL:
             _log.warning("programs run at isolation level %r, not 'full'; see `toolyard doctor`", self.level.value)
+        if self._reachable is not None and (self.level is not Level.FULL or self.grants.landlock_abi < _TCP_RULES):
+            raise IsolationError(
+                f"reachable: programs can be kept from all other addresses only at level 'full' with Landlock "
+                f"{_TCP_RULES}; here is {self.level.value!r} with Landlock {self.grants.landlock_abi}"
+            )
         self._host_directory = None
         if self.level in (Level.CONFINED, Level.NONE):
             self._host_directory = tempfile.mkdtemp(prefix="toolyard-")
@@ -135,7 +149,8 @@ class LocalSandbox:
         self._slots = Slots(self._workers)
         self._processors = Processors()
         self._builds = Builds(self.config.compile_cache_bytes)
-        self._pool = Pool(self._make_zygote, idle=self._workers, max_runs=self.config.max_runs_per_worker)
+        max_runs = self.config.max_runs_per_worker if self._reachable is None else 1
+        self._pool = Pool(self._make_zygote, idle=self._workers, max_runs=max_runs)
         self._opened = True
         self._compilers.start()
         try:
@@ -175,8 +190,9 @@ class LocalSandbox:
             disk_bytes=self.config.disk_bytes,
             host_directory=self._host_directory,
             devices=gpu_devices() if profile == GPU else (),
+            reachable_port=0 if self._reachable is None else self._reachable[1],
         )
-        return Zygote(profile, self.grants.python.executable, config)
+        return Zygote(profile, self.grants.python.executable, config, self._reachable)
 
     # ----------------------------------------------------------------------------------------------- programs
     async def run(
@@ -411,3 +427,10 @@ class LocalSandbox:
     def process_ids(self) -> Mapping[str, int]:
         """Zygote pids by profile, for monitoring and tests."""
         return {name: zygote.pid for name, zygote in self._pool.zygotes.items()}
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"reachable: expected host:port, not {text!r}")
+    return host.strip("[]"), int(port)

@@ -1,7 +1,7 @@
-"""Read tasks from files: JSON lines, one JSON array, or parquet.
+"""Read tasks from files (JSON lines, one JSON array, parquet, Arrow), folders of them, or the Hugging Face hub.
 
 JSON lines are read one by one, so a file may be larger than memory; only the ids of previous rows are kept. An array
-(`.json`) is read at once, parquet in batches.
+(`.json`) is read at once, parquet and Arrow in batches, and a data set of the hub as it arrives.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from toolyard.errors import ConfigError, TaskError
-from toolyard.tasks import bundled
+from toolyard.tasks import bundled, folders, hub_datasets
 from toolyard.tasks.protocol import Task
 from toolyard.tasks.rows import Shape, Wording, ids_of, shape_of, task_of_row
 
@@ -31,10 +31,9 @@ _CHUNK_BYTES = 1024 * 1024
 _HEAD_BYTES = 4096
 """An array must start within this many bytes."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_SUFFIXES = (*_JSON_SUFFIXES, *(f"{suffix}.gz" for suffix in _JSON_SUFFIXES), ".parquet")
+_SUFFIXES = (*_JSON_SUFFIXES, *(f"{suffix}.gz" for suffix in _JSON_SUFFIXES), ".parquet", folders.ARROW)
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_SHOWN_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +60,40 @@ class RawRow:
     number: int
     value: Any = None
     problem: str | None = None
+    file: str = ""
+    """The file of a folder."""
+    place: int = 0
+    """Among all rows of a folder, from 1; 0 for a single file, where `number` says it."""
 
 
 class TaskReader(Iterator[Task]):
-    """Iterates over the tasks of one file, in order, and counts what was read. Created by `read_tasks`."""
+    """Iterates over the tasks of one source, in order, and counts what was read. Created by `read_tasks`."""
 
     def __init__(
         self,
-        path: Path,
+        source: str | Path,
         stem: str,
         wording: Wording,
         on_bad_row: OnBadRow,
         limit: int | None,
         report: Callable[[BadRow], object] | None,
+        fields: Mapping[str, str],
     ) -> None:
-        self.path = path
+        self.source = str(source)
         self.stem = stem
         self.tasks = 0
         self.bad = 0
         """Number of skipped rows."""
         self.ended = False
-        """Whether every row of the file has been read."""
+        """Whether every row has been read."""
         self.shapes: Counter[Shape] = Counter()
         self._wording = wording
         self._on_bad_row: OnBadRow = on_bad_row
         self._limit = limit
         self._report = report
         self._ids: set[str] = set()
-        self._rows = raw_rows(path)
+        self._fields = dict(fields)
+        self._rows = raw_rows(source)
 
     def __next__(self) -> Task:
         """Return the next task.
@@ -103,7 +108,7 @@ class TaskReader(Iterator[Task]):
             try:
                 task, shape = self._task(raw)
             except TaskError as error:
-                self._skip(BadRow(str(self.path), raw.unit, raw.number, str(error)))
+                self._skip(BadRow(raw.file or self.source, raw.unit, raw.number, str(error)))
                 continue
             self._ids.add(task.id)
             self.tasks += 1
@@ -111,21 +116,22 @@ class TaskReader(Iterator[Task]):
             return task
         self.ended = True
         if not self.tasks:
-            raise TaskError(f"{self.path}: {f'all {self.bad} rows are bad' if self.bad else 'it has no rows'}")
+            raise TaskError(f"{self.source}: {f'all {self.bad} rows are bad' if self.bad else 'it has no rows'}")
         raise StopIteration
 
     def _task(self, raw: RawRow) -> tuple[Task, Shape]:
         if raw.problem is not None:
             raise TaskError(raw.problem)
-        shape = shape_of(raw.value)
-        return task_of_row(raw.value, self._id(raw), self._wording), shape
+        row = renamed(raw.value, self._fields)
+        shape = shape_of(row)
+        return task_of_row(row, self._id(raw, row), self._wording), shape
 
-    def _id(self, raw: RawRow) -> str:
+    def _id(self, raw: RawRow, row: Any) -> str:
         """Return the row's own id, or one from its index or its position: always the same for the same file."""
-        own, of_index = ids_of(raw.value, self.stem)
+        own, of_index = ids_of(row, self.stem)
         if own is not None and own in self._ids:
             raise TaskError(f"id: {own!r} is also the id of an earlier row; ids must be unique or omitted")
-        place = f"{self.stem}-{raw.number:06d}"
+        place = f"{self.stem}-{raw.place or raw.number:06d}"
         # Merged datasets restart counting at 0.
         candidates = [own] if own is not None else [name for name in (of_index, place) if name is not None]
         for candidate in candidates:
@@ -150,6 +156,7 @@ def open_tasks(
     system: str | None = None,
     instruction: str | None = None,
     data_source: str | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> TaskReader:
     """Like `read_tasks`, but also accepts the name of a bundled set, which takes precedence: a file with the same name
     is `./word-problems`."""
@@ -162,6 +169,7 @@ def open_tasks(
         system=system,
         instruction=instruction,
         data_source=data_source or (None if found is None else found.data_source),
+        fields=fields,
     )
 
 
@@ -174,8 +182,14 @@ def read_tasks(
     system: str | None = None,
     instruction: str | None = None,
     data_source: str | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> TaskReader:
-    """Read the tasks of a file: `.jsonl`, `.ndjson`, `.json` (each also with `.gz`) or `.parquet`.
+    """Read the tasks of a file (`.jsonl`, `.ndjson`, `.json`, each also with `.gz`, `.parquet` or `.arrow`), of a
+    folder of such files (`FOLDER` or `FOLDER:SPLIT`, see `folders`), or of the hub (`hf://…`, see `hub_datasets`).
+
+    Tasks of the hub have its name for the data set as their data source, unless their rows name one.
+
+    `fields` renames fields of rows: `{"prompt": "problem"}` takes `problem` as the prompt.
 
     Bad rows raise, or with `on_bad_row="skip"` are passed to `report`, counted and skipped. Problems with the file as a
     whole always raise. `limit` counts tasks, not rows. The other arguments change rows: see `Wording`.
@@ -183,19 +197,26 @@ def read_tasks(
     Raises:
         TaskError: the file is missing, has an unknown type or, while iterating, is bad.
         ConfigError: `limit` or `on_bad_row` is invalid.
-        MissingDependencyError: it is parquet, and pyarrow is not installed.
+        MissingDependencyError: it is parquet or Arrow without pyarrow, or on the hub without `datasets`.
     """
     if on_bad_row not in ("raise", "skip"):
         raise ConfigError(f"on_bad_row {on_bad_row!r}: expected 'raise' or 'skip'")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit {limit}: expected at least 1, or None for all tasks")
-    found = Path(path)
+    if data_source is None and str(path).startswith(hub_datasets.SCHEME):
+        data_source = hub_datasets.parse_name(str(path)).name
     wording = Wording(system, instruction, data_source)
-    return TaskReader(found, stem_of(found), wording, on_bad_row, limit, report)
+    return TaskReader(path, stem_of(path), wording, on_bad_row, limit, report, fields or {})
 
 
-def stem_of(path: Path) -> str:
-    """Return the name without its suffix."""
+def stem_of(source: str | Path) -> str:
+    """Return the name without its suffix; of a folder and of the hub with the split."""
+    if str(source).startswith(hub_datasets.SCHEME):
+        asked = hub_datasets.parse_name(str(source))
+        return "-".join(part for part in (asked.name.partition("/")[2], asked.config, asked.split) if part)
+    path, split = _place_of(source)
+    if os.path.isdir(path):
+        return "-".join(part for part in (path.resolve().name, split) if part)
     suffix = _suffix_of(path)
     return path.name.removesuffix(path.name[len(path.name) - len(suffix or "") :]) or path.name
 
@@ -208,17 +229,52 @@ def _suffix_of(path: Path) -> str | None:
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
-def raw_rows(path: Path) -> Generator[RawRow]:
-    """Yield the rows of a file unchanged. Errors that show without reading the file are raised immediately.
+def renamed(row: Any, fields: Mapping[str, str]) -> Any:
+    """
+    Raises:
+        TaskError: a field is missing.
+    """
+    if not fields or not isinstance(row, Mapping):
+        return row
+    given = cast("Mapping[str, Any]", row)
+    if missing := [name for name in fields.values() if name not in given]:
+        raise TaskError(f"it has no field {missing[0]!r} to rename; fields: {', '.join(map(str, given))}")
+    kept = {name: value for name, value in given.items() if name not in fields.values()}
+    return {**kept, **{name: given[old] for name, old in fields.items()}}
+
+
+def raw_rows(source: str | Path) -> Generator[RawRow]:
+    """Yield the rows of a file, a folder or the hub unchanged. Errors that show without reading rows are raised
+    immediately.
 
     Raises:
         TaskError, MissingDependencyError: as in `read_tasks`.
     """
-    suffix = _suffix_of(path)
+    if str(source).startswith(hub_datasets.SCHEME):
+        return _numbered(hub_datasets.hub_rows(str(source)))
+    path, split = _place_of(source)
     if os.path.isdir(path):
-        files = sorted(child.name for child in path.iterdir() if _suffix_of(child))
-        inside = ", ".join(files[:_SHOWN_NAMES]) + (", …" if len(files) > _SHOWN_NAMES else "")
-        raise TaskError(f"{path}: is a folder; name a file in it: {inside or 'it has no task files'}")
+        return _folder_rows(folders.files_in(path, split).files)
+    return _file_rows(path)
+
+
+def _place_of(source: str | Path) -> tuple[Path, str | None]:
+    """`FOLDER:SPLIT` as two, unless there is such a file."""
+    text = str(source)
+    folder, _, split = text.rpartition(":")
+    if folder and split and not os.path.exists(text) and os.path.isdir(folder):
+        return Path(folder), split
+    return Path(source), None
+
+
+def _folder_rows(files: Sequence[Path]) -> Generator[RawRow]:
+    rows = ((file, raw) for file in files for raw in _file_rows(file))
+    for place, (file, raw) in enumerate(rows, 1):
+        yield replace(raw, file=str(file), place=place)
+
+
+def _file_rows(path: Path) -> Generator[RawRow]:
+    suffix = _suffix_of(path)
     if not os.path.exists(path):  # pathlib's version raises if the name is too long
         names = ", ".join(bundled.NAMES)
         raise TaskError(f"{path}: no such file; names of bundled sets: {names}")
@@ -228,6 +284,10 @@ def raw_rows(path: Path) -> Generator[RawRow]:
         from toolyard.tasks.parquet_pyarrow import read_parquet
 
         return _numbered(read_parquet(path))
+    if suffix == folders.ARROW:
+        from toolyard.tasks.parquet_pyarrow import read_arrow
+
+        return _numbered(read_arrow(path))
     return _json_rows(
         path, packed=suffix.endswith(".gz"), may_be_array=suffix.startswith(".json") and not suffix.startswith(".jsonl")
     )

@@ -1,4 +1,4 @@
-"""Read and write parquet files."""
+"""Read and write parquet files; read Arrow files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from toolyard.messages import JSON
 try:
     pyarrow: Any = import_module("pyarrow")  # it is barely annotated
     parquet: Any = import_module("pyarrow.parquet")
+    ipc: Any = import_module("pyarrow.ipc")
 except ImportError as error:
-    raise MissingDependencyError("pyarrow", "parquet", "reading and writing parquet files") from error
+    raise MissingDependencyError("pyarrow", "parquet", "reading and writing parquet and Arrow files") from error
 
 _ROWS_READ = 256
 """Maximum rows in memory: a row of an image dataset may have megabytes."""
@@ -34,6 +35,22 @@ def read_parquet(path: Path) -> Iterator[JSON | TaskError]:
                 yield from _rows_of(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise TaskError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def read_arrow(path: Path) -> Iterator[JSON | TaskError]:
+    """Like `read_parquet`, for Arrow's formats for streams, which `datasets` writes, and for files."""
+    try:
+        with pyarrow.memory_map(str(path)) as source:
+            try:
+                batches: Iterable[Any] = ipc.open_stream(source)
+            except pyarrow.ArrowInvalid:
+                file = ipc.open_file(source)
+                batches = (file.get_batch(number) for number in range(file.num_record_batches))
+            for batch in batches:
+                for start in range(0, batch.num_rows, _ROWS_READ):
+                    yield from _rows_of(batch.slice(start, _ROWS_READ))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise TaskError(f"{path}: cannot be read as Arrow: {error}") from None
 
 
 def _rows_of(batch: Any) -> Iterable[JSON | TaskError]:

@@ -56,7 +56,7 @@ def prepare_gsm8k(
         MissingDependencyError: parquet without pyarrow.
     """
     found = bundled.find(source)
-    origin, target = (Path(source) if found is None else found.path), Path(os.path.realpath(destination))
+    origin, target = (source if found is None else found.path), Path(os.path.realpath(destination))
     wording = Wording(system=system, data_source=None if found is None else found.data_source)
     write = _writer_for(target)
     if target.exists() and not force:
@@ -71,7 +71,7 @@ def prepare_gsm8k(
 
 
 def _gsm8k_tasks(
-    origin: Path, rows: Iterator[RawRow], wording: Wording, skip: bool, done: Prepared
+    origin: str | Path, rows: Iterator[RawRow], wording: Wording, skip: bool, done: Prepared
 ) -> Iterator[tuple[int, Task]]:
     """Yield each task with the number of its row."""
     for raw in rows:
@@ -83,7 +83,7 @@ def _gsm8k_tasks(
                 raise TaskError("expected GSM8K's own fields, question and answer")
             task = task_of_row(raw.value, "", wording)
         except TaskError as error:
-            bad = BadRow(str(origin), raw.unit, raw.number, str(error))
+            bad = BadRow(raw.file or str(origin), raw.unit, raw.number, str(error))
             if not skip:
                 raise TaskError(str(bad)) from None
             done.skipped.append(bad)

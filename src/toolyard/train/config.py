@@ -98,6 +98,27 @@ class EvaluateConfig(_Part):
     """Evaluate every N steps. None: only at the end."""
 
 
+class DynamicSamplingConfig(_Part):
+    """Groups whose scores are all equal teach nothing: put them aside, and sample other tasks in their place. They are
+    dumped, marked and counted."""
+
+    max_groups: float = Field(default=2.0, ge=1.0)
+    """Sample at most this many groups for each one that is trained, per step. Then groups of equal scores fill up the
+    step."""
+
+
+class AsynchronousConfig(_Part):
+    """Rollouts go on while the trainer updates. Every sampled token has the version of its weights, and the loss
+    divides by the probability with which it was sampled."""
+
+    max_staleness: NonNegativeInt = 1
+    """Train on tokens whose weights are at most this many updates old: so many steps are played ahead. 0: synchronous
+    training."""
+    on_update: Literal["continue", "finish"] = "continue"
+    """What becomes of requests that run when the weights change. continue: they go on from the same token with the new
+    weights. finish: they are finished with the old ones, and the update waits for them; no other starts meanwhile."""
+
+
 class TrainConfig(_Part):
     """Everything about a training run. Paths are relative to the working directory."""
 
@@ -120,6 +141,10 @@ class TrainConfig(_Part):
     """None: train all weights."""
     warm_start: WarmStartConfig | None = None
     evaluate: EvaluateConfig | None = None
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """None: train every group."""
+    asynchronous: AsynchronousConfig | None = None
+    """None: play a step, then train it."""
     save_every: PositiveInt = 20
     """Save a checkpoint every N steps, and after the last step."""
     keep_checkpoints: PositiveInt = 2
@@ -164,10 +189,29 @@ class TrainConfig(_Part):
             )
         if not self.steps and self.warm_start is None:
             raise ConfigError("steps is 0 and there is no warm_start: nothing to do")
+        self._check_stream()
         for name in _NOT_FOR_TRAINING:
             if getattr(rollout, name) != RolloutConfig.model_fields[name].default:
                 raise ConfigError(f"rollout.{name}: only for `toolyard rollout`, not for training")
         return self
+
+    def _check_stream(self) -> None:
+        for name in ("dynamic_sampling", "asynchronous"):
+            if getattr(self, name) is not None and self.rollout.cluster is not None:
+                raise ConfigError(f"{name}: not supported with rollout.cluster; remove one of them")
+        if self.asynchronous is None or not self.asynchronous.max_staleness:
+            return
+        if self.rollout.engine.kind == "vllm":
+            raise ConfigError(
+                "asynchronous: TRL changes the weights of its vLLM server while requests run, and does not say which "
+                "token has which; use rollout.engine.kind transformers or sglang"
+            )
+        temperature = self.rollout.sampling.temperature
+        if self.rollout.engine.kind == "transformers" and temperature != 1.0:
+            raise ConfigError(
+                f"asynchronous: the embedded engine's log-probabilities are those at temperature 1, but "
+                f"rollout.sampling.temperature is {temperature:g}; set it to 1.0, or use sglang"
+            )
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:

@@ -30,6 +30,7 @@ _OF_TRL = {
     "reward_std": "reward_deviation",
     "frac_reward_zero_std": "groups_without_spread",
     "completions/clipped_ratio": "clipped",
+    "clip_ratio/region_mean": "ratios_clipped",
     "sampling/sampling_logp_difference/mean": "logprob_difference",
 }
 """Metrics that only the trainer has: its names, and ours."""
@@ -66,6 +67,10 @@ class Measure:
     """Seconds by stage, summed over all requests, which run concurrently."""
     wall_seconds: Counter[str] = field(default_factory=Counter[str])
     """Wall time that the trainer waits for `sync` and `rollout`; with several processes, the slowest one's."""
+    groups: Counter[str] = field(default_factory=Counter[str])
+    """With dynamic sampling, how many groups were sampled, flat and replaced."""
+    staleness: Counter[int] = field(default_factory=Counter[int])
+    """With asynchronous training, sampled tokens by the number of updates since their weights."""
 
     @staticmethod
     def of(report: StepReport) -> Measure:
@@ -88,6 +93,8 @@ class Measure:
             outcomes=_outcomes(summary),
             request_seconds=Counter(summary.seconds),
             wall_seconds=Counter(report.seconds),
+            groups=Counter(report.groups),
+            staleness=Counter(report.staleness),
         )
 
     def __add__(self, other: Measure) -> Measure:
@@ -121,6 +128,8 @@ class Measure:
             self.outcomes + other.outcomes,
             self.request_seconds + other.request_seconds,
             wall_seconds,
+            _sum(self.groups, other.groups),
+            self.staleness + other.staleness,
         )
 
     def as_json(self) -> JSON:
@@ -139,6 +148,8 @@ class Measure:
             "rewards": {name: _ratio(self.part_sums[name], count) for name, count in self.part_counts.items()},
             "finish_reasons": dict(self.finish_reasons),
             "outcomes": dict(self.outcomes),
+            **({"dynamic_sampling": dict(self.groups)} if self.groups else {}),
+            **({"staleness": _ages(self.staleness)} if self.staleness else {}),
         }
 
 
@@ -179,6 +190,11 @@ def _outcomes(summary: Summary) -> Counter[str]:
 def _sum(one: Counter[str], other: Counter[str]) -> Counter[str]:
     """Like `+`, which would leave out what is not positive."""
     return Counter({name: one[name] + other[name] for name in one.keys() | other.keys()})
+
+
+def _ages(tokens: Counter[int]) -> JSON:
+    whole = sum(age * count for age, count in tokens.items())
+    return {"mean": _ratio(whole, tokens.total()), "max": max(tokens)}
 
 
 def _ratio(part: float, whole: float) -> float | None:

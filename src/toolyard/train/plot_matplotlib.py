@@ -21,9 +21,12 @@ def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None
     """Write the plot as PNG, replacing an old one atomically. Without steps there is no plot."""
     if not lines:
         return
-    figure = Figure(figsize=(13, 7), layout="constrained")
+    further = {"dynamic_sampling": _groups, "staleness": _staleness}
+    extra = [drawn for key, drawn in further.items() if any(key in line for line in lines)]
+    columns = 4 if extra else 3
+    figure = Figure(figsize=(13 * columns / 3, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(2, 3)
+    axes: Any = figure.subplots(2, columns)
     _curve(axes[0, 0], lines, "reward", "reward", evaluations)
     _curve(axes[0, 1], lines, "tool_calls", "tool calls per trajectory", evaluations)
     _curve(axes[0, 2], lines, "calls_ok", "call success", evaluations)
@@ -31,7 +34,13 @@ def draw(lines: Sequence[JSON], evaluations: Sequence[JSON], path: Path) -> None
     _lengths(axes[1, 0], lines)
     _times(axes[1, 1], lines)
     _curve(axes[1, 2], lines, "loss", "loss")
-    for axis in axes.flat:
+    for row in range(2 if extra else 0):
+        if row < len(extra):
+            extra[row](axes[row, 3], lines)
+        else:
+            axes[row, 3].remove()
+    shown: list[Any] = list(figure.axes)
+    for axis in shown:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -58,6 +67,22 @@ def _lengths(axis: Any, lines: Sequence[JSON]) -> None:
     axis.set_title("tokens per trajectory")
     for key, label in (("response_tokens", "response"), ("sampled_tokens", "sampled")):
         axis.plot(*_series(lines, key), label=label)
+    axis.legend(frameon=False)
+
+
+def _groups(axis: Any, lines: Sequence[JSON]) -> None:
+    axis.set_title("groups per step")
+    for key in ("sampled", "flat", "replaced"):
+        axis.plot(*_series([{**line, **line.get("dynamic_sampling", {})} for line in lines], key), label=key)
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False)
+
+
+def _staleness(axis: Any, lines: Sequence[JSON]) -> None:
+    axis.set_title("updates since a token's weights")
+    for key in ("max", "mean"):
+        axis.plot(*_series([{**line, **line.get("staleness", {})} for line in lines], key), label=key)
+    axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
 
 

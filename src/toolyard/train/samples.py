@@ -34,7 +34,7 @@ from toolyard.tokens import ids_crc
 
 _LARGEST_REWARD = 3.4028234663852886e38
 """The largest float32. Trainers compute in 32 bits, where anything beyond is infinity."""
-_TRUNCATED = frozenset(
+TRUNCATED = frozenset(
     {
         FinishReason.LENGTH,
         FinishReason.LENGTH_BEFORE_GENERATION,
@@ -72,6 +72,9 @@ class TrainingSample:
     `max_assistant_turns`."""
     session: str = ""
     """The request that it is a branch of; empty if an agent did not play it."""
+    token_versions: list[str] | None = None
+    """The weight version of each of `response_ids`, empty where the mask is 0. None if the engine did not report
+    them."""
 
 
 class Refusal(StrEnum):
@@ -179,9 +182,24 @@ def sample_of(trajectory: Trajectory, *, max_response_length: int | None = None)
         reward=float(trajectory.score),
         weight_versions=tuple(dict.fromkeys(v for turn in trajectory.turns for v in turn.sampled.weight_versions)),
         finish_reason=reason,
-        truncated=reason in _TRUNCATED,
+        truncated=reason in TRUNCATED,
         session=session_of(trajectory),
+        token_versions=token_versions(trajectory),
     )
+
+
+def token_versions(trajectory: Trajectory) -> list[str] | None:
+    """The weight version of each token of the response; empty for given tokens. None if a turn does not say."""
+    versions = [""] * len(trajectory.tokens.response_ids)
+    for turn in trajectory.turns:
+        sampled = turn.sampled
+        starts = [sampled.start + at for at in sampled.version_starts or (0,)]
+        bounds = [*starts, sampled.end]
+        if len(starts) != len(sampled.weight_versions) or bounds != sorted(bounds) or starts[0] != sampled.start:
+            return None
+        for version, start, end in zip(sampled.weight_versions, starts, bounds[1:], strict=True):
+            versions[start:end] = [version] * (end - start)
+    return versions
 
 
 _OWN_NAME = {

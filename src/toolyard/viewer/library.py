@@ -32,10 +32,12 @@ from toolyard.viewer.index.files import MAX_LINE, DumpFile, Source
 from toolyard.viewer.index.place import IndexFolder, find_index_folder
 from toolyard.viewer.index.rows import label, trajectory_in
 from toolyard.viewer.index.sql import (
+    ATTEMPT,
     CALL,
     LOOKED_UP,
     NATURAL,
     NOT_A_BRANCH,
+    REWARD_BY_NAME,
     ROW,
     SAMPLE,
     TABLES,
@@ -46,7 +48,7 @@ from toolyard.viewer.index.sql import (
     where_calls,
 )
 from toolyard.viewer.index.store import State, Store, bytes_done
-from toolyard.viewer.protocol import CallReport, Group, Row, StepSummary, TaskChange
+from toolyard.viewer.protocol import Attempt, CallReport, Group, Row, StepSummary, TaskChange
 from toolyard.viewer.query import Query
 
 MEASURES = ("score", "turns", "tools", "response_tokens", "seconds")
@@ -350,6 +352,20 @@ class Library:
         state = store.state()
         return changes_between(self._samples(before, store, state), self._samples(after, store, state))
 
+    def attempts(self, query: Query | None = None, *, reward: str | None = None) -> list[Attempt]:
+        """The matching rows that are not damaged, in the order of their lines, with the score, or with the part of the
+        reward that is named. A session counts once, not each of its branches."""
+        store = self._index.store
+        condition, values = _where(query or _EVERYTHING, store, store.state())
+        score, named = ("rows.score", ()) if reward is None else (REWARD_BY_NAME, (reward,))
+        with store.reading() as connection:
+            found = connection.execute(
+                f"SELECT {ATTEMPT}, {score} FROM {TABLES} WHERE ({condition}) AND rows.damaged = '' AND {NOT_A_BRANCH} "
+                f"ORDER BY {NATURAL}",
+                (*named, *values),
+            )
+            return list(map(Attempt._make, found))
+
     def calls(self, query: Query | None = None) -> CallReport:
         """The tool calls of the matching rows. Conditions on calls, such as `tool:search`, also choose among these."""
 
@@ -426,10 +442,13 @@ class Library:
     def lines(self, query: Query | None = None, *, limit: int | None = None) -> Iterator[bytes | None]:
         """The matching lines in the query's order, as they are in their files. None for a line that is damaged, or was
         changed after it was indexed."""
-        order = self._order(query)[:limit]
+        return self.read(self._order(query)[:limit])
+
+    def read(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
+        """The lines of these rows, in their order. None as in `lines`, and for a number that no row has."""
         with _OpenFiles(self._source, self._file) as files:
-            for start in range(0, len(order), _AT_ONCE):
-                some = order[start : start + _AT_ONCE]
+            for start in range(0, len(numbers), _AT_ONCE):
+                some = numbers[start : start + _AT_ONCE]
                 with self._index.store.reading() as connection:
                     found = connection.execute(
                         f"SELECT rows.number, rows.damaged, {_PLACE} FROM {LOOKED_UP} "

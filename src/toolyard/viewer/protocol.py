@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,31 @@ class Group:
     advantages: tuple[float | None, ...]
     """(score - mean) / std; 0 if all scores are equal."""
     failed: int
+
+
+class Attempt(NamedTuple):
+    """A trajectory that is not damaged, as far as evaluations are concerned."""
+
+    number: int
+    """Its id in the index."""
+    file: str
+    run: str
+    step: int
+    group_id: int
+    task: str
+    """Empty if the line does not name one: then `group_id` and `preview` are those of the prompt."""
+    preview: str
+    request_id: str
+    source: str
+    finish: str
+    score: float | None
+    """None: unknown, never 0."""
+
+    @property
+    def task_key(self) -> tuple[str, int, str]:
+        """The same for all attempts at a task: its id; or a digest of the prompt, and its beginning, if the line does
+        not name a task."""
+        return (self.task, 0, "") if self.task else ("", self.group_id, self.preview)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,4 +121,30 @@ def test_a_gguf_that_splits_text_in_an_unknown_way_is_refused(tmp_path: Path) ->
     assert whole.count(said + b"qwen2") == 1
     (tmp_path / "odd.gguf").write_bytes(whole.replace(said + b"qwen2", said + b"qwxn2"))
     with pytest.raises(ConfigError, match=r"odd\.gguf: unknown pre-tokenizer .* is 'qwxn2'"):
-        fix_tokenizer(None, tmp_path / "odd.gguf")
+        fix_tokenizer(_Tokenizer(), tmp_path / "odd.gguf")
+
+
+class _Tokenizer:
+    """As transformers before 5.20 reads them: `<|im_start|>` for the end."""
+
+    bos_token = eos_token = unk_token = pad_token = "<|im_start|>"
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"token {token}"
+
+
+def test_special_tokens_are_those_of_the_file(tmp_path: Path) -> None:
+    def text(value: bytes) -> bytes:
+        return len(value).to_bytes(8, "little") + value
+
+    ids = {b"bos": 1, b"eos": 2, b"padding": 3}
+    numbers = [
+        text(b"tokenizer.ggml." + name + b"_token_id") + (4).to_bytes(4, "little") + number.to_bytes(4, "little")
+        for name, number in ids.items()
+    ]
+    header = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + len(numbers).to_bytes(8, "little")
+    (tmp_path / "some.gguf").write_bytes(header + b"".join(numbers))
+    tokenizer = _Tokenizer()
+    fix_tokenizer(tokenizer, tmp_path / "some.gguf")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("token 1", "token 2", "token 3")
+    assert tokenizer.unk_token == "<|im_start|>"  # the file names none

@@ -11,6 +11,7 @@ from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.errors import ChatError, EngineError, EngineRequestError
 from toolyard.messages import Message
 from toolyard.records.audit import audit
+from toolyard.records.lines import to_line, trajectory_of
 from toolyard.rewards.combination import Weights
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.finish import FinishReason
@@ -151,7 +152,39 @@ async def test_an_answer_that_was_aborted_for_new_weights_goes_on_from_its_exact
     assert prompts[1] == prompts[0] + TOKENIZER.encode("#### 4")
     (turn,) = trajectory.turns
     assert (turn.sampled.weight_versions, turn.sampled.attempts) == (("v0", "v1"), 2)
+    assert turn.sampled.version_starts == (0, len(TOKENIZER.encode("#### 4")))
+    assert trajectory_of(to_line(trajectory)).turns[0].sampled == turn.sampled
     assert (trajectory.score, audit(trajectory, TOKENIZER.decode)) == (1.0, [])
+
+
+async def test_weights_that_sampled_nothing_are_not_among_the_versions():
+    def say(_, turn, __):
+        ids = TOKENIZER.encode(("#### 4", "", "2<|im_end|>")[turn])
+        finish = Finish.STOP if turn == 2 else Finish.ABORT
+        return Generation(ids, [-0.1] * len(ids), finish, weight_version=f"v{turn}")
+
+    (turn,) = (await played(say)).turns
+    assert (turn.sampled.weight_versions, turn.sampled.attempts) == (("v0", "v2"), 3)
+
+
+async def test_an_answer_goes_on_with_other_random_numbers():
+    """With the same ones again, its rest would depend on its beginning."""
+    seeds = []
+
+    def say(_, turn, __):
+        ids = TOKENIZER.encode("#### 4") if turn == 0 else TOKENIZER.encode("2<|im_end|>")
+        return Generation(ids, [-0.1] * len(ids), Finish.ABORT if turn == 0 else Finish.STOP, weight_version="v")
+
+    async with scripted(say) as engine:
+        place, generate = setting(engine), engine.generate
+
+        async def noted(prompt_ids, sampling, *, request_id):
+            seeds.append(sampling.seed)
+            return await generate(prompt_ids, sampling, request_id=request_id)
+
+        engine.generate = noted  # type: ignore[method-assign]
+        await Play(request_for(place), place).run()
+    assert len(seeds) == len({*seeds}) == 2
 
 
 async def test_wrong_lengths_of_an_engine_are_found_before_anything_is_trained_on():

@@ -97,3 +97,35 @@ def test_opening_by_the_old_call_of_x86_is_refused_alike(monkeypatch: pytest.Mon
     assert answer(program, "x86_64", 2, 0, TRUNCATES) == errno.EACCES
     assert answer(program, "x86_64", 2, 0, 1 | TRUNCATES) is None
     assert answer(program, "x86_64", 253) == errno.ENOSYS  # inotify_init
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("numbers", "arguments", "expected"),
+    [
+        ((41, 198), (1, 2, 0), None),  # socket: unix
+        ((41, 198), (2, 1, 0), None),  # TCP
+        ((41, 198), (2, 1 | 0o2000000 | 0o4000, 6), None),
+        ((41, 198), (2, 2, 0), errno.ENETUNREACH),  # UDP
+        ((41, 198), (2, 3, 6), errno.ENETUNREACH),  # raw
+        ((41, 198), (2, 1, 262), errno.ENETUNREACH),  # MPTCP
+        ((41, 198), (10, 1, 0), errno.ENETUNREACH),  # IPv6
+        ((41, 198), (16, 3, 0), errno.ENETUNREACH),  # netlink
+        ((53, 199), (2, 1, 0), errno.ENETUNREACH),  # socketpair
+        ((54, 208), (3, 6, 1), None),  # setsockopt: TCP_NODELAY
+        ((54, 208), (3, 6, 31), errno.ENOPROTOOPT),  # TCP_ULP
+        ((54, 208), (3, 1, 7), 0),  # SO_SNDBUF
+        ((54, 208), (3, 1, 31), None),
+        ((54, 208), (3, 0, 7), None),
+    ],
+)
+def test_tcp_is_all_that_a_reachable_address_adds(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    numbers: tuple[int, int],
+    arguments: tuple[int, ...],
+    expected: int | None,
+):
+    monkeypatch.setattr(seccomp, "MACHINE", machine)
+    program = seccomp.build_filter(cgroup=True, tcp=True)
+    assert answer(program, machine, numbers[COLUMN[machine]], *arguments) == expected

@@ -56,5 +56,5 @@ def test_a_file_of_the_same_name_is_reached_by_its_folder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     Path("word-problems").mkdir()
     assert len(list(open_tasks("word-problems", limit=3))) == 3
-    with pytest.raises(TaskError, match="is a folder"):
+    with pytest.raises(TaskError, match="the folder has no data files"):
         open_tasks("./word-problems")

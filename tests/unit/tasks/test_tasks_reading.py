@@ -192,12 +192,6 @@ def test_a_name_that_no_file_can_have_is_a_missing_file(name):
         open_tasks(name)
 
 
-def test_a_folder_names_its_files(file, tmp_path):
-    file(GOOD), file(GOOD, "b.parquet"), file(GOOD, "c.txt")
-    with pytest.raises(TaskError, match=r"is a folder; name a file in it: b\.parquet, tasks\.jsonl$"):
-        read_tasks(tmp_path)
-
-
 def test_a_file_of_another_kind_is_told(file):
     with pytest.raises(TaskError, match=r"c\.csv: unknown file type; .*\.jsonl"):
         read_tasks(file(GOOD, "c.csv"))
@@ -350,9 +344,10 @@ def test_without_pyarrow_only_parquet_fails_and_says_what_to_install(file, tmp_p
     """
     run = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    reading = "reading and writing parquet and Arrow files"
     assert done.stdout.splitlines() == [
         "1",
-        "reading and writing parquet files needs 'pyarrow', which is not installed: pip install 'toolyard[parquet]'",
+        f"{reading} needs 'pyarrow', which is not installed: pip install 'toolyard[parquet]'",
     ]
 
 

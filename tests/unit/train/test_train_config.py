@@ -13,11 +13,11 @@ from toolyard.errors import ConfigError, RecordError
 from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import load_config
 from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
+from toolyard.train.order import TaskOrder
 from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
 from toolyard.train.trl.stopping import StopSignals
 
 arguments = Late("toolyard.train.trl.arguments")
-run = Late("toolyard.train.trl.run")
 
 N4 = ["rollout.n=4"]
 
@@ -116,12 +116,12 @@ def test_prompts_that_processes_cannot_share_are_refused():
 
 
 def test_all_tasks_come_before_one_comes_again_and_more_steps_begin_alike():
-    order = run.task_order(5, 12, seed=1, shuffle=True)
+    order = TaskOrder(5, seed=1, shuffle=True).first(12)
     assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
     assert order[:5] != order[5:10]
-    assert run.task_order(5, 30, seed=1, shuffle=True)[:12] == order
-    assert run.task_order(5, 12, seed=2, shuffle=True) != order
-    assert run.task_order(3, 7, seed=1, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
+    assert TaskOrder(5, seed=1, shuffle=True).first(30)[:12] == order
+    assert TaskOrder(5, seed=2, shuffle=True).first(12) != order
+    assert TaskOrder(3, seed=1, shuffle=False).first(7) == [0, 1, 2, 0, 1, 2, 0]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------

@@ -131,6 +131,21 @@ def test_every_version_of_the_weights_is_named_once_in_the_order_of_the_turns() 
     assert taken(with_sampled(silent, 0, weight_versions=())).weight_versions == ()
 
 
+def test_every_sampled_token_has_the_version_of_its_weights() -> None:
+    good = good_trajectory(turns=2)
+    first, second = (turn.sampled for turn in good.turns)
+    assert taken(good).token_versions == ["7" if bit else "" for bit in good.tokens.response_mask]
+    mixed = with_sampled(good, 1, weight_versions=("8", "9"), version_starts=(0, 2))
+    told = taken(mixed).token_versions
+    assert told is not None
+    assert told[first.start : first.end] == ["7"] * (first.end - first.start)
+    assert told[second.start : second.end] == ["8"] * 2 + ["9"] * (second.end - second.start - 2)
+    for unknown in ({"weight_versions": ()}, {"weight_versions": ("8", "9")}, {"version_starts": (0, 1)}):
+        assert taken(with_sampled(good, 1, **unknown)).token_versions is None
+    for wrong in ((1, 2), (0, 900), (2, 0)):
+        assert taken(with_sampled(mixed, 1, version_starts=wrong)).token_versions is None
+
+
 @pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason.state is RolloutState.COMPLETED])
 def test_whatever_completed_is_a_sample_and_truncated_where_the_model_was_not_done(reason: FinishReason) -> None:
     made = taken(replace(good_trajectory(), finish_reason=reason.value))

@@ -26,7 +26,13 @@ def rollout(
             show_default=False,
         ),
     ] = None,
-    tasks: Annotated[str | None, _task_option(help="A .jsonl or .parquet file of tasks, or `word-problems`.")] = None,
+    tasks: Annotated[
+        str | None,
+        _task_option(
+            help="A .jsonl or .parquet file of tasks, a folder of them (FOLDER:SPLIT), hf://OWNER/NAME/CONFIG:SPLIT, "
+            "or `word-problems`."
+        ),
+    ] = None,
     limit: Annotated[int | None, _task_option(help="Use only the first N tasks.", metavar="N", min=1)] = None,
     tools: Annotated[
         str | None, _task_option(metavar="FILE", help="YAML file of tools. Default: only code_interpreter.")
@@ -35,8 +41,8 @@ def rollout(
         str | None,
         _task_option(
             metavar="SPEC",
-            help="Final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data "
-            "source), none, or module:function with verl's compute_score signature.",
+            help="Final reward: gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language "
+            "model), default (by data source), none, or module:function with verl's compute_score signature.",
         ),
     ] = None,
     reward_options: Annotated[

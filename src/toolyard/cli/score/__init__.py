@@ -23,8 +23,8 @@ def score(
         str,
         _reward_option(
             metavar="NAME",
-            help="gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, default (by data source), or "
-            "module:function with verl's compute_score signature.",
+            help="gsm8k, gsm8k:strict, math, code, code:fraction, code:continuous, judge (a language model), default "
+            "(by data source), or module:function with verl's compute_score signature.",
             show_default=False,
         ),
     ],
@@ -93,6 +93,10 @@ def score(
     # run the programs on all nodes of a Ray cluster
     toolyard score runs/a --reward code --ray --concurrency 256 \\
         --reward-option num_workers=128 --reward-option rate_limit=128
+
+    # ask a language model behind any chat server, by a rubric
+    toolyard score runs/a --reward judge --reward-option url=http://127.0.0.1:8000 \\
+        --reward-option model=Qwen/Qwen3-32B --reward-option rubric_file=rubric.md
 
     # your own function, on the first hundred trajectories of one step of a verl dump
     toolyard score verl_dump --step 20 --limit 100 --data-source openai/gsm8k \\

@@ -26,7 +26,19 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
-        help="File of tasks (.jsonl, .json, their .gz, or .parquet), or the name of a bundled set: word-problems.",
+        help="File of tasks (.jsonl, .json, their .gz, .parquet or .arrow), a folder of them (FOLDER or FOLDER:SPLIT), "
+        "a data set on the Hugging Face hub (hf://OWNER/NAME[@REVISION][/CONFIG][:SPLIT]), or the name of a bundled "
+        "set: word-problems.",
+        show_default=False,
+    ),
+]
+FieldOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--field",
+        metavar="NAME=FIELD",
+        help="Take FIELD of a row as NAME, as in prompt=problem; repeat it for several. A rollout does the same with "
+        "--set tasks.fields.prompt=problem.",
         show_default=False,
     ),
 ]
@@ -36,6 +48,7 @@ SourceArgument = Annotated[
 def show(
     source: SourceArgument,
     limit: Annotated[int, typer.Option(metavar="N", help="Show the first N tasks.", min=1)] = 5,
+    field: FieldOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show tasks as a rollout reads them: id, data source, ground truth and messages.
@@ -45,17 +58,20 @@ def show(
     ```
     toolyard tasks show word-problems
     toolyard tasks show test.parquet --limit 1 --json
+    toolyard tasks show hf://openai/gsm8k/main:test
+    toolyard tasks show hf://HuggingFaceH4/MATH-500:test --field prompt=problem
     ```
     """
-    from toolyard.cli.tasks.reports import print_tasks
+    from toolyard.cli.tasks.reports import print_tasks, read_fields
     from toolyard.tasks.files import open_tasks
 
-    print_tasks(open_tasks(source, limit=limit), None if as_json else out())
+    print_tasks(open_tasks(source, limit=limit, fields=read_fields(field or ())), None if as_json else out())
 
 
 @app.command()
 def check(
     source: SourceArgument,
+    field: FieldOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read all rows, and report each bad one with its line, field and value.
@@ -67,11 +83,12 @@ def check(
     ```
     toolyard tasks check train.parquet
     toolyard tasks check train.jsonl --json | jq '.bad[].line'
+    toolyard tasks check data/gsm8k:train
     ```
     """
-    from toolyard.cli.tasks.reports import check_tasks
+    from toolyard.cli.tasks.reports import check_tasks, read_fields
 
-    raise typer.Exit(check_tasks(source, None if as_json else out()))
+    raise typer.Exit(check_tasks(source, read_fields(field or ()), None if as_json else out()))
 
 
 @app.command()

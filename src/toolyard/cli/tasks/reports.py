@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def print_tasks(tasks: Iterable[Task], console: Console | None) -> None:
                 console.print(f"    calls {call.name} {call.arguments}", style="dim", markup=False, soft_wrap=True)
 
 
-def check_tasks(source: str, console: Console | None) -> int:
+def check_tasks(source: str, fields: Mapping[str, str], console: Console | None) -> int:
     """Read all of `source`, print bad rows as they are found, then counts. Returns the exit status."""
     bad: list[BadRow] = []
 
@@ -50,7 +50,7 @@ def check_tasks(source: str, console: Console | None) -> int:
         else:
             console.print(str(row), style="red", markup=False, soft_wrap=True)
 
-    reader = open_tasks(source, on_bad_row="skip", report=report)
+    reader = open_tasks(source, on_bad_row="skip", report=report, fields=fields)
     sources: Counter[str] = Counter()
     try:
         for task in reader:
@@ -79,6 +79,21 @@ def print_prepared(done: Prepared, destination: Path, console: Console) -> None:
         style="yellow" if done.skipped else "green",
         markup=False,
     )
+
+
+def read_fields(given: Sequence[str]) -> dict[str, str]:
+    """`NAME=FIELD` lines as a mapping.
+
+    Raises:
+        ConfigError: one has another form.
+    """
+    fields: dict[str, str] = {}
+    for one in given:
+        name, _, old = one.partition("=")
+        if not name or not old:
+            raise ConfigError(f"--field {one}: expected NAME=FIELD, as in prompt=problem")
+        fields[name] = old
+    return fields
 
 
 def read_system(given: str) -> str:

@@ -103,6 +103,7 @@ class ProgressDisplay(TrainObserver):
         self._since = time.monotonic()
         """When it began to do that."""
         self._rows = self._requests = self._ended = 0
+        self._playing = False
 
     def __enter__(self) -> Self:
         return self
@@ -130,21 +131,28 @@ class ProgressDisplay(TrainObserver):
 
     def playing(self, step: int, requests: int, evaluation: bool) -> None:
         self._requests, self._ended, self._since = requests, 0, time.monotonic()
+        self._playing = True
         if evaluation and self._live is None:
             self.note("evaluation")
         self._show(f"{'evaluation' if evaluation else 'rollouts'} 0/{requests}")
 
     def ended(self, trajectory: Trajectory) -> None:
+        if not self._playing:  # it is for a later step
+            return
         self._ended += 1
-        self._show(f"{self._doing.partition(' ')[0]} {self._ended}/{self._requests}")
+        of = f"/{self._requests}" if self._ended <= self._requests else ""  # more if groups are replaced
+        self._show(f"{self._doing.partition(' ')[0]} {self._ended}{of}")
 
     def played(self) -> None:
+        self._playing = False
         self._since = time.monotonic()
         self._show("update")
 
     def stepped(self, line: JSON) -> None:
+        groups, ages = line.get("dynamic_sampling"), line.get("staleness")
         if self._rows % _HEADER_EVERY == 0:
-            self._console.print("".join(f"{title:>11}" for title in _COLUMNS), style="bold")
+            titles = (*_COLUMNS, *(["flat"] if groups else []), *(["staleness"] if ages else []))
+            self._console.print("".join(f"{title:>11}" for title in titles), style="bold")
         self._rows += 1
         seconds = line["seconds"]
         shown = (
@@ -156,6 +164,8 @@ class ProgressDisplay(TrainObserver):
             duration(seconds["rollout"]) if "rollout" in seconds else "–",
             duration(seconds["update"]),
             _number(line.get("loss"), 4),
+            *([f"{groups['flat']}/{groups['sampled']}"] if groups else []),
+            *([_number(ages["mean"], 2)] if ages else []),
         )
         self._console.print("".join(f"{text:>11}" for text in shown), markup=False)
         if line["refused"]:
@@ -236,14 +246,20 @@ def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
     table = _table("mean of", *titles)
     columns = [first, last] if len(lines) > 1 else [first]
     columns += [[line] for line in (*evaluations[:1], *evaluations[1:][-1:])]
-    for key, title, places in (
+    rows: tuple[tuple[str, str, int | None], ...] = (
         ("reward", "reward", 3),
         ("tool_calls", "tool calls per trajectory", 2),
         ("calls_ok", "call success", None),
         ("turns", "turns", 2),
         ("sampled_tokens", "sampled tokens", 0),
-    ):
+        ("dynamic_sampling.sampled", "groups sampled", 1),
+        ("dynamic_sampling.flat", "groups of equal scores", 1),
+        ("staleness.mean", "staleness of tokens", 2),
+    )
+    for key, title, places in rows:
         means = [_mean(column, key) for column in columns]
+        if "." in key and means[0] is None:
+            continue
         table.add_row(title, *(_share(mean) if places is None else _number(mean, places) for mean in means))
     return table
 
@@ -264,8 +280,15 @@ def _steps(lines: list[JSON]) -> str:
 
 
 def _mean(lines: list[JSON], key: str) -> float | None:
-    known = [line[key] for line in lines if line.get(key) is not None]
+    known = [value for line in lines if (value := _value(line, key)) is not None]
     return sum(known) / len(known) if known else None
+
+
+def _value(line: JSON, key: str) -> float | None:
+    """`key` is a name, or names joined with dots."""
+    part, _, rest = key.partition(".")
+    found = line.get(part)
+    return _value(found or {}, rest) if rest else found
 
 
 def _number(value: float | None, places: int) -> str:

@@ -47,9 +47,9 @@ def export_report(path: Path, target: Path, query: str, limit: int, tokenizer: s
     from toolyard.viewer.web.export import write_report
 
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer))
-        with _progress(MofNCompleteColumn()) as progress:
+        with progress_bar(MofNCompleteColumn()) as progress:
             bar = progress.add_task("writing")
             count = write_report(
                 answers,
@@ -71,7 +71,7 @@ def copy_selection(path: Path, target: Path, query: str, limit: int | None, *, f
     if target.suffix == ".html":
         raise ConfigError(f"--to copies lines of the dump; for a page, use --export {target}")
     asked = parse_query(query)
-    with _opened(path) as library, _progress(MofNCompleteColumn()) as progress:
+    with open_library(path) as library, progress_bar(MofNCompleteColumn()) as progress:
         bar = progress.add_task("copying")
 
         def tell(done: int, total: int) -> None:
@@ -122,7 +122,7 @@ class WebOptions(NamedTuple):
 
 def serve_page(path: Path, query: str, options: WebOptions, tokenizer: str | None) -> None:
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         notes = Notes(library.folder, read_only=options.read_only)
         answers = Answers(library, title=str(path), decode=decoder_for(library, tokenizer), notes=notes)
         complete(_serve(answers, asked, options))
@@ -170,13 +170,13 @@ def show_in_terminal(path: Path, query: str, tokenizer: str | None, *, read_only
             raise MissingDependencyError("textual", "viewer", "the terminal viewer (--web needs no extra)") from None
         raise
     asked = parse_query(query)
-    with _opened(path) as library:
+    with open_library(path) as library:
         notes = Notes(library.folder, read_only=_READ_ONLY if read_only else "")
         decode = decoder_for(library, tokenizer)
         Viewer(library, query=asked, title=str(path), decode=decode, notes=notes).run()
 
 
-def _opened(path: Path) -> Library:
+def open_library(path: Path) -> Library:
     """Open the library, with a progress bar while its index is built.
 
     Raises:
@@ -184,7 +184,7 @@ def _opened(path: Path) -> Library:
     """
     _must_exist(path)
     try:
-        with _progress(DownloadColumn()) as progress:
+        with progress_bar(DownloadColumn()) as progress:
             bar = progress.add_task("building the index", visible=False)
             library = Library.open(
                 path, progress=lambda done, total: progress.update(bar, completed=done, total=total, visible=True)
@@ -206,7 +206,7 @@ def _must_exist(path: Path) -> None:
         raise ConfigError(f"{str(path)!r} does not exist; `toolyard rollout --out DIR` writes a dump")
 
 
-def _progress(done: ProgressColumn) -> Progress:
+def progress_bar(done: ProgressColumn) -> Progress:
     """A transient progress bar, shown only in a terminal."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())

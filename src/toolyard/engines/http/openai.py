@@ -49,10 +49,21 @@ class OpenaiEngine(HttpEngine):
     _models_path = "/models"
     _health_path = "/models"
 
-    def __init__(self, urls: Sequence[str] | str, *, model: str | None = None, **options: Unpack[HttpOptions]) -> None:
-        """`model`: its name on the server; by default the first that the server lists."""
+    def __init__(
+        self,
+        urls: Sequence[str] | str,
+        *,
+        model: str | None = None,
+        returns_tokens: bool = True,
+        **options: Unpack[HttpOptions],
+    ) -> None:
+        """Args:
+        model: Its name on the server; by default the first that the server lists.
+        returns_tokens: Ask for token ids and log-probabilities.
+        """
         super().__init__(urls, **options)
         self._model = model
+        self._returns_tokens = returns_tokens
         self._refused: dict[str, frozenset[str]] = {}
         """Fields that a server is known to refuse; `max_tokens` means that it needs the newer name."""
 
@@ -70,7 +81,7 @@ class OpenaiEngine(HttpEngine):
         if tools:
             needed["tools"] = [tool.model_dump() for tool in tools]
             needed["tool_choice"] = "auto"
-        extras = _extras(sampling, bool(tools))
+        extras = _extras(sampling, bool(tools), self._returns_tokens)
 
         async def attempt(base: str, _: str) -> ChatGeneration:
             model = self._model or (await self._model_at(base)).name
@@ -126,9 +137,9 @@ def _asked(sampling: Sampling) -> JSON:
     return asked
 
 
-def _extras(sampling: Sampling, has_tools: bool) -> JSON:
+def _extras(sampling: Sampling, has_tools: bool, returns_tokens: bool) -> JSON:
     """Optional fields."""
-    extras: JSON = {"logprobs": True, "return_token_ids": True}
+    extras: JSON = {"logprobs": True, "return_token_ids": True} if returns_tokens else {}
     # Sent although it is the default: vLLM takes its defaults from the model's own files.
     extras |= {name: 1.0 for name in ("temperature", "top_p") if getattr(sampling, name) == 1.0}
     if has_tools:

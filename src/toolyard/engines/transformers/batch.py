@@ -135,6 +135,12 @@ class Batch:
             job.cancelled = True
         self._remove_unwanted()
 
+    def abort_begun(self) -> None:
+        """Like `abort_all`, for the requests that have sampled a token. The others lose nothing by waiting."""
+        for job in self._everyone():
+            job.cancelled = job.cancelled or len(job.ids) > job.prompt
+        self._remove_unwanted()
+
     def forget(self) -> None:
         """After new weights: discard everything computed. Running requests restart from their tokens."""
         for job in (*self._prefilling, *self._decoding):

@@ -176,9 +176,9 @@ class TransformersEngine:
             weights: New values by name (others stay unchanged), or a function that is called with the model, in the
                 engine's thread, while nothing else uses it.
             version: The version that answers report from now on.
-            abort: Running requests end with `Finish.ABORT` and the old version, and may continue from their tokens, so
-                every token has one version or the other. Otherwise they are not interrupted: an answer that started
-                with the old weights ends with the new ones, and reports the new version.
+            abort: Requests that have sampled tokens end with `Finish.ABORT` and the old version, and may continue from
+                there, so every token has one version or the other. Otherwise they are not interrupted: an answer that
+                started with the old weights ends with the new ones, and reports the new version.
 
         Raises:
             ConfigError: the model has no such name or shape; nothing was changed.
@@ -241,7 +241,7 @@ class _ModelThread:
                 if not callable(weights):
                     batch.model.check_weights(weights)
                 if abort:
-                    batch.abort_all()
+                    batch.abort_begun()
                 batch.forget()
                 if callable(weights):
                     batch.forget_graphs()

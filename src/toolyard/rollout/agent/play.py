@@ -14,18 +14,18 @@ from toolyard.errors import RewardError
 from toolyard.gateway.branches import Branch
 from toolyard.gateway.config import SessionLimits
 from toolyard.gateway.conversation import SampledTurn
-from toolyard.gateway.records import audited, branch_id, branch_metrics
+from toolyard.gateway.records import audited, with_branch
 from toolyard.gateway.sessions import Session, SessionEnd
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Failure, Trajectory
 from toolyard.rewards.protocol import FinalScore
 from toolyard.rollout.agent.run import AgentExit, AgentTask
-from toolyard.rollout.agent.setting import AgentSetting, ScoreFrom
 from toolyard.rollout.blame import OURS, TASK, StageFailure
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.finish import FinishReason, RolloutState
 from toolyard.rollout.play.conclusion import conclude
 from toolyard.rollout.play.play import Play
+from toolyard.rollout.play.setting import AgentSetting, ScoreFrom
 from toolyard.tokens import ids_crc
 
 _REASONS = {
@@ -76,10 +76,9 @@ class AgentPlay(Play):
             trajectory = await conclude(self, self._stack, None)
         if not branches:
             return trajectory
-        count = len(branches)
-        whole = self._with_metrics(trajectory, branches[-1], count - 1, count)
-        others = tuple(self._other(whole, branch, index, count) for index, branch in enumerate(branches[:-1]))
-        return replace(whole, branches=others)
+        session, count = self.request.request_id, len(branches)
+        *others, main = [with_branch(trajectory, branch, session, at, count) for at, branch in enumerate(branches)]
+        return replace(main, branches=tuple(map(audited, others)))
 
     def _question(self) -> JSON:
         request = self.request
@@ -148,30 +147,6 @@ class AgentPlay(Play):
 
     def _end(self, reason: FinishReason, failure: Failure | None) -> None:
         self.request.state, self.request.finish_reason, self.failure = reason.state, reason, failure
-
-    def _with_metrics(self, trajectory: Trajectory, branch: Branch, index: int, count: int) -> Trajectory:
-        told = branch_metrics(branch, self.request.request_id, index, count)
-        return replace(trajectory, metrics={**trajectory.metrics, "branch": told})
-
-    def _other(self, main: Trajectory, branch: Branch, index: int, count: int) -> Trajectory:
-        """A branch that is not the main one: its own tokens, and the session's score."""
-        own = {
-            "turns": len(branch.turns),
-            "prompt_tokens": len(branch.tokens.prompt_ids),
-            "response_tokens": len(branch.tokens.response_ids),
-            "sampled_tokens": sum(branch.tokens.response_mask),
-        }
-        trajectory = replace(
-            main,
-            request_id=branch_id(self.request.request_id, index, count),
-            input=branch.prompt_text,
-            output=branch.response_text,
-            messages=branch.messages,
-            tokens=branch.tokens,
-            turns=branch.turns,
-            metrics={**main.metrics, **own},
-        )
-        return audited(self._with_metrics(trajectory, branch, index, count))
 
 
 def _session_limits(limits: RolloutLimits) -> SessionLimits:

@@ -13,18 +13,19 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.settings import inherited_environment
 from toolyard.supervision import run_in_thread
 
+T = TypeVar("T")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _KEPT_BYTES = 1 << 16
 """Of what an agent prints, its end is kept."""
@@ -82,18 +83,18 @@ def open_agent(spec: str, environment: Mapping[str, str], folder: str | None) ->
     Raises:
         ConfigError: there is no such program or function.
     """
-    if _FUNCTION.fullmatch(spec):
+    if is_function(spec):
         return FunctionAgent(_function(spec), spec)
-    try:
-        words = shlex.split(spec)
-    except ValueError as error:
-        raise ConfigError(f"agent {spec!r}: {error}") from None
-    if not words or shutil.which(words[0]) is None:
-        named = words[0] if words else ""
+    words = command_words(spec)
+    if shutil.which(words[0]) is None:
         raise ConfigError(
-            f"agent {spec!r}: there is no program {named!r}; expected a command, or package.module:function"
+            f"agent {spec!r}: there is no program {words[0]!r}; expected a command, or package.module:function"
         )
     return CommandAgent(words, environment, folder)
+
+
+def is_function(spec: str) -> bool:
+    return _FUNCTION.fullmatch(spec) is not None
 
 
 def _function(spec: str) -> Callable[[AgentTask], Any]:
@@ -118,24 +119,32 @@ class FunctionAgent:
         self._name = name
 
     async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
-        over = asyncio.ensure_future(is_over())
-        work = asyncio.ensure_future(self._call(task))
-        try:
-            await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+        async with until_over(self._call(task), is_over) as work:
+            if work is None:
                 return AgentExit(None)
             if (error := work.exception()) is not None:
                 return AgentExit(1, errors="".join(traceback.format_exception(error)))
             return _returned(work.result())
-        finally:
-            over.cancel()
-            work.cancel()
-            await asyncio.wait([over, work])
 
     async def _call(self, task: AgentTask) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(task)
         return await run_in_thread(lambda: self._function(task), self._name)
+
+
+@asynccontextmanager
+async def until_over(
+    work: Coroutine[Any, Any, T], is_over: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[asyncio.Task[T] | None]:
+    """The finished task of `work`; None if it had to be cancelled because `is_over` returned first."""
+    over, working = asyncio.ensure_future(is_over()), asyncio.create_task(work)
+    try:
+        await asyncio.wait([over, working], return_when=asyncio.FIRST_COMPLETED)
+        yield working if working.done() else None
+    finally:
+        over.cancel()
+        working.cancel()
+        await asyncio.wait([over, working])
 
 
 def _returned(value: Any) -> AgentExit:
@@ -164,10 +173,8 @@ class CommandAgent:
         with tempfile.TemporaryDirectory(prefix="toolyard-agent-", ignore_cleanup_errors=True) as folder:
             file, reward = Path(folder) / "task.json", Path(folder) / "reward"
             file.write_text(json.dumps(task.as_json()), encoding="utf-8")
-            places = {"{task}": str(file), "{prompt}": task.prompt.replace("\0", "")}
-            words = [_filled(word, places) for word in self._words]
-            environment = {**inherited_environment(), **_addresses(task), "TOOLYARD_TASK": str(file)}
-            environment |= {"TOOLYARD_REWARD": str(reward), **self._environment}
+            words = filled(self._words, task, str(file))
+            environment = {**inherited_environment(), **variables(task, str(file), str(reward)), **self._environment}
             try:
                 async with _process([*self._prefix, *words], environment, self._folder, file) as (process, tails):
                     killed = await _run_to_completion(process, tails, is_over)
@@ -183,13 +190,34 @@ def _beginning_of(file: Path) -> str:
         return opened.read(1000).decode("utf-8", "replace")
 
 
-def _filled(word: str, places: Mapping[str, str]) -> str:
-    return re.sub(r"\{task\}|\{prompt\}", lambda found: places[found[0]], word)
+def command_words(spec: str) -> list[str]:
+    """
+    Raises:
+        ConfigError: it is not a command line.
+    """
+    try:
+        words = shlex.split(spec)
+    except ValueError as error:
+        raise ConfigError(f"agent {spec!r}: {error}") from None
+    if not words:
+        raise ConfigError(f"agent {spec!r}: expected a command, or package.module:function")
+    return words
 
 
-def _addresses(task: AgentTask) -> dict[str, str]:
-    """The variables that OpenAI's and Anthropic's SDKs, and what is built on them, read."""
+def filled(words: Sequence[str], task: AgentTask, file: str) -> list[str]:
+    """The command line for one task, whose JSON is in `file`."""
+    places = {"{task}": file, "{prompt}": task.prompt.replace("\0", "")}
+    return [re.sub(r"\{task\}|\{prompt\}", lambda found: places[found[0]], word) for word in words]
+
+
+def variables(task: AgentTask, file: str, reward: str) -> dict[str, str]:
+    """What an agent finds in its environment: also what OpenAI's and Anthropic's SDKs, and what is built on them, read.
+
+    `reward`: the file for its score.
+    """
     return {
+        "TOOLYARD_TASK": file,
+        "TOOLYARD_REWARD": reward,
         "OPENAI_BASE_URL": task.base_url,
         "OPENAI_API_BASE": task.base_url,
         "OPENAI_API_KEY": task.api_key,

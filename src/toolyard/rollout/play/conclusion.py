@@ -18,7 +18,7 @@ from toolyard.records.audit import audit
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, combine, reward_details
 from toolyard.rewards.explanation import Explanation
-from toolyard.rewards.protocol import FinalScore
+from toolyard.rewards.protocol import FinalScore, with_prompt
 from toolyard.rollout.blame import OURS, TASK
 from toolyard.rollout.external import ExternalCall, ExternalCalls
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -266,7 +266,7 @@ async def _scored(play: Ending, solution: str) -> FinalScore | Unscored:
         task.data_source,
         solution,
         task.ground_truth,
-        dict(task.extra_info),
+        with_prompt(reward, task.extra_info, task.messages),
         deadline_seconds=play.setting.limits.reward_seconds,
     )
     try:

@@ -24,12 +24,13 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from toolyard.errors import RecordError, RewardError, summarize
-from toolyard.messages import JSON
+from toolyard.messages import JSON, Message
 from toolyard.records.dump import DumpLine, dump_files, lines_of, read_line
 from toolyard.records.lines import UNKNOWN
 from toolyard.records.trajectory import Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, Weights, combine, reward_details
 from toolyard.rewards.explanation import explanation_in
+from toolyard.rewards.protocol import with_prompt
 from toolyard.rewards.registry import FinalReward, FinalScore
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -219,7 +220,11 @@ class Rescoring:
             source or UNKNOWN,
             solution_of(trajectory),
             trajectory.ground_truth,
-            cast("JSON", extra_info) if isinstance(extra_info, Mapping) else {},
+            with_prompt(
+                self._reward,
+                cast("JSON", extra_info) if isinstance(extra_info, Mapping) else {},
+                prompt_of(trajectory) or trajectory.input,
+            ),
             deadline_seconds=self._deadline,
         )
 
@@ -253,6 +258,13 @@ def solution_of(trajectory: Trajectory) -> str:
     said = [message.content for message in trajectory.messages if message.role == "assistant"]
     # The prompt may contain assistant messages too.
     return "\n".join(said[-turns:]) if 0 < turns <= len(said) else trajectory.output
+
+
+def prompt_of(trajectory: Trajectory) -> list[Message]:
+    """The messages before the first sampled one; none if the line has no turns."""
+    said = [at for at, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    turns = len(trajectory.turns)
+    return list(trajectory.messages[: said[-turns]]) if 0 < turns <= len(said) else []
 
 
 def weights_beside(path: str | PathLike[str]) -> Weights | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
+import socket
 import stat
 import struct
 
@@ -39,6 +41,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 
@@ -139,6 +143,16 @@ def install_seccomp(program: bytes) -> None:
     syscall(_NUMBERS[MACHINE]["seccomp"], "seccomp", 1, 0, pointer)
 
 
+def listen_on_loopback(port: int) -> socket.socket:
+    """Bring up the loopback interface of this network namespace, and listen on it."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    interface = struct.pack("16sH14x", b"lo", _IFF_UP)
+    fcntl.ioctl(listener, _SIOCSIFFLAGS, interface)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    return listener
+
+
 def open_beneath(directory: int, name: str, flags: int, mode: int = 0, *, in_root: bool = False) -> int:
     """Open `name` under `directory` without following symbolic links or leaving it, however the tree changes.
 
@@ -173,6 +187,8 @@ def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
 # ---------------------------------------------------------------------------------------------------------- Landlock
 _READ_ONLY = 1 << 0 | 1 << 2 | 1 << 3  # execute, read file, read directory
 _OVERWRITE = 1 << 1 | 1 << 14  # write to an existing file, truncate it
+_CONNECT_TCP = 1 << 1
+_RULE_PATH, _RULE_PORT = 1, 2
 _ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15  # rights that apply to files: also truncate, ioctl
 
 
@@ -182,11 +198,12 @@ def landlock_abi() -> int:
 
 
 def restrict_with_landlock(
-    read_only: list[str], writable: list[str], abi: int, *, overwritable: list[str] | None = None
+    read_only: list[str], writable: list[str], abi: int, *, overwritable: list[str] | None = None, port: int = 0
 ) -> None:
     """Restrict this process and its children to these paths; no new files can be created below `overwritable`.
 
-    Also no TCP, and no signals or abstract sockets to processes outside, as far as version `abi` supports it.
+    Also no TCP but connections to `port`, and no signals or abstract sockets to processes outside, as far as version
+    `abi` supports it.
     """
     if not abi:
         raise OSError(errno.ENOSYS, "Landlock is not available")
@@ -205,8 +222,12 @@ def restrict_with_landlock(
                 continue
             on_directory = stat.S_ISDIR(os.fstat(handle).st_mode)
             allowed = granted & rights & (-1 if on_directory else _ON_FILES)
-            syscall(LANDLOCK_ADD_RULE, f"landlock {path}", ruleset, 1, struct.pack("=Qi", allowed, handle), 0)
+            rule = struct.pack("=Qi", allowed, handle)
+            syscall(LANDLOCK_ADD_RULE, f"landlock {path}", ruleset, _RULE_PATH, rule, 0)
             os.close(handle)
+    if port:
+        rule = struct.pack("=QQ", _CONNECT_TCP, port)
+        syscall(LANDLOCK_ADD_RULE, f"landlock port {port}", ruleset, _RULE_PORT, rule, 0)
     syscall(LANDLOCK_RESTRICT_SELF, "landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
 

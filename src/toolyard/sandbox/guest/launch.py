@@ -155,6 +155,8 @@ def _become_worker(
         _die_with_parent()
         for limit, size in FIXED_LIMITS.items():  # not before the namespaces, or all workers would share one count
             resource.setrlimit(limit, (size, size))
+        if config["reachable_port"]:
+            _hand_over_listener(channel, config["reachable_port"])
         if config["namespaces"]:
             root.build(ROOT, config["binds"], config["read_only"], config["disk_bytes"], config["devices"])
             root.enter(ROOT)
@@ -184,6 +186,7 @@ def _become_worker(
                     namespaces=config["namespaces"],
                     own_user=bool(config["user"]),
                     landlock=config["landlock_abi"],
+                    tcp=bool(config["reachable_port"]),
                 )
             )
         os.write(report, b"r")
@@ -192,6 +195,12 @@ def _become_worker(
     os.close(report)
     os.close(go)
     worker.serve()
+
+
+def _hand_over_listener(channel: socket.socket, port: int) -> None:
+    """The host accepts the connections of this jail's programs. A socket stays in the namespace it was made in."""
+    with kernel.listen_on_loopback(port) as listener:
+        socket.send_fds(channel, [b"l"], [listener.fileno()])
 
 
 def _make_directories(config: dict[str, Any]) -> None:
@@ -209,7 +218,9 @@ def _landlock(config: dict[str, Any]) -> None:
         # CUDA names its threads in /proc, and fails if it cannot. This /proc has only the worker's programs and the
         # worker, whose files belong to no user that a program can be.
         named = ["/proc"] if config["devices"] else []
-        kernel.restrict_with_landlock(["/"], [*config["writable"], *devices], abi, overwritable=named)
+        kernel.restrict_with_landlock(
+            ["/"], [*config["writable"], *devices], abi, overwritable=named, port=config["reachable_port"]
+        )
     else:
         readable = [*root.SYSTEM, *root.SYSTEM_FILES, *config["read_only"]]
         if not config["cgroup"]:  # a writable /dev/zero can be mapped shared, and that memory is not counted

@@ -87,8 +87,8 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _NUMBER, _ARCH = 0, 4
-_AF_UNIX, _SOL_SOCKET, _SO_SNDBUF = 1, 1, 7
-_SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
+_AF_UNIX, _AF_INET, _SOL_SOCKET, _SO_SNDBUF = 1, 2, 1, 7
+_SOCK_STREAM, _SOCK_SEQPACKET, _IPPROTO_TCP, _TCP_ULP = 1, 5, 6, 31
 _REFUSED_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820)
 """Typing into a terminal (TIOCSTI, TIOCLINUX); persistent file flags (FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR)."""
 
@@ -174,6 +174,24 @@ def _without_network_namespace() -> dict[tuple[int, int], list[Instruction]]:
     }  # fmt: skip
 
 
+def _with_tcp() -> dict[tuple[int, int], list[Instruction]]:
+    """TCP over IPv4 as well, but none of the protocols that the kernel can put on top of it, such as TLS."""
+    refuse, allow = (_RETURN, 0, 0, _error(errno.ENETUNREACH)), (_RETURN, 0, 0, _ALLOW)
+    return {
+        _SOCKET: [
+            _argument(0), (_JUMP_EQUAL, 7, 0, _AF_UNIX), (_JUMP_EQUAL, 0, 7, _AF_INET),
+            _argument(1), (_AND, 0, 0, 0xF), (_JUMP_EQUAL, 0, 4, _SOCK_STREAM),
+            _argument(2), (_JUMP_EQUAL, 1, 0, 0), (_JUMP_EQUAL, 0, 1, _IPPROTO_TCP), allow, refuse,
+        ],
+        _SETSOCKOPT: [
+            _argument(1), (_JUMP_EQUAL, 3, 0, _IPPROTO_TCP), (_JUMP_EQUAL, 0, 5, _SOL_SOCKET),
+            _argument(2), (_JUMP_EQUAL, 4, 3, _SO_SNDBUF),
+            _argument(2), (_JUMP_EQUAL, 0, 1, _TCP_ULP), (_RETURN, 0, 0, _error(errno.ENOPROTOOPT)),
+            allow, (_RETURN, 0, 0, _error(0)),
+        ],
+    }  # fmt: skip
+
+
 def _counted_memory_only() -> list[Instruction]:
     """Allow only memory that a process's limit counts: no anonymous memory that is shared or marked as a stack.
 
@@ -213,7 +231,12 @@ def _without_private_root(column: int, *, own_user: bool) -> dict[int, list[Inst
 
 
 def build_filter(
-    *, cgroup: bool, namespaces: bool = True, own_user: bool = True, landlock: int = _LANDLOCK_TRUNCATES
+    *,
+    cgroup: bool,
+    namespaces: bool = True,
+    own_user: bool = True,
+    landlock: int = _LANDLOCK_TRUNCATES,
+    tcp: bool = False,
 ) -> bytes:
     """Build the filter as BPF.
 
@@ -222,6 +245,7 @@ def build_filter(
     `namespaces=False`: the network and the file tree are the host's.
     `own_user=False`: so is the user, who owns many of the files.
     `landlock`: its version. If the file tree is the host's, what that version does not cover is refused here.
+    `tcp`: allow it in the program's own network namespace, where Landlock decides what it may connect to.
     """
     column = 0 if MACHINE == "x86_64" else 1
     cases: dict[int, list[Instruction]] = {}
@@ -235,6 +259,8 @@ def build_filter(
         if number is not None:
             cases[number] = [(_RETURN, 0, 0, _error(errno.ENOSYS))]
     special = _special_cases() if namespaces else {**_special_cases(), **_without_network_namespace()}
+    if tcp:
+        special |= _with_tcp()
     cases.update({numbers[column]: body for numbers, body in special.items()})
     if not namespaces:
         cases.update(_without_private_root(column, own_user=own_user))

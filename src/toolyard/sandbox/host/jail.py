@@ -50,9 +50,10 @@ def zygote_config(
     disk_bytes: int,
     host_directory: str | None,
     devices: Sequence[str] = (),
+    reachable_port: int = 0,
 ) -> dict[str, Any]:
     """Plain values only: they are sent to another interpreter. `binds` maps host directories to paths in the jail;
-    `devices` are visible there in addition to the usual ones."""
+    `devices` are visible there in addition to the usual ones. `reachable_port`: see `SandboxConfig.reachable`."""
     jailed = level in (Level.FULL, Level.NAMESPACES)
     confined = level is Level.CONFINED
     own_user = grants.root and level is not Level.NONE and (jailed or grants.has("own user id"))
@@ -77,6 +78,7 @@ def zygote_config(
         "read_only": sorted({*grants.python.prefixes, *read_only}),
         "binds": sorted(binds.items()),
         "devices": list(devices),
+        "reachable_port": reachable_port,
         "disk_bytes": disk_bytes,
         "host_directory": host_directory or "",
     }

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from toolyard.errors import SandboxError
 from toolyard.sandbox.guest import frames
+from toolyard.sandbox.host.door import Door
 
 _OVERTIME = 3.0
 """A worker that has not replied this long after its program's limit is broken and gets killed."""
@@ -57,8 +58,11 @@ class Parent(Protocol):
 class Worker:
     """One jail. Takes one request at a time, which the pool ensures."""
 
-    def __init__(self, channel: socket.socket, zygote: Parent, launcher: int, pid: int, cgroup: str) -> None:
+    def __init__(
+        self, channel: socket.socket, zygote: Parent, launcher: int, pid: int, cgroup: str, door: Door | None = None
+    ) -> None:
         self.zygote = zygote
+        self._door = door
         self.pid = pid
         self.runs = 0
         self.alive = True
@@ -277,6 +281,8 @@ class Worker:
             self.alive = False
             self._loop.remove_reader(self._channel.fileno())
             hang_up(self._channel)
+            if self._door is not None:
+                self._door.close()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(WorkerDiedError("the sandbox worker died mid-run; the run can be repeated"))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from toolyard.errors import IsolationError, SandboxError
 from toolyard.sandbox.guest import cgroups, frames
+from toolyard.sandbox.host.door import open_door
 from toolyard.sandbox.host.worker import Worker, hang_up
 from toolyard.sandbox.host.worker import WorkerReply as WorkerReply
 from toolyard.sandbox.isolation import GUEST_MAIN
@@ -33,8 +34,11 @@ _EAGER_BINDING = {"LD_BIND_NOW": "1"}
 class Zygote:
     """A warm interpreter process with some packages loaded, from which workers are forked."""
 
-    def __init__(self, name: str, python: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, python: str, config: Mapping[str, Any], reachable: tuple[str, int] | None = None
+    ) -> None:
         self.name = name
+        self._reachable = reachable
         self.failed_modules: tuple[str, ...] = ()
         self.alive = False
         self._python = python
@@ -119,8 +123,12 @@ class Zygote:
             if error in (frames.LAUNCHER_DIED, frames.LAUNCHER_LATE):
                 raise SandboxError(f"cannot start a sandbox worker: {error}; try again")
             raise IsolationError(f"cannot set up a sandbox worker: {error}; see `toolyard doctor`")
+        door = None
+        if self._reachable is not None:
+            _, (handle,), _, _ = socket.recv_fds(ours, 1, 1)  # sent before it reported that it was ready
+            door = await open_door(socket.socket(fileno=handle), *self._reachable)
         ours.setblocking(False)
-        return Worker(ours, self, launcher, pid, cgroup)
+        return Worker(ours, self, launcher, pid, cgroup, door)
 
     def kill(self, launcher: int) -> None:
         with contextlib.suppress(OSError):

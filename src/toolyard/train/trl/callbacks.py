@@ -15,6 +15,7 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EvaluateConfig, TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, Measure, MetricsFile, evaluation_line, step_line
 from toolyard.train.observer import TrainObserver
+from toolyard.train.positions import POSITIONS, position_line
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals
@@ -29,6 +30,7 @@ class TrainingCallback(transformers.TrainerCallback):
         config: TrainConfig,
         observer: TrainObserver,
         reports: Reports,
+        rollout: ToolyardRollout,
         stopping: StopSignals,
         processes: Processes,
         files: Mapping[str, MetricsFile] | None,
@@ -37,7 +39,7 @@ class TrainingCallback(transformers.TrainerCallback):
         """
         Args:
             reports: Reports of the rollouts that are trained on.
-            files: Metrics files of steps and evaluations by name; None in processes that do not write.
+            files: Files of steps, evaluations and the stream's positions by name; None in processes that do not write.
             draw: Redraws the plot.
         """
         self.trainer: Any = None
@@ -45,6 +47,7 @@ class TrainingCallback(transformers.TrainerCallback):
         self._config = config
         self._observer = observer
         self._reports = reports
+        self._rollout = rollout
         self._stopping = stopping
         self._processes = processes
         self._files = files
@@ -74,8 +77,11 @@ class TrainingCallback(transformers.TrainerCallback):
             return
         measure = Measure.of_all(self._processes.gather(self._reports.taken()))
         line = step_line(state.global_step, measure, self._seconds, logs)
+        positions = self._processes.gather(self._rollout.position)
         if self._files is not None:
             self._files[METRICS].write(line)
+            if POSITIONS in self._files:  # before the checkpoint, so that each has a position
+                self._files[POSITIONS].write(position_line(state.global_step, positions))
         self._observer.stepped(line)
         track(line, self.trainer, prefix="toolyard/")
         wanted = self._config.evaluate

@@ -22,6 +22,8 @@ from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Summary
 from toolyard.rollout.watching.setup import watched
 from toolyard.tasks.protocol import Task
+from toolyard.train.pacing import Pacing
+from toolyard.train.trl.stream import GroupStream, PlayedStep, StreamShare
 
 if TYPE_CHECKING:
     from toolyard.records.traces.opentelemetry import TraceReport
@@ -52,6 +54,8 @@ class _Here:
     rollout: OpenedRollout
     sync: WeightSync
     observer: Observer
+    parts: AsyncExitStack
+    """What is closed before engine and tools."""
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
@@ -79,8 +83,11 @@ class Player:
         self._summary, self._begun = Summary(), 0
         """Of all steps."""
         self._stage: _Stage | None = None
+        self._stream: GroupStream | None = None
+        """A part of the stage."""
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
+        """Steps that this run has dumped, and whether they were evaluations."""
 
     def prepare(self, trainer: Any, step: int) -> None:
         """Open engine and tools, and give the engine the trainer's weights.
@@ -95,7 +102,11 @@ class Player:
                 config = config.model_copy(update={"metrics": None, "logs": None})
             self._stage = blocking.run(self._opened(config, process))
         if self._synced != step:
+            if self._stream is not None:
+                blocking.run(self._stream.before_update())
             self._stage.sync.hand_over(trainer, str(step))
+            if self._stream is not None:
+                blocking.run(self._stream.after_update())
             self._synced = step
 
     def play(
@@ -103,33 +114,75 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
         assert self._stage is not None, "after `prepare`"
-        observer = self._stage.observer
         self._begun += len(numbered)
-        observer.opened(self._begun, 0)
-
-        def counted(trajectory: Trajectory) -> None:
-            self._summary.add(trajectory)
-            observer.ended(trajectory, self._summary)
-            ended(trajectory)
-
+        self._stage.observer.opened(self._begun, 0)
         try:
-            return blocking.run(self._stage.play(numbered, step, counted))
+            return blocking.run(self._stage.play(numbered, step, self._counted(self._stage, ended)))
         except BaseException:  # a cluster would go on playing
             self.close()
             raise
 
-    def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool) -> None:
-        """Append trajectories to the step's file, if `rollout_data_dir` is set.
+    def take(
+        self,
+        step: int,
+        share: StreamShare,
+        pacing: Callable[[], Pacing],
+        ended: Callable[[Trajectory], None],
+        *,
+        finishes: bool,
+    ) -> PlayedStep:
+        """The next step of the stream, which the first call opens with the other arguments.
+
+        Raises:
+            ToolyardError: the stream has failed.
+        """
+        stage = self._stage
+        assert isinstance(stage, _Here), "after `prepare`, and not on a cluster"
+
+        async def opened() -> GroupStream:
+            stream = GroupStream(
+                stage.rollout,
+                stage.config,
+                stage.observer,
+                share,
+                pacing(),
+                self._counted(stage, ended),
+                finishes=finishes,
+            )
+            return await stage.parts.enter_async_context(stream)
+
+        try:
+            if self._stream is None:
+                self._stream = blocking.run(opened())
+            return blocking.run(self._stream.take(step))
+        except BaseException:
+            self.close()
+            raise
+
+    def _counted(self, stage: _Stage, ended: Callable[[Trajectory], None]) -> Callable[[Trajectory], None]:
+        def counted(trajectory: Trajectory) -> None:
+            self._summary.add(trajectory)
+            stage.observer.ended(trajectory, self._summary)
+            ended(trajectory)
+
+        return counted
+
+    def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool, *, is_whole: bool = False) -> None:
+        """Append trajectories to the step's file, if `rollout_data_dir` is set. With `is_whole`, the first call for a
+        step removes all that an earlier run has left there, not only the same requests.
 
         Raises:
             RecordError: the file cannot be written.
         """
         folder = self._config.rollout_data_dir
         if folder is not None:
-            blocking.run(self._dump(Path(folder, EVALUATIONS) if evaluation else Path(folder), trajectories, step))
+            again = (step, evaluation) in self._dumped
+            self._dumped.add((step, evaluation))
+            place = Path(folder, EVALUATIONS) if evaluation else Path(folder)
+            blocking.run(self._dump(place, trajectories, step, keep=again or not is_whole))
 
     def close(self) -> None:
-        stage, self._stage = self._stage, None
+        stage, self._stage, self._stream = self._stage, None, None
         self._synced = None
         if stage is not None:
             blocking.run(blocking.discard(self))
@@ -138,9 +191,11 @@ class Player:
     async def _opened(self, config: RolloutConfig, process: int) -> _Stage:
         return await blocking.kept(self, lambda: _staged(config, process, _Told(self._note)))
 
-    async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int) -> None:
+    async def _dump(self, folder: Path, trajectories: Sequence[Trajectory], step: int, *, keep: bool) -> None:
         async with DumpWriter(folder) as dump:
-            again = dump.existing(step).keys() & {trajectory.request_id for trajectory in trajectories}
+            again = dump.existing(step).keys()
+            if keep:
+                again &= {trajectory.request_id for trajectory in trajectories}
             if again:  # from a run that got further than the checkpoint it was resumed from
                 dump.forget(step, again)
             for trajectory in trajectories:
@@ -162,7 +217,7 @@ async def _staged(config: RolloutConfig, process: int, told: Observer) -> AsyncG
         speaker = opened.setting.speaker
         assert isinstance(speaker, TokenSpeaker)
         assert speaker.engine is not None
-        yield _Here(config, opened, weight_sync(speaker.engine), observer)
+        yield _Here(config, opened, weight_sync(speaker.engine), observer, stack)
 
 
 def _with_trainer_url(config: RolloutConfig, trainer: Any) -> RolloutConfig:

@@ -16,6 +16,7 @@ class Processes:
         joined_before: bool = _accelerate.PartialState._shared_state != {}  # noqa: SLF001  (there is no public way)
         self._state = _accelerate.PartialState(cpu=cpu)
         self.count: int = self._state.num_processes
+        self.index: int = self._state.process_index
         self.is_main: bool = self._state.is_main_process
         self._joined_here = self.count > 1 and not joined_before
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Self
@@ -31,8 +31,11 @@ from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.summary import Summary
 from toolyard.tasks.protocol import Task
+from toolyard.train.order import TaskOrder
+from toolyard.train.pacing import Position
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 from toolyard.train.trl.playing import Player
+from toolyard.train.trl.stream import StreamSettings, StreamShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class StepReport:
     """The trajectories that are not trained on."""
     seconds: Mapping[str, float]
     """`sync`: transferring the weights. `rollout`: playing all requests. The summary has the requests' own times."""
+    groups: Mapping[str, int] = field(default_factory=dict[str, int])
+    """With dynamic sampling, the number of groups that were `sampled`, were `flat`, and were `replaced`. Everything
+    else in the report is about the trajectories that are handed to the trainer."""
+    staleness: Mapping[int, int] = field(default_factory=dict[int, int])
+    """With asynchronous training, the number of sampled tokens by the number of updates since their weights."""
 
 
 class StepObserver:
@@ -93,9 +101,13 @@ class ToolyardRollout:
     * Tools are opened once, at the first step; each trajectory has its own instances.
     * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations in `eval`. The main process
       writes for all processes. A step that is played again after a resume replaces its lines.
+    * With `stream`, it plays tasks in an order of its own and ignores the trainer's prompts, except for their number.
+      The only reward function is then `reward`: others would get the columns of the wrong rows.
     """
 
-    def __init__(self, config: RolloutConfig, *, observer: StepObserver | None = None) -> None:
+    def __init__(
+        self, config: RolloutConfig, *, observer: StepObserver | None = None, stream: StreamSettings | None = None
+    ) -> None:
         """
         Raises:
             ConfigError: the tasks cannot be read, two different tasks have the same prompt, or the engine does not
@@ -110,6 +122,9 @@ class ToolyardRollout:
         self._tasks = _by_prompt(config)
         self._player = Player(config, self.observer.note)
         self._offsets = {False: _Offsets(), True: _Offsets()}
+        self._stream = stream
+        self.position: Position | None = None
+        """Of the stream after the last step, in this process: what a run that continues from there starts with."""
 
     # ------------------------------------------------------------------------------------------------- for the trainer
     def dataset(self) -> Any:
@@ -146,6 +161,8 @@ class ToolyardRollout:
         """
         evaluation, step = not trainer.model.training, int(trainer.state.global_step)
         _check_trainer(self.config, trainer)
+        if self._stream is not None and not evaluation:
+            return self._streamed(self._stream, len(prompts), trainer, step)
         tasks = [self._task_of(prompt) for prompt in prompts]
         shares: list[list[str]] = _gathered([task.id for task in tasks], trainer)
         numbered = list(zip(tasks, self._my_offsets(shares, trainer, step, evaluation), strict=True))
@@ -157,12 +174,7 @@ class ToolyardRollout:
         seconds = {"sync": ready - began, "rollout": time.perf_counter() - ready}
         judged = [sample_of(trajectory) for trajectory in trajectories]
         self._report(trajectories, judged, step, evaluation, seconds)
-        played = _gathered((trajectories, [one for one in judged if isinstance(one, Refused)]), trainer)
-        if trainer.accelerator.is_main_process:
-            self._player.dump([one for share, _ in played for one in share], step, evaluation)
-        if all(len(share) == len(refused) for share, refused in played):
-            raise TrainError(f"step {step}: none of the trajectories can be trained on; the first: {played[0][1][0]}")
-        return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
+        return self._handed_over(trajectories, judged, trainer, step, evaluation)
 
     def close(self) -> None:
         """Close engine and tools. Closing twice is allowed."""
@@ -175,6 +187,55 @@ class ToolyardRollout:
         self.close()
 
     # ----------------------------------------------------------------------------------------------------------- parts
+    def _streamed(self, stream: StreamSettings, samples: int, trainer: Any, step: int) -> dict[str, Any]:
+        """The next step of the stream, with as many samples as the trainer has prompts."""
+        _check_streaming(self, trainer, samples)
+        if stream.max_staleness:
+            _check_asynchronous(trainer)
+        groups, tasks = samples // self.config.n, list(self._tasks.values())
+        order = TaskOrder(len(tasks), seed=stream.seed, shuffle=stream.shuffle)
+        process = trainer.accelerator
+        share = StreamShare(order, tasks, groups, int(process.process_index), int(process.num_processes))
+        self.observer.begins(step, samples, False)
+        began = time.perf_counter()
+        self._player.prepare(trainer, step)
+        ready = time.perf_counter()
+        played = self._player.take(
+            step,
+            share,
+            lambda: stream.pacing(groups, step, _steps_of(trainer)),
+            self.observer.ended,
+            finishes=stream.finishes,
+        )
+        seconds = {"sync": ready - began, "rollout": time.perf_counter() - ready}
+        self.position = played.position
+        trajectories = [one for group in played.trained for one in group.trajectories]
+        judged = [one for group in played.trained for one in group.judged]
+        counts = {} if stream.dynamic_sampling is None else played.counts
+        ages = Counter[int]() if stream.asynchronous is None else staleness(judged, step)
+        self._report(trajectories, judged, step, False, seconds, counts, ages)
+        aside = [one for group in played.aside for one in group.trajectories]
+        return self._handed_over(trajectories, judged, trainer, step, False, aside)
+
+    def _handed_over(
+        self,
+        trajectories: list[Trajectory],
+        judged: list[TrainingSample | Refused],
+        trainer: Any,
+        step: int,
+        evaluation: bool,
+        aside: Sequence[Trajectory] = (),
+    ) -> dict[str, Any]:
+        """What the trainer gets, after everything is dumped, also what was put `aside`."""
+        refused = [one for one in judged if isinstance(one, Refused)]
+        played = _gathered(([*trajectories, *aside], refused, len(judged)), trainer)
+        if trainer.accelerator.is_main_process:
+            every = [one for share, _, _ in played for one in share]
+            self._player.dump(every, step, evaluation, is_whole=self._stream is not None)
+        if all(len(refused) == count for _, refused, count in played):
+            raise TrainError(f"step {step}: none of the trajectories can be trained on; the first: {played[0][1][0]}")
+        return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
+
     def _task_of(self, prompt: Any) -> Task:
         found = self._tasks.get(_key([Message.from_openai(said) for said in prompt]))
         if found is None:
@@ -198,12 +259,14 @@ class ToolyardRollout:
         step: int,
         evaluation: bool,
         seconds: Mapping[str, float],
+        groups: Mapping[str, int] | None = None,
+        staleness: Mapping[int, int] | None = None,
     ) -> None:
         summary = Summary()
         for trajectory in trajectories:
             summary.add(trajectory)
         refused = tuple(one for one in judged if isinstance(one, Refused))
-        self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds))
+        self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds, groups or {}, staleness or {}))
 
     def _logprobs_agree(self) -> bool:
         """Whether the engine's log-probabilities match TRL's: TRL and the servers divide logits by the temperature; the
@@ -232,6 +295,50 @@ def _check_trainer(config: RolloutConfig, trainer: Any) -> None:
         raise ConfigError("the trainer has `tools`: TRL would then train on tool results too; remove them")
     if trainer.use_vllm != (config.engine.kind == "vllm"):
         raise ConfigError(f"engine.kind is {config.engine.kind!r}, but the trainer's use_vllm is {trainer.use_vllm}")
+
+
+def staleness(samples: Iterable[TrainingSample | Refused], step: int) -> Counter[int]:
+    """Sampled tokens by age: the number of updates between their weights and those of `step`."""
+    versions = [one.token_versions or () for one in samples if isinstance(one, TrainingSample)]
+    return Counter(step - int(version) for some in versions for version in some if version)
+
+
+def _check_streaming(rollout: ToolyardRollout, trainer: Any, samples: int) -> None:
+    n, theirs = rollout.config.n, int(trainer.args.num_generations)
+    if n != theirs or samples % n:
+        raise ConfigError(
+            f"n is {n}, but the trainer asks for {samples} samples in groups of {theirs}; set "
+            f"GRPOConfig(num_generations={n})"
+        )
+    if [*trainer.reward_funcs] != [rollout.reward]:
+        raise ConfigError(
+            "the rollout chooses its own tasks, so the columns of the data set belong to other tasks; the only reward "
+            "function must be `rollout.reward`. Compute other rewards in the rollout (rewards.final)"
+        )
+    if getattr(trainer.args, "log_completions", False):
+        raise ConfigError(
+            "log_completions: the rollout chooses its own tasks, so TRL would show the wrong prompts; use "
+            "`toolyard view`"
+        )
+
+
+def _check_asynchronous(trainer: Any) -> None:
+    if not getattr(trainer, "divides_by_sampled", False):
+        raise ConfigError(
+            "asynchronous: the trainer's loss assumes samples of the current weights; use "
+            "toolyard.train.trl.OffPolicyGRPOTrainer"
+        )
+    args = trainer.args
+    if int(args.num_iterations) != 1 or int(args.steps_per_generation) != int(args.gradient_accumulation_steps):
+        raise ConfigError(
+            "asynchronous: every step must train its own samples once; set num_iterations to 1, and leave "
+            "steps_per_generation unset"
+        )
+
+
+def _steps_of(trainer: Any) -> int | None:
+    steps = int(trainer.state.max_steps)
+    return steps if steps > 0 else None
 
 
 def _gathered(mine: Any, trainer: Any) -> list[Any]:

@@ -19,6 +19,8 @@ from toolyard.messages import JSON
 from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
 from toolyard.train.observer import TrainObserver, TrainResult
+from toolyard.train.order import TaskOrder
+from toolyard.train.positions import POSITIONS, read_position
 from toolyard.train.run_folder import MODEL, PLOT, Checkpoint, RunFolder, last_checkpoint
 from toolyard.train.trl.arguments import (  # first: it reports missing packages
     grpo_config,
@@ -27,9 +29,11 @@ from toolyard.train.trl.arguments import (  # first: it reports missing packages
     on_cpu,
 )
 from toolyard.train.trl.callbacks import Reports, TrainingCallback
+from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals
+from toolyard.train.trl.stream import StreamSettings
 from toolyard.train.trl.supervised import supervised_start
 from toolyard.train.trl.trackers import open_trackers
 
@@ -37,7 +41,6 @@ import torch  # isort: skip
 import transformers  # isort: skip
 import trl  # isort: skip
 from toolyard.engines.transformers.model import without_bars  # isort: skip
-import random
 
 _trl: Any = trl
 
@@ -119,11 +122,13 @@ class _Run:
         """Train, and return the number of steps that are done."""
         stack.enter_context(open_trackers(self.config.trackers, self.folder))
         reports = Reports(self.observer)
-        rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports))
+        done = 0 if checkpoint is None else checkpoint.step
+        stream = self._stream(done)
+        rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports, stream=stream))
         dataset = self._in_order(rollout.dataset())
-        files = self._files(stack, 0 if checkpoint is None else checkpoint.step)
+        files = self._files(stack, done, streams=stream is not None)
         callback = TrainingCallback(
-            self.config, self.observer, reports, self.stopping, self.processes, files, self._draw
+            self.config, self.observer, reports, rollout, self.stopping, self.processes, files, self._draw
         )
         trainer = self._trainer(args, rollout, dataset, callback, checkpoint)
         callback.trainer = trainer
@@ -158,7 +163,7 @@ class _Run:
         # TRL's documented way to silence its warning that `rollout_func` is experimental.
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         try:
-            trainer = _trl.GRPOTrainer(
+            trainer = self._trainer_class()(
                 model=model,
                 args=args,
                 reward_funcs=[rollout.reward],
@@ -172,6 +177,24 @@ class _Run:
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
+    def _trainer_class(self) -> Any:
+        settings = self.config.asynchronous
+        return _trl.GRPOTrainer if settings is None or not settings.max_staleness else OffPolicyGRPOTrainer
+
+    def _stream(self, done: int) -> StreamSettings | None:
+        """How tasks are streamed after `done` steps; None if the trainer's order is played."""
+        config, processes = self.config, self.processes
+        if config.dynamic_sampling is None and config.asynchronous is None:
+            return None
+        start = None
+        if done:
+            start = read_position(self.folder / POSITIONS, done, processes.index, processes.count)
+        if done and start is None:
+            self.observer.note(f"{POSITIONS} has no line for step {done}: continuing with the next tasks")
+        return StreamSettings(
+            config.dynamic_sampling, config.asynchronous, seed=config.seed, shuffle=config.shuffle, start=start
+        )
+
     def _in_order(self, dataset: Any) -> Any:
         """The tasks of the whole run, in order. TRL's own order would start over with every resume."""
         wanted = self.config.prompts_per_step
@@ -180,14 +203,19 @@ class _Run:
                 f"tasks {self.config.rollout.tasks.path!r}: the file has {len(dataset)} tasks, fewer than "
                 f"prompts_per_step {wanted}"
             )
-        order = task_order(len(dataset), self.config.steps * wanted, seed=self.config.seed, shuffle=self.config.shuffle)
-        return dataset.select(order)
+        order = TaskOrder(len(dataset), seed=self.config.seed, shuffle=self.config.shuffle)
+        return dataset.select(order.first(self.config.steps * wanted))
 
-    def _files(self, stack: ExitStack, done: int) -> dict[str, MetricsFile] | None:
+    def _files(self, stack: ExitStack, done: int, *, streams: bool) -> dict[str, MetricsFile] | None:
         if not self.processes.is_main:
             return None
-        wanted = [name for name in (METRICS, EVALUATIONS) if name == METRICS or self.config.evaluate is not None]
-        return {name: stack.enter_context(MetricsFile(self.folder / name, steps=done)) for name in wanted}
+        wanted = {
+            METRICS: True,
+            EVALUATIONS: self.config.evaluate is not None,
+            POSITIONS: streams,
+        }
+        names = [name for name, is_wanted in wanted.items() if is_wanted]
+        return {name: stack.enter_context(MetricsFile(self.folder / name, steps=done)) for name in names}
 
     # ------------------------------------------------------------------------------------------------------- ending it
     def _save(self, trainer: Any) -> None:
@@ -231,20 +259,3 @@ class _Run:
             read_metrics(path) if (path := self.folder / name).exists() else [] for name in (METRICS, EVALUATIONS)
         )
         return steps, evaluations
-
-
-# The order of tasks ---------------------------------------------------------------------------------------------------
-
-
-def task_order(tasks: int, wanted: int, *, seed: int, shuffle: bool) -> list[int]:
-    """The indices of the next `wanted` tasks: passes over all tasks, each in another random order. A longer list starts
-    with the same indices, so a resumed run continues with the next task."""
-    order: list[int] = []
-    turn = 0
-    while len(order) < wanted:
-        every = list(range(tasks))
-        if shuffle:
-            random.Random(f"{seed}/{turn}").shuffle(every)  # noqa: S311  (must be reproducible)
-        order += every
-        turn += 1
-    return order[:wanted]

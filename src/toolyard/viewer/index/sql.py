@@ -12,7 +12,7 @@ from typing import Any
 
 from toolyard.records.trajectory import BRANCH
 from toolyard.viewer.calls import Call
-from toolyard.viewer.protocol import Row, StepSummary
+from toolyard.viewer.protocol import Attempt, Row, StepSummary
 from toolyard.viewer.query import OF_CALLS, REWARD, Condition, Query, Range, SortKey
 
 Matching = Callable[[str], Iterable[int]]
@@ -26,6 +26,11 @@ ROW = ", ".join("files.name" if field.name == "file" else f"rows.{field.name}" f
 CALL = ", ".join(f"calls.{name}" for name in Call._fields)
 SAMPLE = "rows.step, files.run, rows.group_id, rows.task, rows.number, rows.score, rows.state = 'FAILED'"
 """The columns of a `Sample`."""
+ATTEMPT = ", ".join(
+    f"{'files' if name in ('file', 'run') else 'rows'}.{'name' if name == 'file' else name}"
+    for name in Attempt._fields[:-1]
+)
+"""The columns of an `Attempt`, without its score."""
 NOT_A_BRANCH = f"rows.request_id NOT GLOB '*{BRANCH}[0-9]*'"
 """Other branches of a session have its score: in a group, it counts once."""
 NATURAL = "files.place, rows.number"
@@ -61,7 +66,8 @@ _TEXTS = {
 }
 _FLAGS = {"damaged": "rows.damaged != ''", "failed": "rows.state = 'FAILED'"}
 _CALL = "EXISTS (SELECT 1 FROM calls WHERE calls.number = rows.number AND {})"
-_REWARD = "(SELECT value FROM rewards WHERE rewards.number = rows.number AND rewards.name = ?)"
+REWARD_BY_NAME = "(SELECT value FROM rewards WHERE rewards.number = rows.number AND rewards.name = ?)"
+"""Its parameter is the name."""
 
 
 def where(query: Query, matching: Matching) -> tuple[str, list[Any]]:
@@ -137,7 +143,7 @@ def _test(condition: Condition, values: list[Any]) -> str:
     tests: list[str] = []
     for sign, end in ends:
         if field.startswith(REWARD):
-            column = _REWARD
+            column = REWARD_BY_NAME
             values.append(field.removeprefix(REWARD))
         else:
             column = _NUMBERS[field]

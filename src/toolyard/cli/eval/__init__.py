@@ -1,0 +1,126 @@
+"""`toolyard eval`: mean reward and pass@k of a dump, and two dumps compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolyard.cli.options import JsonOption
+
+
+def evaluate(
+    dumps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DUMP [OTHER]",
+            help="A dump to evaluate, or two to compare: a file, a folder, a folder of runs, or a quoted pattern such "
+            "as 'runs/seed-*', whose dumps are pooled. Toolyard's, verl's or TRL's.",
+            show_default=False,
+        ),
+    ],
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Pool all DUMPs, such as the seeds of one run, in place of comparing two.")
+    ] = False,
+    query: Annotated[
+        str,
+        typer.Option(
+            "--query",
+            "-q",
+            metavar="QUERY",
+            help="Use only matching trajectories, in the language of `toolyard view`.",
+            show_default=False,
+        ),
+    ] = "",
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Part of the reward to use, such as final. Default: the score.", show_default=False
+        ),
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Least reward of a sample that counts as solved.")] = 0.999,
+    ks: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--k",
+            metavar="K",
+            help="Compute pass@K; repeat it for several. Default: 1, 2, 4, …, up to the samples per task.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TAG",
+            help="Divide by source, step or run, or by a field of the tasks such as ability (see --tasks); repeat it "
+            "for several. Default: by source, if there are several.",
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Task file that was played; its rows have the tags that a dump does not have.",
+            show_default=False,
+        ),
+    ] = None,
+    resamples: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Bootstrap resamples. Default: 1,000 to 2,000.", min=100, show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed for resampling; the same seed gives the same numbers.", min=0)] = 0,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Also draw it (.png, .svg or .pdf).", show_default=False, dir_okay=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a dump: mean reward and pass@k, with 95 % intervals; or compare two dumps task by task.
+
+    Every task has the same weight. Intervals are bootstrapped over tasks, not samples. pass@k is the unbiased estimate
+    1 - C(n-c, k) / C(n, k). Samples without a reward are counted and left out, never taken as 0.
+
+    With two dumps, tasks are paired by id. The difference is OTHER - DUMP, with a paired bootstrap interval, and the p
+    of a paired permutation test. Exits with 1 if the dumps have no task in common.
+
+    Examples:
+
+    ```
+    # play, then evaluate
+    toolyard rollout --tasks test.parquet --n 8 --out runs/eval
+    toolyard eval runs/eval
+
+    # did training help? Paired by task
+    toolyard eval runs/before runs/after --picture change.png
+
+    # three seeds as one run; a pattern in quotes is pooled
+    toolyard eval runs/seed-* --pool
+    toolyard eval 'runs/old-*' 'runs/new-*'
+
+    # by a field of the tasks
+    toolyard eval runs/eval --by level --tasks test.parquet
+
+    # one step of a training run, for a script
+    toolyard eval outputs/run -q step:100 --json | jq '.all["pass@8"]'
+    ```
+    """
+    from toolyard.cli.eval.report import print_result
+    from toolyard.cli.eval.run import EvalArguments, run
+
+    arguments = EvalArguments(
+        dumps=dumps,
+        pool=pool,
+        query=query,
+        reward=reward,
+        threshold=threshold,
+        ks=ks,
+        by=by,
+        tasks=tasks,
+        resamples=resamples,
+        seed=seed,
+        picture=picture,
+    )
+    raise typer.Exit(print_result(run(arguments), as_json=as_json, picture=picture))

@@ -1,0 +1,165 @@
+"""What `toolyard eval` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolyard.cli.console import err, out
+from toolyard.evaluation.comparison import ComparedSlice, Comparison, Difference
+from toolyard.evaluation.estimators import Interval
+from toolyard.evaluation.results import MEAN, Estimate, Evaluation, Slice
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_MOST_ROWS = 40
+_CHANCE = 0.05
+
+
+def print_result(result: Evaluation | Comparison, *, as_json: bool, picture: Path | None) -> int:
+    """Print tables, or JSON. Returns the exit status."""
+    status = 1 if isinstance(result, Comparison) and not result.whole.tasks else 0
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2, ensure_ascii=False))  # noqa: T201
+    elif isinstance(result, Comparison):
+        _print_comparison(result, out())
+    else:
+        _print_evaluation(result, out())
+    if picture is not None:
+        err().print(f"picture: {picture}", markup=False)
+    return status
+
+
+def _print_evaluation(found: Evaluation, console: Console) -> None:
+    _print_size(found, console)
+    table = _table("", "value", "95 % interval", "tasks")
+    for name, estimate in found.whole.estimates.items():
+        table.add_row(_metric(name), _number(estimate.value), _interval(estimate.interval), f"{estimate.tasks:,}")
+    console.print(table)
+    for tag, slices in found.by.items():
+        _print_slices(found, tag, slices, console)
+    _print_notes(found.notes, console)
+
+
+def _print_slices(found: Evaluation, tag: str, slices: Sequence[Slice], console: Console) -> None:
+    passes = [f"pass@{k}" for k in found.ks]
+    table = _table(tag, "tasks", "samples", "mean reward", "95 % interval", *passes)
+    for one in slices[:_MOST_ROWS]:
+        whole: Estimate = one.estimates[MEAN]
+        numbers = [_number(one.estimates[name].value) for name in passes]
+        samples = f"{one.attempts - sum(one.without_reward.values()):,}"
+        table.add_row(
+            _text(one.value), f"{one.tasks:,}", samples, _number(whole.value), _interval(whole.interval), *numbers
+        )
+    _print_rows(table, len(slices), console)
+
+
+def _print_comparison(found: Comparison, console: Console) -> None:
+    _print_size(found.before, console)
+    _print_size(found.after, console)
+    only = [
+        f"{count:,} only in {one.name}"
+        for count, one in ((found.only_before, found.before), (found.only_after, found.after))
+        if count
+    ]
+    both = f"{found.whole.tasks:,} tasks in both" + (f", {', '.join(only)}" if only else "")
+    console.print(both, style="yellow" if only else "", markup=False, soft_wrap=True)
+    if not found.whole.tasks:
+        console.print(
+            "no task is in both dumps: tasks are paired by id, or by prompt if lines have none", style="bold red"
+        )
+    else:
+        table = _table("", "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
+        for name, one in found.whole.differences.items():
+            table.add_row(_metric(name), *_difference(one), f"{one.tasks:,}")
+        console.print(table)
+    for tag, slices in found.by.items():
+        if slices:
+            _print_compared(tag, slices, console)
+    _print_notes(found.notes, console)
+
+
+def _print_compared(tag: str, slices: Sequence[ComparedSlice], console: Console) -> None:
+    table = _table(tag, "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
+    for one in slices[:_MOST_ROWS]:
+        table.add_row(_text(one.value), *_difference(one.differences[MEAN]), f"{one.tasks:,}")
+    _print_rows(table, len(slices), console)
+
+
+def _print_rows(table: Table, count: int, console: Console) -> None:
+    console.print(table)
+    if count > _MOST_ROWS:
+        console.print(f"and {count - _MOST_ROWS} more: use --json", style="dim")
+
+
+def _print_size(found: Evaluation, console: Console) -> None:
+    whole = found.whole
+    without = sum(whole.without_reward.values())
+    size = f"{_counted(whole.tasks, 'task')}, {_counted(whole.attempts, 'sample')} ({_per_task(whole.samples)})"
+    console.print(f"{found.name}: {size}", markup=False, soft_wrap=True)
+    if without:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in whole.without_reward.items())
+        console.print(
+            f"{_counted(without, 'sample')} without a reward left out: {reasons}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _per_task(samples: Mapping[int, int]) -> str:
+    """How many samples with a reward tasks have."""
+    if len(samples) == 1:
+        return f"{next(iter(samples))} per task"
+    least, most = min(samples), max(samples)
+    usual = max(samples, key=lambda count: (samples[count], count))
+    return f"{least} to {most} with a reward per task, most often {usual}"
+
+
+def _print_notes(notes: Sequence[str], console: Console) -> None:
+    for note in notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+
+
+def _difference(one: Difference) -> list[str]:
+    change = "–" if one.difference is None else f"{one.difference:+.4f}"
+    p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+    p = f"[bold]{p}[/]" if one.p is not None and one.p < _CHANCE else p
+    interval = "–" if one.interval is None else f"{one.interval.low:+.4f} … {one.interval.high:+.4f}"
+    return [_number(one.before), _number(one.after), change, interval, p, f"{one.better:,}", f"{one.worse:,}"]
+
+
+def _metric(name: str) -> str:
+    return "mean reward" if name == MEAN else name
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _interval(found: Interval | None) -> str:
+    return "–" if found is None else f"{found.low:.4f} … {found.high:.4f}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _text(value: str) -> str:
+    from rich.markup import escape
+
+    return escape("".join(char if char.isprintable() else "\ufffd" for char in value))
+
+
+def _table(*titles: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", no_wrap=True)
+    return table

@@ -1,0 +1,1 @@
+"""A language model as the judge of answers."""
