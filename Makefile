@@ -25,8 +25,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox
-	$(BIN)/toolyard rollout $(ARGS)
+demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model plays word problems, and its code runs in the sandbox; before and after training
+	rm -rf rollouts/demo
+	$(BIN)/toolyard rollout --out rollouts/demo/before $(ARGS)
+	$(BIN)/toolyard rollout --out rollouts/demo/after --set engine.adapter=examples/learn_tool_use/adapter $(ARGS)
+	$(BIN)/toolyard eval rollouts/demo/before rollouts/demo/after
 
 # Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. Tests marked `alone` have the machine
 # to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait

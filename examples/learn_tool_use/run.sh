@@ -1,22 +1,22 @@
 #!/bin/bash
-# The whole experiment, about 15 minutes on one H200. Arguments are passed to `toolyard train`, e.g. steps=200.
+# The whole experiment with one seed, about 15 minutes on one H200. Arguments are passed to `toolyard train`: seed=2, steps=100.
 set -euo pipefail
 cd "$(dirname "$0")"
 toolyard=${TOOLYARD:-toolyard}
 out=${OUT_DIR:-runs/learn}
 
-$toolyard tasks generate data/train.jsonl --count 2000 --seed 11 --force
-$toolyard tasks generate data/traces.jsonl --count 480 --seed 12 --script data/teacher.json --force
+$toolyard tasks generate data/train.jsonl --count 4000 --seed 11 --force
 $toolyard tasks generate data/unseen.jsonl --count 200 --seed 13 --split unseen --force
-$toolyard tasks generate data/test.jsonl --count 200 --seed 14 --force
+$toolyard rollout --print-config > data/play.yaml # the prompt of training, at temperature 0.5
 
 play() { # arguments: a name, and optionally an adapter
-    for tasks in data/test.jsonl data/unseen.jsonl word-problems; do
-        $toolyard rollout play.yaml --tasks "$tasks" --out "$out-play/$1-$(basename "$tasks" .jsonl)" ${2:+--set engine.adapter="$2"}
+    for tasks in data/unseen.jsonl word-problems; do
+        $toolyard rollout data/play.yaml --tasks "$tasks" --n 4 --seed 5 --max-tokens 96 --out "$out-play/$1-$(basename "$tasks" .jsonl)" \
+            --set tasks.limit=null --set engine.dtype=float32 --set engine.max_batch_size=256 ${2:+--set engine.adapter="$2"}
     done
 }
 
-play untrained
+play before
 $toolyard train -c train.yaml --out "$out" "$@"
-play warm-start "$out/warm_start"
-play grpo "$out/model"
+play after "$out/model"
+for tasks in unseen word-problems; do $toolyard eval "$out-play/before-$tasks" "$out-play/after-$tasks"; done
