@@ -60,7 +60,7 @@ def model(tmp_path_factory) -> Path:
 def place(tmp_path, model, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     make_place(tmp_path, model)
-    (tmp_path / "my_reward.py").write_text(REWARD)
+    (tmp_path / "async_reward.py").write_text(REWARD)
     return tmp_path
 
 
@@ -216,7 +216,7 @@ def test_requests_that_are_finished_with_the_old_weights_have_one_version(model,
 
 
 def test_without_staleness_it_is_synchronous_training(place):
-    changes = ["learning_rate=1e-3", "rollout.rewards.final=my_reward:late"]
+    changes = ["learning_rate=1e-3", "rollout.rewards.final=async_reward:late"]
     plain = trained("output_dir=runs/plain", *changes)
     same = trained("output_dir=runs/same", "asynchronous={max_staleness: 0}", *changes)
     for one, other in zip(plain.lines, same.lines, strict=True):
@@ -235,7 +235,7 @@ def test_evaluations_and_replaced_groups_do_not_make_anything_older_than_allowed
         "steps=5",
         "asynchronous={max_staleness: 2}",
         "dynamic_sampling={max_groups: 1.5}",
-        "rollout.rewards.final=my_reward:late",
+        "rollout.rewards.final=async_reward:late",
         "evaluate={tasks: {path: tasks.jsonl, limit: 1}, every: 2}",
     )
     assert [line["step"] for line in result.evaluations] == [0, 2, 4, 5]
@@ -259,7 +259,7 @@ class Stopped(TrainObserver):
 def test_an_interrupted_run_leaves_nothing_running_and_trains_every_task_once_when_it_is_resumed(place):
     settings = [
         *("output_dir=runs/a", "steps=4", "asynchronous={max_staleness: 2}"),
-        *("rollout.rewards.final=my_reward:late", f"rollout.engine.max_batch_size={SLOW_ENGINE['max_batch_size']}"),
+        *("rollout.rewards.final=async_reward:late", f"rollout.engine.max_batch_size={SLOW_ENGINE['max_batch_size']}"),
     ]
     before = running()
     stopped = trained(*settings, observer=Stopped())
@@ -291,7 +291,7 @@ def test_closed_in_the_middle_it_leaves_nothing_running(model, tmp_path):
 def test_what_breaks_all_rewards_ends_the_run_by_name_and_leaves_nothing_running(place):
     before = running()
     with pytest.raises(TrainError, match=r"step 0: none of the trajectories can be trained on.*out of order"):
-        trained("output_dir=runs/a", "asynchronous={}", "rollout.rewards.final=my_reward:broken")
+        trained("output_dir=runs/a", "asynchronous={}", "rollout.rewards.final=async_reward:broken")
     assert running() == before
 
 

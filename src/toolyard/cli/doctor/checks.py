@@ -43,6 +43,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "chat": ("httpx", "jinja2", "renderers", "tokenizers", "transformers"),
     "hf": ("accelerate", "gguf", "safetensors", "torch"),
     "parquet": ("pyarrow",),
+    "datasets": ("datasets",),
+    "pictures": ("matplotlib",),
     "math": ("math_verify",),
     "viewer": ("textual",),
     "otel": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk"),
