@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import yaml
 
@@ -26,6 +27,8 @@ FAR = "40"
 ANSWER = "Both ways are 40 km long, so the whole journey is 80 km.\n#### 80"
 CALLS = 2
 """Calls per conversation, one after the other."""
+TAIL_SHARE, TAIL_SECONDS = 0.05, 2.0
+"""Of a heavy tail: how many calls take how long."""
 RESPONSE = 256
 """Maximum tokens after the prompt; the conversations have about 130."""
 
@@ -47,7 +50,14 @@ class Distance(BaseTool):
     """The same tool for Toolyard."""
 
     async def execute(self, instance_id, parameters, **kwargs):
-        return ToolResponse(text=await distance_in(self.config["seconds"])(**parameters)), None, {}
+        seconds = self.config["seconds"]
+        if self.config.get("tail") and self._is_late(instance_id, parameters):
+            seconds = TAIL_SECONDS
+        return ToolResponse(text=await distance_in(seconds)(**parameters)), None, {}
+
+    def _is_late(self, instance_id: str, parameters: dict[str, Any]) -> bool:
+        """The same calls in every run."""
+        return crc32(f"{instance_id}{parameters}".encode()) % 1000 < 1000 * TAIL_SHARE
 
 
 @dataclass(frozen=True)
@@ -72,9 +82,10 @@ class Workspace:
     def samples(self) -> int:
         return self.group * len(self.prompts)
 
-    def settings(self, seconds: float) -> RolloutConfig:
-        tools = self.folder / f"tools-{seconds:g}.yaml"
-        tool = {"class_name": "memorized.Distance", "config": {"type": "native", "seconds": seconds}}
+    def settings(self, seconds: float, *, tail: bool = False) -> RolloutConfig:
+        """`seconds`: how long a call takes. `tail`: some take `TAIL_SECONDS`."""
+        tools = self.folder / f"tools-{seconds:g}-{tail}.yaml"
+        tool = {"class_name": "memorized.Distance", "config": {"type": "native", "seconds": seconds, "tail": tail}}
         tools.write_text(yaml.safe_dump({"tools": [{**tool, "tool_schema": self.schema}]}))
         return load_config(
             None,
@@ -90,8 +101,11 @@ class Workspace:
         )
 
 
-def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Workspace:
-    """Write prompts, a template, and a model that has memorized its conversations."""
+def prepare(
+    folder: Path, model: str | None, prompts: int, group: int, *, width: int = 256, layers: int = 4
+) -> Workspace:
+    """Write prompts, a template, and a model that has memorized its conversations. `width` and `layers` are those of
+    the model with random weights, if `model` names no other."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import get_json_schema
@@ -114,7 +128,7 @@ def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Worksp
     torch.manual_seed(0)
     if model is None:
         tokenizer = small_tokenizer(json.dumps([asked, place.schema, ANSWER]) + qwen2_5_chat_template)
-        made = small_model(tokenizer)
+        made = small_model(tokenizer, width, layers)
     else:
         base = resolve_model(model, progress=print)
         tokenizer = AutoTokenizer.from_pretrained(base)
@@ -142,14 +156,14 @@ def small_tokenizer(text: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def small_model(tokenizer: Any) -> Any:
+def small_model(tokenizer: Any, width: int, layers: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,

@@ -1,9 +1,11 @@
-"""GRPO with Toolyard's rollouts: where the time of a step goes, and the same step with TRL's own `tools=` loop.
+"""GRPO with Toolyard's rollouts: where the time of a step goes, the same step with TRL's own `tools=` loop, and
+synchronous and asynchronous training.
 
-    python benchmarks/train.py                     both parts, on the CPU: 15 minutes on two busy cores
+    python benchmarks/train.py                     all parts, on the CPU: 20 minutes on two busy cores
     python benchmarks/train.py --part shares       the embedded model, word problems, code in the embedded sandbox
     python benchmarks/train.py --part beside       the two loops side by side
     python benchmarks/train.py --part beside --model smollm2-135m --prompts 2 --steps 1
+    python benchmarks/train.py --part async        synchronous and asynchronous steps, with tools that wait
     python benchmarks/train.py --quick
 
 Side by side, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before
@@ -16,17 +18,24 @@ affects both; compare the ratios, not the numbers.
 What differs: TRL samples with `transformers.generate`, which recomputes the whole conversation for each turn, and
 awaits the calls of one sample before those of the next, even if the tool is asynchronous, as here. Toolyard samples
 with the embedded engine, and runs calls while other requests are sampled.
+
+Synchronous and asynchronous steps are measured with the same memorized model, on all steps of a run without the opening
+of the engine: the first step of an asynchronous run plays ahead, and the last one only trains. The benchmark checks
+that both trained on the same samples, and that no token was older than allowed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
+import itertools
 import logging
 import statistics
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +46,13 @@ from rich.console import Console
 from rich.table import Table
 
 import toolyard.engines.transformers.openmp  # noqa: F401 - before torch, for both loops: waiting threads do not spin
-from memorized import CALLS, RESPONSE, Workspace, distance_in, prepare
+from memorized import CALLS, RESPONSE, TAIL_SECONDS, TAIL_SHARE, Workspace, distance_in, prepare
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EMBEDDED as EMBEDDED_TRAINING
-from toolyard.train.config import load_train_config
+from toolyard.train.config import AsynchronousConfig, load_train_config
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
+from toolyard.train.trl.stream import StreamSettings
 
 CONSOLE = Console()
 DELAYS = (0.0, 0.05, 0.2)
@@ -60,8 +70,10 @@ class Times:
     rewards: list[float] = field(default_factory=list)
 
 
-def trainer(model: Any, times: Times, **given: Any) -> Any:
-    """A GRPOTrainer that measures its own times, and keeps its last samples in `sampled`."""
+def trainer(model: Any, times: Times, *, kind: Any = None, **given: Any) -> Any:
+    """A GRPOTrainer that measures its own times, and keeps its last samples in `sampled`.
+
+    `kind`: its class, if it is not TRL's."""
     import trl
     from transformers import PrinterCallback, TrainerCallback
 
@@ -72,7 +84,7 @@ def trainer(model: Any, times: Times, **given: Any) -> Any:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             times.steps.append(time.perf_counter() - self.began)
 
-    class Timed(trl.GRPOTrainer):
+    class Timed(kind or trl.GRPOTrainer):
         sampled: Any = None
 
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -350,23 +362,142 @@ def compared(theirs: list[float], ours: list[float]) -> list[str]:
     return cells
 
 
+# Synchronous and asynchronous -----------------------------------------------------------------------------------------
+
+WAITS = ((0.0, False), (0.05, False), (0.2, False), (1.0, False), (0.05, True))
+"""How long a call takes, and whether some take much longer."""
+WAYS: dict[str, AsynchronousConfig | None] = {
+    "synchronous": None,
+    "asynchronous": AsynchronousConfig(max_staleness=1),
+    "finishing": AsynchronousConfig(max_staleness=1, on_update="finish"),
+}
+
+
+@dataclass
+class Ahead:
+    """A run: the seconds of a step, what was trained on, and how old its tokens were."""
+
+    seconds: float
+    processor: float
+    """Of all threads, per step, with the opening of the engine."""
+    samples: list[tuple[str, tuple[int, ...]]]
+    staleness: Counter[int]
+
+
+def play_ahead(
+    place: Workspace, model: Any, wait: tuple[float, bool], way: AsynchronousConfig | None, steps: int
+) -> Ahead:
+    from transformers import AutoTokenizer
+
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
+
+    stream = StreamSettings(asynchronous=way, shuffle=False) if way else None
+    watch, times, settings = Handed(), Times(), place.settings(wait[0], tail=wait[1])
+    with tempfile.TemporaryDirectory() as scratch, ToolyardRollout(settings, observer=watch, stream=stream) as rollout:
+        began = time.process_time()
+        watch.reward = rollout.reward
+        rollout.reward = watch
+        trainer(
+            model,
+            times,
+            kind=OffPolicyGRPOTrainer if way else None,
+            args=sampling_the_same(place, scratch, steps),
+            train_dataset=rollout.dataset(),
+            processing_class=AutoTokenizer.from_pretrained(place.model),
+            reward_funcs=[rollout.reward],
+            rollout_func=rollout,
+        ).train()
+    processor = (time.process_time() - began) / steps
+    opening = watch.reports[0].seconds["sync"]
+    ages = sum((Counter(report.staleness) for report in watch.reports), Counter[int]())
+    return Ahead((sum(times.steps) - opening) / steps, processor, sorted(watch.samples), ages)
+
+
+class Handed(StepObserver):
+    """Keeps the reports and what is trained on. It is the reward function, too: TRL shows it the trajectories."""
+
+    __name__ = "score"
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+        self.samples: list[tuple[str, tuple[int, ...]]] = []
+        self.reward: Any = None
+
+    def stepped(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def __call__(self, *, trajectory: list[Trajectory], **columns: Any) -> Any:
+        self.samples += [(one.batch_data_id, tuple(one.tokens.response_ids)) for one in trajectory]
+        return self.reward(**columns)
+
+
+def measure_ahead(model: str | None, prompts: int, group: int, steps: int, rounds: int) -> None:
+    """The ways take turns, so that the load of the machine affects all of them; of each, the best round counts."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    found: dict[tuple[tuple[float, bool], str], Ahead] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = prepare(Path(scratch), model, prompts, group, width=128, layers=2)
+        plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
+        for wait, (name, way) in itertools.product(WAITS, [*WAYS.items()] * rounds):
+            run = play_ahead(place, copy.deepcopy(plain), wait, way, steps)
+            gc.collect()
+            CONSOLE.print(f"[dim]{name}, {waiting(wait)}: {run.seconds:.2f} s per step, {run.processor:.2f} s of CPU")
+            found[wait, name] = min(run, found.get((wait, name), run), key=lambda one: one.seconds)
+            if run.samples != found[wait, "synchronous"].samples:
+                raise SystemExit(f"{name}: not the same samples as in synchronous training")
+            if way is not None and max(run.staleness) > way.max_staleness:
+                raise SystemExit(f"{name}: a token was {max(run.staleness)} updates old")
+    show_ahead(model, place, steps, found)
+
+
+def show_ahead(
+    model: str | None, place: Workspace, steps: int, found: dict[tuple[tuple[float, bool], str], Ahead]
+) -> None:
+    title = (
+        f"{model or 'random weights'}: {steps} steps of {place.samples} samples with {CALLS} calls each, the same "
+        "samples in all runs; seconds per step, how much faster than synchronous, mean staleness of tokens"
+    )
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("a call takes")
+    for name in WAYS:
+        table.add_column(name, justify="right")
+    for wait in WAITS:
+        base, cells = found[wait, "synchronous"].seconds, []
+        for name in WAYS:
+            run = found[wait, name]
+            age = sum(age * count for age, count in run.staleness.items()) / max(1, run.staleness.total())
+            more = f"  {base / run.seconds:.2f} x  {age:.1f}" if run.staleness else ""
+            cells.append(f"{run.seconds:.2f}{more}")
+        table.add_row(waiting(wait), *cells)
+    CONSOLE.print(table)
+
+
+def waiting(wait: tuple[float, bool]) -> str:
+    tail = f", {TAIL_SHARE:.0%} of them {TAIL_SECONDS:g} s" if wait[1] else ""
+    return f"{wait[0] * 1000:.0f} ms{tail}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("shares", "beside", "both"), default="both")
-    parser.add_argument("--model", help="default: shares: the embedded one; beside: random weights")
-    parser.add_argument("--prompts", type=int, default=4, help="beside: prompts per step")
-    parser.add_argument("--group", type=int, default=4, help="beside: samples per prompt")
-    parser.add_argument("--steps", type=int, default=3, help="steps to count in each round")
-    parser.add_argument("--rounds", type=int, default=2, help="beside: rounds")
+    parser.add_argument("--part", choices=("shares", "beside", "async", "all"), default="all")
+    parser.add_argument("--model", help="default: shares: the embedded one; beside and async: random weights")
+    parser.add_argument("--prompts", type=int, default=4, help="beside and async: prompts per step")
+    parser.add_argument("--group", type=int, default=4, help="beside and async: samples per prompt")
+    parser.add_argument("--steps", type=int, default=3, help="steps to count in each round; async: twice as many")
+    parser.add_argument("--rounds", type=int, default=2, help="beside and async: rounds")
     parser.add_argument("--quick", action="store_true", help="one step, one round")
     options = parser.parse_args()
     if options.quick:
         options.steps = options.rounds = 1
     quiet()
-    if options.part != "beside":
+    if options.part in ("shares", "all"):
         measure_shares(options.model or DEFAULT_MODEL, options.steps)
-    if options.part != "shares":
+    if options.part in ("beside", "all"):
         measure_beside(options.model, options.prompts, options.group, options.steps, options.rounds)
+    if options.part in ("async", "all"):
+        measure_ahead(options.model, options.prompts, options.group, 2 * options.steps, options.rounds)
 
 
 def quiet() -> None:

@@ -19,6 +19,7 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.agent.run import AgentTask
 from toolyard.rollout.config import RolloutConfig, load_config
 from toolyard.rollout.run import RolloutResult, run_rollouts
+from toolyard.train.config import AsynchronousConfig
 from toolyard.train.groups import grouped
 from toolyard.train.samples import samples_of
 from training import make_model
@@ -296,9 +297,12 @@ async def test_a_shared_turn_is_trained_once_or_in_each_branch_as_asked(
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_grpo_step_trains_on_what_an_agent_sampled(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_grpo_step_trains_on_what_an_agent_sampled(small: Path, tmp_path: Path, ahead: bool) -> None:
     """The embedded engine, an agent with a sub-agent, the real trainer: log-probabilities agree with a forward pass."""
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
     from toolyard.train.trl.rollout import ToolyardRollout
+    from toolyard.train.trl.stream import StreamSettings
 
     handed: list[dict[str, Any]] = []
 
@@ -321,10 +325,12 @@ def test_a_grpo_step_trains_on_what_an_agent_sampled(small: Path, tmp_path: Path
             "n": 2,
         },
     )
-    with Listening(config) as rollout:
-        trainer = make_trainer(rollout, small, tmp_path / "out", max_completion_length=700, max_steps=1)
+    stream = StreamSettings(asynchronous=AsynchronousConfig()) if ahead else None
+    with Listening(config, stream=stream) as rollout:
         # The score of a session may be that of the other: groups of equal rewards would change no weights.
-        trainer.reward_funcs = [lambda *, score, **_: [float(at % 2) for at in range(len(score))]]
+        rollout.reward = lambda *, score, **_: [float(at % 2) for at in range(len(score))]  # type: ignore[assignment]
+        kind = OffPolicyGRPOTrainer if ahead else None
+        trainer = make_trainer(rollout, small, tmp_path / "out", kind=kind, max_completion_length=700, max_steps=1)
         before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
         trainer.train()
         assert any(not value.equal(before[name]) for name, value in trainer.model.named_parameters())

@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default::UserWarning"),
 ]
 REWARD = """
+import asyncio
 import time
 
 def earned(data_source, solution_str, ground_truth, extra_info):
@@ -43,6 +44,9 @@ def late(data_source, solution_str, ground_truth, extra_info):
     '''Takes up to 0.3 s, so that groups overtake each other.'''
     time.sleep((sum(map(ord, solution_str)) % 4) / 10)
     return earned(data_source, solution_str, ground_truth, extra_info)
+
+async def hangs(data_source, solution_str, ground_truth, extra_info):
+    await asyncio.sleep(100)
 
 def broken(data_source, solution_str, ground_truth, extra_info):
     raise RuntimeError("out of order")
@@ -229,6 +233,7 @@ def test_without_staleness_it_is_synchronous_training(place):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.slow
 def test_evaluations_and_replaced_groups_do_not_make_anything_older_than_allowed(place):
     result = trained(
         "output_dir=runs/a",
@@ -256,6 +261,7 @@ class Stopped(TrainObserver):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_running_and_trains_every_task_once_when_it_is_resumed(place):
     settings = [
         *("output_dir=runs/a", "steps=4", "asynchronous={max_staleness: 2}"),
@@ -286,6 +292,30 @@ def test_closed_in_the_middle_it_leaves_nothing_running(model, tmp_path):
         assert any("_work" in name for name in running())
     assert running() == before
     rollout.close()
+
+
+def test_interrupted_while_it_waits_it_leaves_nothing_running(place):
+    """A second Ctrl-C, or one outside of `toolyard train`."""
+
+    def press(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
+
+    before = running()
+    config = load_train_config("train.yaml", ["asynchronous={}", "rollout.rewards.final=my_reward:hangs"])
+    earlier = signal.signal(signal.SIGALRM, press)
+    try:
+        with ToolyardRollout(config.rollout, stream=StreamSettings(asynchronous=config.asynchronous)) as rollout:
+            model = Path(str(config.rollout.engine.model))
+            trainer = make_trainer(rollout, model, place / "out", kind=OffPolicyGRPOTrainer, num_generations=4)
+            signal.setitimer(signal.ITIMER_REAL, 2.0)
+            with pytest.raises(KeyboardInterrupt):
+                rollout([rollout.dataset()[0]["prompt"]] * 4, trainer)
+            assert running() == before
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)
 
 
 def test_what_breaks_all_rewards_ends_the_run_by_name_and_leaves_nothing_running(place):

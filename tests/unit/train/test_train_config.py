@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,15 @@ from toolyard.errors import ConfigError, RecordError
 from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import load_config
 from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
+from toolyard.train.metrics import MetricsFile
 from toolyard.train.order import TaskOrder
+from toolyard.train.pacing import Position
+from toolyard.train.positions import POSITIONS, position_line, read_position
 from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
 from toolyard.train.trl.stopping import StopSignals
 
 arguments = Late("toolyard.train.trl.arguments")
+stream = Late("toolyard.train.trl.stream")
 
 N4 = ["rollout.n=4"]
 
@@ -122,6 +127,26 @@ def test_all_tasks_come_before_one_comes_again_and_more_steps_begin_alike():
     assert TaskOrder(5, seed=1, shuffle=True).first(30)[:12] == order
     assert TaskOrder(5, seed=2, shuffle=True).first(12) != order
     assert TaskOrder(3, seed=1, shuffle=False).first(7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_processes_share_the_order_and_a_task_that_comes_twice_in_a_step_has_other_samples():
+    tasks: Any = ["a", "b", "c"]
+    order = TaskOrder(3, seed=0, shuffle=False)
+    shares = [stream.StreamShare(order, tasks, 2, process, 2) for process in range(2)]
+    assert [shares[0].at(place) for place in range(4)] == [("a", 0, 0), ("b", 0, 0), ("b", 1, 0), ("c", 1, 0)]
+    assert [shares[1].at(place) for place in range(4)] == [("c", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 1, 1)]
+
+
+def test_the_position_of_each_process_is_found_again(tmp_path):
+    file = tmp_path / POSITIONS
+    with MetricsFile(file, steps=0) as positions:
+        positions.write(position_line(1, [Position(4, (2, 3)), Position(5)]))
+        positions.write(position_line(2, [Position(9), Position(8)]))
+    assert read_position(file, 1, 0, 2) == Position(4, (2, 3))
+    assert read_position(file, 2, 1, 2) == Position(8)
+    assert read_position(file, 3, 0, 2) is None
+    assert read_position(file, 1, 0, 1) is None, "another number of processes"
+    assert read_position(tmp_path / "none", 1, 0, 1) is None
 
 
 # The folder -----------------------------------------------------------------------------------------------------------

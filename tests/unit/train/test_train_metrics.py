@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_a_line_says_what_was_earned_how_tools_were_used_and_where_the_time_went
         "loss": 0.25,
         "kl": 0.1,
     }
+
+
+def test_groups_and_ages_are_told_where_there_are_any_and_add_up_over_processes():
+    made = report(scores=[1.0])
+    one = Measure.of(replace(made, groups={"sampled": 3, "flat": 1, "replaced": 1}, staleness={0: 10, 2: 30}))
+    two = Measure.of(replace(made, groups={"sampled": 2, "flat": 0, "replaced": 0}, staleness={1: 40}))
+    found = Measure.of_all([one, two]).as_json()
+    assert found["dynamic_sampling"] == {"sampled": 5, "flat": 1, "replaced": 1}
+    assert found["staleness"] == {"mean": 1.25, "max": 2}
+    plain = step_line(1, Measure.of(made), 9.0, {})
+    assert not {"dynamic_sampling", "staleness"} & plain.keys()
 
 
 def test_means_of_nothing_are_null_and_not_zero():
@@ -140,6 +152,9 @@ def test_the_plot_takes_one_step_and_many_with_gaps_and_evaluations(tmp_path):
         lines = [line(step) for step in range(1, steps)] + [step_line(steps, Measure(), 3.0, {})]
         draw(lines, [evaluation_line(0, Measure.of(report(scores=[0.5])))], path)
         assert path.read_bytes().startswith(b"\x89PNG")
+    groups = {"dynamic_sampling": {"sampled": 3, "flat": 1, "replaced": 1}}
+    for more in (groups, {"staleness": {"mean": 0.5, "max": 1}}, {**groups, "staleness": {"mean": 0.5, "max": 1}}):
+        draw([line(1), {**line(2), **more}, line(3)], [], path)
     assert [left.name for left in tmp_path.iterdir()] == ["metrics.png"]
 
 

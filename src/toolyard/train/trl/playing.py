@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,13 +115,15 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
         assert self._stage is not None, "after `prepare`"
-        self._begun += len(numbered)
-        self._stage.observer.opened(self._begun, 0)
+        self._counts_begun(self._stage, len(numbered))
         try:
-            return blocking.run(self._stage.play(numbered, step, self._counted(self._stage, ended)))
+            played = blocking.run(self._stage.play(numbered, step, self._counted(self._stage, ended)))
         except BaseException:  # a cluster would go on playing
             self.close()
             raise
+        if self._stream is not None:  # it is still there, and is watched again
+            self._stage.observer.began(self._stream.run)
+        return played
 
     def take(
         self,
@@ -146,6 +149,7 @@ class Player:
                 stage.observer,
                 share,
                 pacing(),
+                partial(self._counts_begun, stage),
                 self._counted(stage, ended),
                 finishes=finishes,
             )
@@ -158,6 +162,10 @@ class Player:
         except BaseException:
             self.close()
             raise
+
+    def _counts_begun(self, stage: _Stage, requests: int) -> None:
+        self._begun += requests
+        stage.observer.opened(self._begun, 0)
 
     def _counted(self, stage: _Stage, ended: Callable[[Trajectory], None]) -> Callable[[Trajectory], None]:
         def counted(trajectory: Trajectory) -> None:

@@ -298,9 +298,10 @@ def _check_trainer(config: RolloutConfig, trainer: Any) -> None:
 
 
 def staleness(samples: Iterable[TrainingSample | Refused], step: int) -> Counter[int]:
-    """Sampled tokens by age: the number of updates between their weights and those of `step`."""
+    """Sampled tokens by age: the number of updates between their weights and those of `step`. Tokens of unknown weights
+    are not counted."""
     versions = [one.token_versions or () for one in samples if isinstance(one, TrainingSample)]
-    return Counter(step - int(version) for some in versions for version in some if version)
+    return Counter(step - int(version) for some in versions for version in some if version.isdecimal())
 
 
 def _check_streaming(rollout: ToolyardRollout, trainer: Any, samples: int) -> None:

@@ -16,7 +16,7 @@ from toolyard.errors import TrainError
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.assembly import OpenedRollout
 from toolyard.rollout.config import RolloutConfig
-from toolyard.rollout.observer import Observer
+from toolyard.rollout.observer import Observer, Running
 from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.tasks.protocol import Task
@@ -145,19 +145,21 @@ class GroupStream:
         observer: Observer,
         share: StreamShare,
         pacing: Pacing,
+        begun: Callable[[int], None],
         ended: Callable[[Trajectory], None],
         *,
         finishes: bool = False,
     ) -> None:
         """
         Args:
+            begun: Called with the number of requests that are added.
             ended: Called with each trajectory as soon as it ends.
             finishes: Finish running requests before the weights change. Otherwise they go on with the new ones.
         """
         self._finishes = finishes
         self._share, self._pacing = share, pacing
         self._config, self._schemas = config, rollout.tool_schemas
-        self._observer, self._ended = observer, ended
+        self._observer, self._begun, self._ended = observer, begun, ended
         self._inbox = _Inbox()
         self._run = RolloutRun(rollout.setting, self._inbox, concurrency=config.in_flight, on_stuck=observer.stuck)
         self._playing: dict[str, _Playing] = {}
@@ -166,8 +168,10 @@ class GroupStream:
         self._changed = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        self.admitted = 0
-        """Requests so far."""
+
+    @property
+    def run(self) -> Running:
+        return self._run
 
     async def __aenter__(self) -> Self:
         await self._run.__aenter__()
@@ -238,8 +242,7 @@ class GroupStream:
             ]
             playing = _Playing(paced, [request.request_id for request in requests])
             self._playing |= dict.fromkeys(playing.requests, playing)
-            self.admitted += len(requests)
-            self._observer.opened(self.admitted, 0)
+            self._begun(len(requests))
             for request in requests:
                 self._inbox.put(request)
 
