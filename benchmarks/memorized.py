@@ -101,11 +101,8 @@ class Workspace:
         )
 
 
-def prepare(
-    folder: Path, model: str | None, prompts: int, group: int, *, width: int = 256, layers: int = 4
-) -> Workspace:
-    """Write prompts, a template, and a model that has memorized its conversations. `width` and `layers` are those of
-    the model with random weights, if `model` names no other."""
+def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Workspace:
+    """Write prompts, a template, and a model that has memorized its conversations."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import get_json_schema
@@ -128,7 +125,7 @@ def prepare(
     torch.manual_seed(0)
     if model is None:
         tokenizer = small_tokenizer(json.dumps([asked, place.schema, ANSWER]) + qwen2_5_chat_template)
-        made = small_model(tokenizer, width, layers)
+        made = small_model(tokenizer)
     else:
         base = resolve_model(model, progress=print)
         tokenizer = AutoTokenizer.from_pretrained(base)
@@ -156,14 +153,14 @@ def small_tokenizer(text: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def small_model(tokenizer: Any, width: int, layers: int) -> Any:
+def small_model(tokenizer: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,

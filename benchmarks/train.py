@@ -438,7 +438,7 @@ def measure_ahead(model: str | None, prompts: int, group: int, steps: int, round
 
     found: dict[tuple[tuple[float, bool], str], Ahead] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        place = prepare(Path(scratch), model, prompts, group, width=128, layers=2)
+        place = prepare(Path(scratch), model, prompts, group)
         plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
         for wait, (name, way) in itertools.product(WAITS, [*WAYS.items()] * rounds):
             run = play_ahead(place, copy.deepcopy(plain), wait, way, steps)
@@ -483,9 +483,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("shares", "beside", "async", "all"), default="all")
     parser.add_argument("--model", help="default: shares: the embedded one; beside and async: random weights")
-    parser.add_argument("--prompts", type=int, default=4, help="beside and async: prompts per step")
+    parser.add_argument("--prompts", type=int, default=4, help="beside: prompts per step; async: half as many")
     parser.add_argument("--group", type=int, default=4, help="beside and async: samples per prompt")
-    parser.add_argument("--steps", type=int, default=3, help="steps to count in each round; async: twice as many")
+    parser.add_argument("--steps", type=int, default=3, help="steps to count in each round; async: one more")
     parser.add_argument("--rounds", type=int, default=2, help="beside and async: rounds")
     parser.add_argument("--quick", action="store_true", help="one step, one round")
     options = parser.parse_args()
@@ -497,7 +497,7 @@ def main() -> None:
     if options.part in ("beside", "all"):
         measure_beside(options.model, options.prompts, options.group, options.steps, options.rounds)
     if options.part in ("async", "all"):
-        measure_ahead(options.model, options.prompts, options.group, 2 * options.steps, options.rounds)
+        measure_ahead(options.model, (options.prompts + 1) // 2, options.group, options.steps + 1, options.rounds)
 
 
 def quiet() -> None:
