@@ -177,12 +177,13 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
         kill([stopped], signal.SIGCONT)
     assert told is not None
     assert told["completed"] == 32
-    # What was under way when it was stopped runs twice: the tool says that this is harmless.
-    ended = job.check()
-    under_way = {
-        (instance, number) for what, instance, number, pid, at in job.log() if pid == stopped and what == "begin"
-    } - {(instance, number) for what, instance, number, pid, at in job.log() if at < began and what == "end"}
-    assert {one for one, times in ended.items() if times > 1} <= under_way
+    # What was under way when its worker was given up runs twice: the tool says that this is harmless. On a busy
+    # machine, that may be another worker than the one that was stopped.
+    twice = {one for one, times in job.check().items() if times > 1}
+    for one in twice:
+        times = [(what, at) for what, instance, number, _, at in job.log() if (instance, number) == one]
+        first, second = sorted(at for what, at in times if what == "begin")[:2]
+        assert not any(what == "end" and first < at < second for what, at in times), one
 
 
 @pytest.mark.slow

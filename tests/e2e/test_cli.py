@@ -29,7 +29,7 @@ from toolyard.sandbox.local import LocalSandbox, SandboxConfig
 from toolyard.sandbox.protocol import Execution
 
 TOOLYARD = str(Path(sys.executable).parent / "toolyard")
-SECONDS = 90
+SECONDS = 180
 
 
 def toolyard(*args: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:

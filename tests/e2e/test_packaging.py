@@ -221,7 +221,10 @@ def needed(name: str, extra: str) -> Iterator[importlib.metadata.Distribution]:
 
 def check_tour(environment: Environment, **env: str) -> None:
     """What the tour needs and this PATH lacks is left out, and the rest ends as it should."""
-    said = succeeded(environment.toolyard("sandbox", "tour", **env))
+    done = environment.toolyard("sandbox", "tour", **env)
+    if "the machine is too busy" in done.stdout:  # and the program can be run again, it says
+        done = environment.toolyard("sandbox", "tour", **env)
+    said = succeeded(done)
     assert re.search(r"✔  Python, well behaved +Python +ok ", said), said
     assert re.search(r"✔  Fork bomb ", said), said
     assert "All ended as expected." in said
