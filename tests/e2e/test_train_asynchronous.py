@@ -303,7 +303,7 @@ def test_interrupted_while_it_waits_it_leaves_nothing_running(place):
     from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
 
     before = running()
-    config = load_train_config("train.yaml", ["asynchronous={}", "rollout.rewards.final=my_reward:hangs"])
+    config = load_train_config("train.yaml", ["asynchronous={}", "rollout.rewards.final=async_reward:hangs"])
     earlier = signal.signal(signal.SIGALRM, press)
     try:
         with ToolyardRollout(config.rollout, stream=StreamSettings(asynchronous=config.asynchronous)) as rollout:
