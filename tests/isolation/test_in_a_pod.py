@@ -19,7 +19,7 @@ from toolyard.cli.doctor.pods import examine_manifest
 from toolyard.sandbox.isolation import Level
 
 pytestmark = [
-    pytest.mark.skipif(os.getuid() != 0, reason="only root can play a container runtime"),
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root, to play a container runtime"),
     pytest.mark.kernel("user namespace", "private root", "landlock", "seccomp"),
 ]
 
