@@ -111,8 +111,8 @@ def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
         run, kills = job.start("--ray", nodes.address, "--otel", there.url), []
         for number in (10, 60):
             begun(job, number)
-            kills.append(time.time())
             kill([random.choice(nodes.workers)])
+            kills.append(time.time())  # after the kill: looking for workers takes a while
         told = job.end(run)
     assert told["completed"] == 32
     ran_once(job, job.check(), kills)
@@ -143,8 +143,8 @@ def test_a_killed_driver_is_resumed_and_finished_turns_are_not_repeated(nodes: N
     job.tools(repeatable=True)
     run = job.start("--ray", nodes.address)
     begun(job, 60)
-    kills = [time.time()]
     run.kill()
+    kills = [time.time()]
     run.communicate()
     gone = until(lambda: not nodes.workers and [time.time()], "the end of its workers")
     told = job.run("--ray", nodes.address)
@@ -177,13 +177,17 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
         kill([stopped], signal.SIGCONT)
     assert told is not None
     assert told["completed"] == 32
-    # What was under way when its worker was given up runs twice: the tool says that this is harmless. On a busy
-    # machine, that may be another worker than the one that was stopped.
-    twice = {one for one, times in job.check().items() if times > 1}
-    for one in twice:
-        times = [(what, at) for what, instance, number, _, at in job.log() if (instance, number) == one]
-        first, second = sorted(at for what, at in times if what == "begin")[:2]
-        assert not any(what == "end" and first < at < second for what, at in times), one
+    # What was under way when it was stopped runs twice: the tool says that this is harmless. On a busy machine, others
+    # may be silent for too long as well, which the driver says.
+    said = (job.folder / "stderr").read_text()
+    processes = dict(re.findall(r"worker (\S+) \(process (\d+)\)", said))
+    given_up = {stopped, *(int(processes[name]) for name in re.findall(r"worker ([^\s/]+)\S* was silent", said))}
+    for one, ended in job.check().items():
+        log = [(at, what, pid) for what, instance, number, pid, at in job.log() if (instance, number) == one]
+        (_, _, first), *others = sorted(line for line in log if line[1] == "begin")
+        assert ended == 1 or first in given_up, one
+        for again, _, _ in others:
+            assert not any(what == "end" and at < again for at, what, _ in log), one
 
 
 @pytest.mark.slow
@@ -235,8 +239,8 @@ def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp
     job.tools(repeatable=True)
     run = job.start("--ray", nodes.address, "--set", "cluster.shared_folder=false")
     begun(job, 40)
-    killed = time.time()
     kill([random.choice(nodes.workers)])
+    killed = time.time()
     assert job.end(run)["completed"] == 32
     # What was not yet reported is repeated.
     ran_once(job, job.check(), [killed])
