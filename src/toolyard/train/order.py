@@ -1,8 +1,9 @@
-"""The order of tasks: passes over all of them without end, the same in every run with the same seed."""
+"""The order in which tasks are played, and a place in it."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 
 class TaskOrder:
@@ -25,3 +26,13 @@ class TaskOrder:
     def first(self, wanted: int) -> list[int]:
         """The first `wanted` tasks. A longer list starts with the same ones."""
         return [self.at(place) for place in range(wanted)]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a stream is in the order of tasks."""
+
+    next: int = 0
+    """The first place that has not started."""
+    waiting: tuple[int, ...] = ()
+    """Places before it that have started and are neither trained nor put aside."""

@@ -18,15 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a stream is in the order of tasks."""
-
-    next: int = 0
-    """The first place that has not started."""
-    waiting: tuple[int, ...] = ()
-    """Places before it that have started and are neither trained nor put aside."""
+from toolyard.train.order import Position
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,11 @@
-"""The folder of a training run: its lock, its settings and its checkpoints."""
+"""The folder of a training run: its lock, its settings, its checkpoints and where it was in the order of tasks."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -14,7 +14,8 @@ from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
 from toolyard.records.writer import FolderLock
 from toolyard.train.config import TrainConfig
-from toolyard.train.metrics import METRICS
+from toolyard.train.metrics import METRICS, read_metrics
+from toolyard.train.order import Position
 
 SETTINGS = "train.json"
 MODEL = "model"
@@ -22,6 +23,8 @@ MODEL = "model"
 WARM_START = "warm_start"
 """The result of the supervised start, if there was one."""
 PLOT = "metrics.png"
+POSITIONS = "positions.jsonl"
+"""One line per update, written before its checkpoint."""
 
 _STATE = "trainer_state.json"
 """Written last, so a checkpoint without it is incomplete."""
@@ -110,6 +113,30 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     """The last complete checkpoint."""
     whole = [found for found in _checkpoints(folder) if _is_whole(found)]
     return max(whole, key=lambda found: found.step, default=None)
+
+
+def position_line(step: int, positions: Sequence[Position | None]) -> JSON:
+    """The positions of all processes after `step` updates."""
+    return {"step": step, "processes": [_as_json(position or Position()) for position in positions]}
+
+
+def read_position(path: Path, step: int, process: int, processes: int) -> Position | None:
+    """The position of a process after `step` updates; None if there is none, or if the number of processes has changed.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    found = next((line for line in read_metrics(path) if line["step"] == step), None)
+    if found is None or len(found["processes"]) != processes:
+        return None
+    mine: JSON = found["processes"][process]
+    return Position(int(mine["next"]), tuple(mine["waiting"]))
+
+
+def _as_json(position: Position) -> JSON:
+    return {"next": position.next, "waiting": list(position.waiting)}
 
 
 def _checkpoints(folder: Path) -> list[Checkpoint]:

@@ -15,10 +15,8 @@ from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import load_config
 from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
 from toolyard.train.metrics import MetricsFile
-from toolyard.train.order import TaskOrder
-from toolyard.train.pacing import Position
-from toolyard.train.positions import POSITIONS, position_line, read_position
-from toolyard.train.run_folder import RunFolder, last_checkpoint, settings_of
+from toolyard.train.order import Position, TaskOrder
+from toolyard.train.run_folder import POSITIONS, RunFolder, last_checkpoint, position_line, read_position, settings_of
 from toolyard.train.trl.stopping import StopSignals
 
 arguments = Late("toolyard.train.trl.arguments")

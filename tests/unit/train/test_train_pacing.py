@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from toolyard.train.pacing import PacedGroup, Pacing, Position
+from toolyard.train.order import Position
+from toolyard.train.pacing import PacedGroup, Pacing
 
 
 def places(groups: list[PacedGroup]) -> list[int]:

@@ -15,7 +15,7 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EvaluateConfig, TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, Measure, MetricsFile, evaluation_line, step_line
 from toolyard.train.observer import TrainObserver
-from toolyard.train.positions import POSITIONS, position_line
+from toolyard.train.run_folder import POSITIONS, position_line
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 from toolyard.train.trl.stopping import StopSignals

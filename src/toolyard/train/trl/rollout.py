@@ -31,8 +31,7 @@ from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.summary import Summary
 from toolyard.tasks.protocol import Task
-from toolyard.train.order import TaskOrder
-from toolyard.train.pacing import Position
+from toolyard.train.order import Position, TaskOrder
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 from toolyard.train.trl.playing import Player
 from toolyard.train.trl.stream import StreamSettings, StreamShare

@@ -20,8 +20,7 @@ from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
 from toolyard.train.observer import TrainObserver, TrainResult
 from toolyard.train.order import TaskOrder
-from toolyard.train.positions import POSITIONS, read_position
-from toolyard.train.run_folder import MODEL, PLOT, Checkpoint, RunFolder, last_checkpoint
+from toolyard.train.run_folder import MODEL, PLOT, POSITIONS, Checkpoint, RunFolder, last_checkpoint, read_position
 from toolyard.train.trl.arguments import (  # first: it reports missing packages
     grpo_config,
     load_model,

@@ -21,8 +21,8 @@ from toolyard.rollout.request import AsyncRolloutRequest, create_request
 from toolyard.rollout.run_many import RolloutRun
 from toolyard.tasks.protocol import Task
 from toolyard.train.config import AsynchronousConfig, DynamicSamplingConfig
-from toolyard.train.order import TaskOrder
-from toolyard.train.pacing import HandOut, PacedGroup, Pacing, Position
+from toolyard.train.order import Position, TaskOrder
+from toolyard.train.pacing import HandOut, PacedGroup, Pacing
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 
 ASIDE = "put aside"

@@ -257,14 +257,14 @@ def _lost(names: _SampleIds, reason: FinishReason, failure: Failure) -> Trajecto
     )
 
 
-def _version(told: int | None, opened: Opened, names: _SampleIds) -> int | None:
-    """The version of the weights, which verl's trainers need. If no server has answered: the version that other samples
-    used, or that of the step's start."""
+def _version(told: int | None, opened: Opened, names: _SampleIds) -> int:
+    """The version of the weights, with which verl's trainers compute. If no server has answered: the version that other
+    samples used, that of the step's start, or the first."""
     if told is not None:
         return told
-    if opened.seen.newest is not None or names.step is None:
+    if opened.seen.newest is not None:
         return opened.seen.newest
-    return max(names.step - 1, 0)
+    return max((names.step or 0) - 1, 0)
 
 
 def _turns(trajectory: Trajectory) -> int:

@@ -77,8 +77,7 @@ class VerlEngine:
         Args:
             session: The id by which verl routes to the server that has the conversation in its cache.
             with_texts: Extra parameters with stop texts, so that servers keep their tokens; None: servers do not
-            support
-                stop texts. Tokens after a stop text are cut off here in any case.
+                support stop texts. Tokens after a stop text are cut off here in any case.
             answered: Called with the notes after every answer.
         """
         self._servers = servers
@@ -141,15 +140,20 @@ class VerlEngine:
         else:
             finish = Finish.STOP
         end = min(sampling.max_tokens, len(ids) if end is None else end)
-        version, told = self.notes.newest, _told(answer)
         return Generation(
             ids[:end],
             None if logprobs is None else logprobs[:end],
             finish,
-            None if version is None else str(version),
-            told.get("num_cached_tokens"),
+            self._version(answer),
+            _told(answer).get("num_cached_tokens"),
             stop_text,
         )
+
+    def _version(self, answer: Any) -> str | None:
+        """Such as 7, or 7-8 if the weights changed in the middle of the answer: verl does not say at which token."""
+        newest = self.notes.newest
+        oldest = _told(answer).get("min_global_steps", newest)
+        return None if newest is None else str(newest) if oldest in (None, newest) else f"{oldest}-{newest}"
 
     def _end(self, ids: Sequence[int], sampling: Sampling) -> tuple[int | None, str | None]:
         """Where the turn ends, and the stop text that ends it, if any. Tokens sampled after it are dropped; the rest is
