@@ -50,15 +50,19 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def make_place(folder: Path, model: Path) -> Path:
-    """Tasks, a teacher's script and settings. What is earned depends on the answer, so that there is a gradient."""
+EARNED = """
+def earned(data_source, solution_str, ground_truth, extra_info):
+    return ('42' in solution_str) + (sum(map(ord, solution_str)) % 100) / 100
+"""
+
+
+def make_place(folder: Path, model: Path, *, reward: str = EARNED, module: str = "my_reward") -> Path:
+    """Tasks, a teacher's script and settings. What is earned depends on the answer, so that there is a gradient. Another
+    reward needs a module of another name, since a process imports a module once."""
     rows = [{"id": f"t{number}", "prompt": f"6 times 7? ({number})", "answer": "42"} for number in range(4)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "script.json").write_text(json.dumps([CALL, ANSWER]))
-    (folder / "my_reward.py").write_text(
-        "def earned(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return ('42' in solution_str) + (sum(map(ord, solution_str)) % 100) / 100\n"
-    )
+    (folder / f"{module}.py").write_text(reward)
     settings = {
         "rollout": {
             "tasks": {"path": "tasks.jsonl"},
@@ -66,7 +70,7 @@ def make_place(folder: Path, model: Path) -> Path:
             "chat": {"format": "code_block", "tool_role": "user"},
             "sampling": {"max_tokens": 32},
             "limits": {"max_assistant_turns": 3, "response_length": 160},
-            "rewards": {"final": "my_reward:earned"},
+            "rewards": {"final": f"{module}:earned"},
             "n": 4,
         },
         "steps": 2,

@@ -16,10 +16,10 @@ from toolyard.rollout.run import run_rollouts
 @pytest.mark.timeout(400)  # a minute of processor time, on a machine that may be busy
 @pytest.mark.kernel("confined")
 async def test_the_embedded_model_calls_code_in_the_sandbox_and_is_scored(tmp_path):
-    result = await run_rollouts(load_config(EMBEDDED, ["tasks.limit=2", "n=2", f"rollout_data_dir={tmp_path}"]))
-    assert (result.summary.trajectories, result.summary.completed) == (4, 4)
-    assert result.summary.with_calls >= 3
-    assert result.summary.score.count == 4
+    result = await run_rollouts(load_config(EMBEDDED, ["tasks.limit=1", "n=2", f"rollout_data_dir={tmp_path}"]))
+    assert (result.summary.trajectories, result.summary.completed) == (2, 2)
+    assert result.summary.with_calls >= 1
+    assert result.summary.score.count == 2
     decode = load_tokenizer(resolve_model("smollm2-135m")).decode
     for line in read_dump(tmp_path):
         trajectory = line.trajectory

@@ -63,9 +63,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def place(tmp_path, model, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    make_place(tmp_path, model)
-    (tmp_path / "async_reward.py").write_text(REWARD)
-    return tmp_path
+    return make_place(tmp_path, model, reward=REWARD, module="async_reward")
 
 
 def trained(*overrides: str, resume: bool = False, observer: TrainObserver | None = None) -> TrainResult:

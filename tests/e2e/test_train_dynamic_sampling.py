@@ -41,9 +41,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def place(tmp_path, model, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    make_place(tmp_path, model)
-    (tmp_path / "my_reward.py").write_text(REWARD)
-    return tmp_path
+    return make_place(tmp_path, model, reward=REWARD, module="dynamic_reward")
 
 
 def with_tasks(place: Path, kinds: str) -> None:

@@ -227,7 +227,7 @@ def test_with_the_real_model_every_sample_over_several_turns_is_exact(tmp_path: 
     from toolyard.engines.models import resolve_model
 
     changes = {
-        "tasks": {"limit": 2},
+        "tasks": {"limit": 1},
         "sampling": {"temperature": 1.0, "max_tokens": 48},
         "engine": {"device": "cpu"},
     }
