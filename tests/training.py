@@ -57,8 +57,9 @@ def earned(data_source, solution_str, ground_truth, extra_info):
 
 
 def make_place(folder: Path, model: Path, *, reward: str = EARNED, module: str = "my_reward") -> Path:
-    """Tasks, a teacher's script and settings. What is earned depends on the answer, so that there is a gradient. Another
-    reward needs a module of another name, since a process imports a module once."""
+    """Tasks, a teacher's script and settings. What is earned depends on the answer, so that there is a gradient.
+
+    Another reward needs another `module`: a process imports a module once."""
     rows = [{"id": f"t{number}", "prompt": f"6 times 7? ({number})", "answer": "42"} for number in range(4)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "script.json").write_text(json.dumps([CALL, ANSWER]))

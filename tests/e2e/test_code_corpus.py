@@ -35,7 +35,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.toolchain("c
 CORPUS = read_corpus()
 SOLUTIONS = [solution for problem in CORPUS for solution in problem.solutions]
 SETTINGS: dict[str, Any] = {"run_seconds": 1.0, "compile_seconds": 60.0, "memory_limit_mb": 256}
-AGGREGATIONS = [Aggregation.FRACTION, Aggregation.ALL]
 FAILED = frozenset(CaseVerdict) - {CaseVerdict.PASSED}
 
 

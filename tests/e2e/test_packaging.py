@@ -320,8 +320,7 @@ def interpreter(version: str) -> str:
 async def test_pip_installs_it_for_every_supported_python(
     version: str, kind: str, sdist: Path, wheels: dict[str, Path], without_compiler: str, tmp_path: Path
 ) -> None:
-    """With a compiler from the sdist, without one from the wheel that others would get from the index. The tour is taken
-    above."""
+    """With a compiler from the sdist, without one from the wheel that others would get from the index."""
     compiles = kind == "with a compiler"
     path = {} if compiles else {"PATH": without_compiler}
     environment = Environment(tmp_path, interpreter(version))
