@@ -256,7 +256,13 @@ async def test_many_agents_at_once_leave_no_process():
         await ended(pid)
 
 
-async def test_a_killed_rollout_takes_its_agents_with_it(tmp_path: Path):
+def folders_in(place: Path) -> set[Path]:
+    return set(place.glob("toolyard-agent-*"))
+
+
+async def test_a_killed_rollout_takes_its_agents_with_it_and_the_next_removes_their_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Nobody is left to kill them: the kernel does."""
     pid_file = tmp_path / "pid"
     agent = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
@@ -274,3 +280,20 @@ async def test_a_killed_rollout_takes_its_agents_with_it(tmp_path: Path):
         parent.kill()
         assert await parent.wait() == -signal.SIGKILL
     await ended(int(pid_file.read_text()))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    [left] = folders_in(tmp_path)
+    python("pass")
+    assert left.exists(), "it is so new that it may not be locked yet"
+    ready = tmp_path / "ready"
+    running = asyncio.create_task(run(python(f"open({str(ready)!r}, 'w'); import time; time.sleep(60)")))
+    await until(ready.exists)
+    both = folders_in(tmp_path)
+    assert len(both) == 2
+    for folder in both:
+        os.utime(folder, (0, 0))
+    python("pass")
+    assert folders_in(tmp_path) == both - {left}, "one is in use"
+    running.cancel()
+    await asyncio.wait([running])
+    assert not folders_in(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import inspect
 import json
 import os
@@ -12,9 +13,10 @@ import shlex
 import shutil
 import signal
 import tempfile
+import time
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +35,8 @@ _TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 _DRAIN_SECONDS = 0.5
 """After its end, for what it printed last."""
+_FOLDERS = "toolyard-agent-"
+_UNLOCKED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +172,11 @@ class CommandAgent:
         # The kernel kills the agent if this process dies, whatever kills it.
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv is not None else []
+        _remove_unlocked_folders()
 
     async def run(self, task: AgentTask, is_over: Callable[[], Awaitable[None]]) -> AgentExit:
-        with tempfile.TemporaryDirectory(prefix="toolyard-agent-", ignore_cleanup_errors=True) as folder:
-            file, reward = Path(folder) / "task.json", Path(folder) / "reward"
+        with _locked_folder() as folder:
+            file, reward = folder / "task.json", folder / "reward"
             file.write_text(json.dumps(task.as_json()), encoding="utf-8")
             words = filled(self._words, task, str(file))
             environment = {**inherited_environment(), **variables(task, str(file), str(reward)), **self._environment}
@@ -183,6 +188,32 @@ class CommandAgent:
                 return AgentExit(127, errors=f"the agent cannot be started: {error}")
             score = _beginning_of(reward) if reward.is_file() else None
             return AgentExit(None if killed else process.returncode, output, errors, score)
+
+
+@contextmanager
+def _locked_folder() -> Generator[Path]:
+    """A new folder, locked as long as this process lives."""
+    with tempfile.TemporaryDirectory(prefix=_FOLDERS, ignore_cleanup_errors=True) as folder, _opened(folder) as opened:
+        fcntl.flock(opened, fcntl.LOCK_SH)
+        yield Path(folder)
+
+
+def _remove_unlocked_folders() -> None:
+    """Of processes that were killed. Those of the last minute are kept: they may not be locked yet."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError), _opened(folder) as opened:  # others' folders, and locked ones
+            if time.time() - os.fstat(opened).st_mtime > _UNLOCKED_SECONDS:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _opened(folder: str | Path) -> Generator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _beginning_of(file: Path) -> str:
