@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from sdk_answers import Answers
 
 from toolyard.engines.protocol import Finish
 from toolyard.gateway.api.exchange import ApiError, Question, Reply, Said
 from toolyard.gateway.api.messages import Messages
 from toolyard.messages import Message, ToolCall
 
-httpx2 = pytest.importorskip("httpx2", reason="needs the anthropic SDK")
 anthropic = pytest.importorskip("anthropic", reason="needs the anthropic SDK")
 
 API = Messages()
@@ -53,31 +53,16 @@ def reply(message: Message, finish: Finish = Finish.STOP, stop_text: str | None 
     return Reply("abc", 1_700_000_000, (Said(message, finish, stop_text, 30, 12, 20),))
 
 
-class Sdk:
-    """Anthropic's client, whose requests are all answered with `content`."""
+class Sdk(Answers):
+    """Anthropic's client."""
 
     def __init__(self) -> None:
-        self.content: bytes | dict[str, Any] = b""
-        self.status = 200
-        self.body: dict[str, Any] = {}
-        """Of the last request."""
-        http = httpx2.Client(transport=httpx2.MockTransport(self._respond))
-        client = anthropic.Anthropic(base_url="http://gateway", api_key="none", http_client=http, max_retries=0)
+        super().__init__("/v1" + API.path)
+        client = anthropic.Anthropic(base_url="http://gateway", api_key="none", http_client=self.http, max_retries=0)
         self.messages = client.messages
-
-    def given(self, content: bytes | dict[str, Any], status: int = 200) -> Sdk:
-        self.content, self.status = content, status
-        return self
 
     def asks(self, messages: list[Any] | None = None, **fields: Any) -> Any:
         return self.messages.create(model="tiny", max_tokens=100, messages=messages or [HI], **fields)
-
-    def _respond(self, request: Any) -> Any:
-        assert request.url.path == "/v1" + API.path
-        self.body = json.loads(request.content)
-        if isinstance(self.content, dict):
-            return httpx2.Response(self.status, json=self.content)
-        return httpx2.Response(self.status, content=self.content, headers={"content-type": "text/event-stream"})
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from sdk_answers import Answers
 
 from toolyard.engines.protocol import Finish
 from toolyard.gateway.api.exchange import ApiError, Question, Reply, Said
 from toolyard.gateway.api.responses import Responses
 from toolyard.messages import Message, ToolCall
 
-httpx2 = pytest.importorskip("httpx2", reason="needs the openai SDK")
 openai = pytest.importorskip("openai", reason="needs the openai SDK")
 sdk_types = pytest.importorskip("openai.types.responses", reason="needs the openai SDK")
 
@@ -52,28 +52,13 @@ def reply(message: Message, finish: Finish = Finish.STOP) -> Reply:
     return Reply("abc", 1_700_000_000, (Said(message, finish, None, 30, 12, 20),))
 
 
-class Sdk:
-    """OpenAI's client, whose requests are all answered with `content`."""
+class Sdk(Answers):
+    """OpenAI's client."""
 
     def __init__(self) -> None:
-        self.content: bytes | dict[str, Any] = b""
-        self.status = 200
-        self.body: dict[str, Any] = {}
-        """Of the last request."""
-        http = httpx2.Client(transport=httpx2.MockTransport(self._respond))
-        client = openai.OpenAI(base_url="http://gateway/v1", api_key="none", http_client=http, max_retries=0)
+        super().__init__("/v1" + API.path)
+        client = openai.OpenAI(base_url="http://gateway/v1", api_key="none", http_client=self.http, max_retries=0)
         self.responses = client.responses
-
-    def given(self, content: bytes | dict[str, Any], status: int = 200) -> Sdk:
-        self.content, self.status = content, status
-        return self
-
-    def _respond(self, request: Any) -> Any:
-        assert request.url.path == "/v1" + API.path
-        self.body = json.loads(request.content)
-        if isinstance(self.content, dict):
-            return httpx2.Response(self.status, json=self.content)
-        return httpx2.Response(self.status, content=self.content, headers={"content-type": "text/event-stream"})
 
 
 @pytest.fixture(scope="module")
