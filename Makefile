@@ -7,10 +7,11 @@ VENV ?= .venv
 VENV_VERL ?= .venv-verl
 VENV_VLLM ?= .venv-vllm
 ARGS ?=
+SLOW ?=
 BENCH ?= sandbox
 
 # Variables given on make's command line are exported by default; programs that tests start may read a PYTHON of their own.
-unexport PYTHON VENV VENV_VERL VENV_VLLM ARGS BENCH
+unexport PYTHON VENV VENV_VERL VENV_VLLM ARGS SLOW BENCH
 # Some images set it; each of the hundreds of processes that tests start would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-verl test-vllm soak soak-cluster drift check docs format bench clean
+.PHONY: help demo test test-all test-verl test-vllm soak soak-cluster drift check docs format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,22 +40,20 @@ PYTEST := $(BIN)/python -m pytest --durations 10
 WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 6 ? processors + 2 : 8)))
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in ten to fifteen minutes
+# SLOW=yes: with those marked `slow`, in the same run, so that what tests share is started once.
+test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
 ifeq ($(strip $(ARGS)),)
-	$(SHARING) -m "not slow and not alone"
-	$(PYTEST) -m "alone and not slow" tests/isolation
+	$(SHARING) -m "$(if $(SLOW),,not slow and )not alone"
+	$(PYTEST) -m "$(if $(SLOW),,not slow and )alone" tests/isolation
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-slow: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run only what `make test` leaves out: repetitions, soaks, large sizes, real training
-	$(SHARING) -m "slow and not alone"
-	$(PYTEST) -m "slow and alone" tests/isolation
-
-test-all: test test-slow ## run all tests, as CI does
+test-all: ## run all tests: also repetitions, soaks, large sizes and real training
+	$(MAKE) test SLOW=yes
 
 test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
-	$(VENV_VERL)/bin/python -m pytest tests/verl $(ARGS)
+	$(VENV_VERL)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/verl $(ARGS)
 
 test-vllm: $(VENV_VLLM)/.ready ## our engines and rollouts at a real vLLM on the CPU, in an environment of its own (about 15 minutes)
 	$(VENV_VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
