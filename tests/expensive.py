@@ -31,7 +31,6 @@ LONGEST = (
     "test_execution_pool_on_ray",
     "test_view_cli",
     "test_tools_cli",
-    "test_rollout_embedded",
     "test_injected_faults",
     "test_view_look",
     "test_local_sandbox",
