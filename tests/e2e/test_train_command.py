@@ -149,9 +149,11 @@ def test_two_processes_each_have_a_stream_of_groups(place):
     assert [(line["trajectories"], line["dynamic_sampling"]["sampled"]) for line in lines] == [(8, 2)] * 3
     assert max(line["staleness"]["max"] for line in lines) == 1
     dumped = [line.trajectory for line in read_dump(place / "runs/two/rollouts")]
-    assert [[one.batch_data_id for one in dumped if one.step == step][::4] for step in range(3)] == [
-        *[["t0", "t1"], ["t2", "t3"], ["t0", "t1"]]
-    ]
+    for process, order in enumerate(("t0 t2 t0", "t1 t3 t1")):
+        played = [[one.batch_data_id for one in dumped if one.step == step][::4][process] for step in range(3)]
+        assert sorted(played) == sorted(order.split()), (
+            "a step may overtake a slow group"
+        )
     positions = read_metrics(place / "runs/two/positions.jsonl")
     assert positions[-1]["processes"] == [{"next": 3, "waiting": []}] * 2
 
