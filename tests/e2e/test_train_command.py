@@ -151,9 +151,7 @@ def test_two_processes_each_have_a_stream_of_groups(place):
     dumped = [line.trajectory for line in read_dump(place / "runs/two/rollouts")]
     for process, order in enumerate(("t0 t2 t0", "t1 t3 t1")):
         played = [[one.batch_data_id for one in dumped if one.step == step][::4][process] for step in range(3)]
-        assert sorted(played) == sorted(order.split()), (
-            "a step may overtake a slow group"
-        )
+        assert sorted(played) == sorted(order.split()), "a step may overtake a slow group"
     positions = read_metrics(place / "runs/two/positions.jsonl")
     assert positions[-1]["processes"] == [{"next": 3, "waiting": []}] * 2
 
