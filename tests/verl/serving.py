@@ -260,6 +260,17 @@ def row(question: str, truth: Any = "18", **others: Any) -> dict[str, Any]:
     }
 
 
+def with_our_loop(
+    configure: Configure, folder: Path, tools: list[dict[str, Any]], *overrides: str, **settings: Any
+) -> Any:
+    """verl's configuration with our loop, whose YAML, in `folder`, has `settings`."""
+    file = folder / "agent_loop.yaml"
+    file.write_text(yaml.safe_dump([{"name": "toolyard", "_target_": LOOP, **settings}]))
+    agent = f"{ROLLOUT}.agent"
+    ours = (f"{agent}.agent_loop_config_path={file}", f"{agent}.default_agent_loop=toolyard")
+    return configure(tools, *ours, *overrides)
+
+
 @pytest_asyncio.fixture(name="make")
 async def make_fixture(model: str, configure: Configure, tmp_path: Path) -> AsyncIterator[MakeOurs]:
     """verl's worker with our loop, whose YAML has `settings`; and servers that keep to `script`."""
@@ -273,17 +284,9 @@ async def make_fixture(model: str, configure: Configure, tmp_path: Path) -> Asyn
         together: int = 1,
         **settings: Any,
     ) -> AgentLoopWorker:
-        file = tmp_path / "agent_loop.yaml"
-        file.write_text(yaml.safe_dump([{"name": "toolyard", "_target_": LOOP, **settings}]))
-        agent = f"{ROLLOUT}.agent"
-        config = configure(
-            tools,
-            f"{agent}.agent_loop_config_path={file}",
-            f"{agent}.default_agent_loop=toolyard",
-            f"{ROLLOUT}.multi_turn.max_parallel_calls=4",
-            f"{ROLLOUT}.multi_turn.max_tool_response_length=1000",
-            *overrides,
-        )
+        limits = ("max_parallel_calls=4", "max_tool_response_length=1000")
+        given = [*(f"{ROLLOUT}.multi_turn.{limit}" for limit in limits), *overrides]
+        config = with_our_loop(configure, tmp_path, tools, *given, **settings)
         servers = ScriptedServers(model, script, together=together) if isinstance(script, dict) else script
         return AgentLoopWorker(config, servers)
 

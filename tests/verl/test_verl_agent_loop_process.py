@@ -17,7 +17,6 @@ import yaml
 from scripted import Configure, call
 from serving import (
     COUNTING,
-    LOOP,
     ROLLOUT,
     STEP,
     CountingTool,
@@ -30,6 +29,7 @@ from serving import (
     play,
     row,
     unpadded,
+    with_our_loop,
 )
 from test_tools_under_verl import CODE_INTERPRETER, STATEFUL, cluster, code, heard
 from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
@@ -58,13 +58,7 @@ async def test_what_is_open_is_closed_once_and_opened_anew_for_whoever_comes_lat
 
 def test_another_event_loop_gets_tools_of_its_own(model: str, configure: Configure, tmp_path: Path) -> None:
     CountingTool.made.clear()
-    file = tmp_path / "agent_loop.yaml"
-    file.write_text(yaml.safe_dump([{"name": "toolyard", "_target_": LOOP, "reward": "gsm8k"}]))
-    config = configure(
-        [COUNTING],
-        f"{ROLLOUT}.agent.agent_loop_config_path={file}",
-        f"{ROLLOUT}.agent.default_agent_loop=toolyard",
-    )
+    config = with_our_loop(configure, tmp_path, [COUNTING], reward="gsm8k")
 
     async def one() -> float | None:
         servers = ScriptedServers(model, {"How many?": [call("count"), "18"]})
@@ -149,15 +143,9 @@ async def test_verls_actors_play_with_tools_and_dumps_of_their_own(
 ) -> None:
     """As verl runs it: its manager starts Ray actors, and each of these finds our loop by the YAML file."""
     ray.cloudpickle.register_pickle_by_value(serving)
-    folder, file = tmp_path / "rollouts", tmp_path / "agent_loop.yaml"
-    entry = {"name": "toolyard", "_target_": LOOP, "reward": "gsm8k", "rollout_data_dir": str(folder)}
-    file.write_text(yaml.safe_dump([entry]))
-    config = configure(
-        [STATEFUL],
-        f"{ROLLOUT}.agent.agent_loop_config_path={file}",
-        f"{ROLLOUT}.agent.default_agent_loop=toolyard",
-        f"{ROLLOUT}.agent.num_workers=2",
-    )
+    folder, two = tmp_path / "rollouts", f"{ROLLOUT}.agent.num_workers=2"
+    settings = {"reward": "gsm8k", "rollout_data_dir": str(folder)}
+    config = with_our_loop(configure, tmp_path, [STATEFUL], two, **settings)
     numbers = range(4)
     script: dict[str, list[Line]] = {f"Number {i}.": [code(f"x = {i}"), code("print(x)"), f"#### {i}"] for i in numbers}
     manager = await AgentLoopManager.create(config, ScriptedServers(model, script))

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import ray
 import serving
-import yaml
 from omegaconf import open_dict
 from scripted import Configure
-from serving import LOOP, ROLLOUT, batch_of, row, unpadded
+from serving import ROLLOUT, batch_of, row, unpadded, with_our_loop
 from test_tools_under_verl import CODE_INTERPRETER, cluster, code, heard
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
@@ -75,15 +74,9 @@ async def test_an_answer_that_is_aborted_by_an_update_goes_on_with_the_new_weigh
 ) -> None:
     for module in (serving, sys.modules[__name__]):
         ray.cloudpickle.register_pickle_by_value(module)
-    folder, file = tmp_path / "rollouts", tmp_path / "agent_loop.yaml"
-    entry = {"name": "toolyard", "_target_": LOOP, "reward": "gsm8k", "rollout_data_dir": str(folder)}
-    file.write_text(yaml.safe_dump([entry]))
-    config = configure(
-        [CODE_INTERPRETER],
-        f"{ROLLOUT}.agent.agent_loop_config_path={file}",
-        f"{ROLLOUT}.agent.default_agent_loop=toolyard",
-        f"{ROLLOUT}.agent.num_workers=1",
-    )
+    folder, one = tmp_path / "rollouts", f"{ROLLOUT}.agent.num_workers=1"
+    settings = {"reward": "gsm8k", "rollout_data_dir": str(folder)}
+    config = with_our_loop(configure, tmp_path, [CODE_INTERPRETER], one, **settings)
     with open_dict(config):
         config.async_training = {"partial_rollout": True}
     first, second = code("print(6 * 7)"), "It is 42.\n#### 42"
