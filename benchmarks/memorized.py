@@ -61,6 +61,20 @@ class Distance(BaseTool):
 
 
 @dataclass(frozen=True)
+class Setup:
+    model: str | None
+    """None: a small one with random weights."""
+    prompts: int
+    group: int
+    """Samples of each prompt."""
+    device: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model or 'random weights'}, {self.device}"
+
+
+@dataclass(frozen=True)
 class Workspace:
     """A folder with everything that both loops use."""
 
@@ -68,7 +82,7 @@ class Workspace:
     schema: dict[str, Any]
     """The tool's schema, as written by `transformers` and shown by TRL."""
     prompts: list[list[dict[str, str]]]
-    group: int
+    setup: Setup
 
     @property
     def model(self) -> Path:
@@ -80,7 +94,7 @@ class Workspace:
 
     @property
     def samples(self) -> int:
-        return self.group * len(self.prompts)
+        return self.setup.group * self.setup.prompts
 
     def settings(self, seconds: float, *, tail: bool = False) -> RolloutConfig:
         """`seconds`: how long a call takes. `tail`: some take `TAIL_SECONDS`."""
@@ -91,30 +105,30 @@ class Workspace:
             None,
             {
                 "tasks": {"path": str(self.folder / "tasks.jsonl")},
-                "engine": {"model": str(self.model), "device": "cpu", "max_batch_size": self.samples},
+                "engine": {"model": str(self.model), "device": self.setup.device, "max_batch_size": self.samples},
                 "chat": {"format": "hermes", "chat_template": str(self.template)},
                 "sampling": {"temperature": 1.0, "top_k": 1, "max_tokens": RESPONSE},
                 "limits": {"response_length": RESPONSE},
                 "tools": str(tools),
-                "n": self.group,
+                "n": self.setup.group,
             },
         )
 
 
-def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Workspace:
+def prepare(folder: Path, setup: Setup) -> Workspace:
     """Write prompts, a template, and a model that has memorized its conversations."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import get_json_schema
     from trl.chat_template_utils import qwen2_5_chat_template
 
-    pairs = [(TOWNS[at % len(TOWNS)], TOWNS[(at * 3 + 1) % len(TOWNS)]) for at in range(prompts)]
+    pairs = [(TOWNS[at % len(TOWNS)], TOWNS[(at * 3 + 1) % len(TOWNS)]) for at in range(setup.prompts)]
     asked = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{at}: to {one}, then to {two}."}]
         for at, (one, two) in enumerate(pairs)
     ]
     schema = get_json_schema(distance_in(0))
-    place = Workspace(folder, schema, asked, group)
+    place = Workspace(folder, schema, asked, setup)
     # Toolyard's schemas add `strict: false`. TRL recognizes templates by their text, so ours is changed instead.
     said = ", ".join(f'"{key}": tool.function["{key}"]' for key in schema["function"])
     plainly = f'{{"type": "function", "function": {{{said}}} }} | tojson'
@@ -123,15 +137,15 @@ def prepare(folder: Path, model: str | None, prompts: int, group: int) -> Worksp
         for at, messages in enumerate(asked):
             file.write(json.dumps({"id": str(at), "prompt": messages, "answer": "80"}) + "\n")
     torch.manual_seed(0)
-    if model is None:
+    if setup.model is None:
         tokenizer = small_tokenizer(json.dumps([asked, place.schema, ANSWER]) + qwen2_5_chat_template)
         made = small_model(tokenizer)
     else:
-        base = resolve_model(model, progress=print)
+        base = resolve_model(setup.model, progress=print)
         tokenizer = AutoTokenizer.from_pretrained(base)
         made = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer.save_pretrained(place.model)
-    memorize(made, conversations(place, pairs), 1e-3 if model is None else 1e-4)
+    memorize(made.to(setup.device), conversations(place, pairs), 1e-3 if setup.model is None else 1e-4)
     made.save_pretrained(place.model)
     return place
 
@@ -195,8 +209,8 @@ def memorize(model: Any, texts: list[tuple[list[int], list[int]]], learning_rate
     import torch
 
     began, longest = time.perf_counter(), max(len(ids) for ids, _ in texts)
-    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in texts])
-    said = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in texts])[:, 1:].bool()
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in texts], device=model.device)
+    said = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in texts], device=model.device)[:, 1:].bool()
     wanted = ids[:, 1:][said]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     model.train()

@@ -6,6 +6,7 @@ synchronous and asynchronous training.
     python benchmarks/train.py --part beside       the two loops side by side
     python benchmarks/train.py --part beside --model smollm2-135m --prompts 2 --steps 1
     python benchmarks/train.py --part async        synchronous and asynchronous steps, with tools that wait
+    python benchmarks/train.py --part async --device cuda --prompts 32 --group 8
     python benchmarks/train.py --quick
 
 Side by side, both loops have the same model, prompts, seeds, sampling and update, and the same samples: before
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import gc
 import itertools
 import logging
@@ -46,7 +48,7 @@ from rich.console import Console
 from rich.table import Table
 
 import toolyard.engines.transformers.openmp  # noqa: F401 - before torch, for both loops: waiting threads do not spin
-from memorized import CALLS, RESPONSE, TAIL_SECONDS, TAIL_SHARE, Workspace, distance_in, prepare
+from memorized import CALLS, RESPONSE, TAIL_SECONDS, TAIL_SHARE, Setup, Workspace, distance_in, prepare
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EMBEDDED as EMBEDDED_TRAINING
@@ -118,7 +120,6 @@ def grpo_config(folder: Path, samples: int, group: int, steps: int, *, temperatu
         gradient_checkpointing=False,
         shuffle_dataset=False,
         seed=0,
-        use_cpu=True,
         bf16=False,
         report_to=[],
         save_strategy="no",
@@ -189,6 +190,7 @@ def measure_shares(model: str, steps: int) -> None:
             settings.rollout.n,
             steps + 1,
             temperature=settings.rollout.sampling.temperature,
+            use_cpu=True,
             model_init_kwargs={"dtype": "float32"},
         )
         trainer(
@@ -276,7 +278,15 @@ def by_trl(place: Workspace, model: Any, seconds: float, steps: int) -> Run:
 
 
 def sampling_the_same(place: Workspace, scratch: str, steps: int) -> Any:
-    return grpo_config(Path(scratch), place.samples, place.group, steps, top_k=1, max_completion_length=RESPONSE)
+    return grpo_config(
+        Path(scratch),
+        place.samples,
+        place.setup.group,
+        steps,
+        use_cpu=place.setup.device == "cpu",
+        top_k=1,
+        max_completion_length=RESPONSE,
+    )
 
 
 def right(completions: list[Any], **_: Any) -> list[float]:
@@ -301,14 +311,14 @@ def by_us(place: Workspace, model: Any, seconds: float, steps: int) -> Run:
     return Run(times, made.sampled)
 
 
-def measure_beside(model: str | None, prompts: int, group: int, steps: int, rounds: int) -> None:
+def measure_beside(setup: Setup, steps: int, rounds: int) -> None:
     """Each round measures all delays and both loops; the first step of each is not counted."""
     import torch
     from transformers import AutoModelForCausalLM
 
     found: dict[tuple[float, str], Times] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        place = prepare(Path(scratch), model, prompts, group)
+        place = prepare(Path(scratch), setup)
         plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
         for turn in range(rounds):
             for seconds in DELAYS:
@@ -324,7 +334,7 @@ def measure_beside(model: str | None, prompts: int, group: int, steps: int, roun
                     sampled[name] = run.sampled
                 if sampled["TRL"] != sampled["ours"]:
                     raise SystemExit(f"the two loops differ in what they sampled: {difference(sampled)}")
-    show_beside(model, place, sampled["ours"], found)
+    show_beside(place, sampled["ours"], found)
 
 
 def difference(sampled: dict[str, Any]) -> str:
@@ -336,10 +346,10 @@ def difference(sampled: dict[str, Any]) -> str:
     return "nothing"
 
 
-def show_beside(model: str | None, place: Workspace, sampled: Any, found: dict[tuple[float, str], Times]) -> None:
+def show_beside(place: Workspace, sampled: Any, found: dict[tuple[float, str], Times]) -> None:
     tokens, steps = sum(map(sum, sampled[2])), len(found[DELAYS[0], "ours"].steps)
     title = (
-        f"{model or 'random weights'}: {place.samples} samples per step, the same {tokens} sampled tokens and "
+        f"{place.setup.name}: {place.samples} samples per step, the same {tokens} sampled tokens and "
         f"{CALLS * place.samples} calls with both loops; seconds, of {steps} steps"
     )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
@@ -431,14 +441,14 @@ class Handed(StepObserver):
         return self.reward(**columns)
 
 
-def measure_ahead(model: str | None, prompts: int, group: int, steps: int, rounds: int) -> None:
+def measure_ahead(setup: Setup, steps: int, rounds: int) -> None:
     """The ways take turns, so that the load of the machine affects all of them; of each, the best round counts."""
     import torch
     from transformers import AutoModelForCausalLM
 
     found: dict[tuple[tuple[float, bool], str], Ahead] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        place = prepare(Path(scratch), model, prompts, group)
+        place = prepare(Path(scratch), setup)
         plain = AutoModelForCausalLM.from_pretrained(place.model, dtype=torch.float32)
         for wait, (name, way) in itertools.product(WAITS, [*WAYS.items()] * rounds):
             run = play_ahead(place, copy.deepcopy(plain), wait, way, steps)
@@ -449,14 +459,12 @@ def measure_ahead(model: str | None, prompts: int, group: int, steps: int, round
                 raise SystemExit(f"{name}: not the same samples as in synchronous training")
             if way is not None and max(run.staleness) > way.max_staleness:
                 raise SystemExit(f"{name}: a token was {max(run.staleness)} updates old")
-    show_ahead(model, place, steps, found)
+    show_ahead(place, steps, found)
 
 
-def show_ahead(
-    model: str | None, place: Workspace, steps: int, found: dict[tuple[tuple[float, bool], str], Ahead]
-) -> None:
+def show_ahead(place: Workspace, steps: int, found: dict[tuple[tuple[float, bool], str], Ahead]) -> None:
     title = (
-        f"{model or 'random weights'}: {steps} steps of {place.samples} samples with {CALLS} calls each, the same "
+        f"{place.setup.name}: {steps} steps of {place.samples} samples with {CALLS} calls each, the same "
         "samples in all runs; seconds per step, how much faster than synchronous, mean staleness of tokens"
     )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
@@ -483,6 +491,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("shares", "beside", "async", "all"), default="all")
     parser.add_argument("--model", help="default: shares: the embedded one; beside and async: random weights")
+    parser.add_argument("--device", default="cpu", help="beside and async: where to sample and train, such as cuda")
     parser.add_argument("--prompts", type=int, default=4, help="beside: prompts per step; async: half as many")
     parser.add_argument("--group", type=int, default=4, help="beside and async: samples per prompt")
     parser.add_argument("--steps", type=int, default=3, help="steps to count in each round; async: one more")
@@ -492,12 +501,14 @@ def main() -> None:
     if options.quick:
         options.steps = options.rounds = 1
     quiet()
+    setup = Setup(options.model, options.prompts, options.group, options.device)
     if options.part in ("shares", "all"):
         measure_shares(options.model or DEFAULT_MODEL, options.steps)
     if options.part in ("beside", "all"):
-        measure_beside(options.model, options.prompts, options.group, options.steps, options.rounds)
+        measure_beside(setup, options.steps, options.rounds)
     if options.part in ("async", "all"):
-        measure_ahead(options.model, (options.prompts + 1) // 2, options.group, options.steps + 1, options.rounds)
+        half = dataclasses.replace(setup, prompts=(setup.prompts + 1) // 2)
+        measure_ahead(half, options.steps + 1, options.rounds)
 
 
 def quiet() -> None:

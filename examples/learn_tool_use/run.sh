@@ -1,5 +1,5 @@
 #!/bin/bash
-# The whole experiment with one seed, about 15 minutes on one H200. Arguments are passed to `toolyard train`: seed=2, steps=100.
+# The whole experiment with one seed, about ten minutes on one H200. Arguments are passed to `toolyard train`: seed=2, steps=100.
 set -euo pipefail
 cd "$(dirname "$0")"
 toolyard=${TOOLYARD:-toolyard}

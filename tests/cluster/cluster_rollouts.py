@@ -156,6 +156,11 @@ class Job:
         }
         (self.folder / "rollout.yaml").write_text(yaml.safe_dump(settings))
 
+    @property
+    def stderr(self) -> Path:
+        """What the last run says, also while it goes on."""
+        return self.folder / "stderr"
+
     def tools(self, **policy: Any) -> None:
         entry = {"class_name": "counting.count", "config": {"type": "native", "call": policy}}
         (self.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
@@ -164,21 +169,17 @@ class Job:
         """`seconds`: how long each call takes."""
         (self.folder / "seconds").write_text(str(seconds))  # not in the environment, which Ray's processes do not get
         command = [str(Path(sys.executable).with_name("toolyard")), "rollout", "rollout.yaml", "--out", out, "--json"]
-        return subprocess.Popen(
-            [*command, *options],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with self.stderr.open("w") as file:
+            return subprocess.Popen(
+                [*command, *options], cwd=self.folder, stdout=subprocess.PIPE, stderr=file, text=True
+            )
 
     def end(self, process: subprocess.Popen[str], seconds: float = 120) -> dict[str, Any]:
         try:
-            out, err = process.communicate(timeout=patient(seconds))
+            out, _ = process.communicate(timeout=patient(seconds))
         finally:
             process.kill()
-        (self.folder / "stderr").write_text(err)
-        assert process.returncode == 0, f"{out[-3000:]}\n{err[-6000:]}"
+        assert process.returncode == 0, f"{out[-3000:]}\n{self.stderr.read_text()[-6000:]}"
         return json.loads(out)
 
     def run(self, *options: str, **more: Any) -> dict[str, Any]:

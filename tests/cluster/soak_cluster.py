@@ -78,9 +78,7 @@ class Soak:
                 process = self.disturb(choose, process)
                 self.show(calls, total, began)
             time.sleep(0.05)
-        out, err = process.communicate()
-        (self.job.folder / "stderr").write_text(err)
-        json.loads(out)
+        json.loads(process.communicate()[0])
         self.wake(all_of_them=True)
 
     def start(self) -> subprocess.Popen[str]:

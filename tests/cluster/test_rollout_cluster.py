@@ -46,7 +46,7 @@ def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> No
     (job.folder / "calls.jsonl").unlink()
     told = job.run("--ray", nodes.address)
     assert told["trajectories"] == 24
-    said = (job.folder / "stderr").read_text()
+    said = job.stderr.read_text()
     assert "started after " in said, "the screen says what took so long before the first request"
     assert not [char for char in said if not char.isprintable() and char != "\n"]
     ended = job.check()
@@ -116,7 +116,7 @@ def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
         told = job.end(run)
     assert told["completed"] == 32
     ran_once(job, job.check(), kills)
-    assert (job.folder / "stderr").read_text().count("died; others play its requests") == 2
+    assert job.stderr.read_text().count("died; others play its requests") == 2
     # The traces are those of the trajectories in the dump, each once, with all their turns.
     roots = [span for span in there.spans if not span.parent]
     lines = {line["request_id"]: line["started_at"] for line in job.lines()}
@@ -179,7 +179,7 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
     assert told["completed"] == 32
     # What was under way when it was stopped runs twice: the tool says that this is harmless. On a busy machine, others
     # may be silent for too long as well, which the driver says.
-    said = (job.folder / "stderr").read_text()
+    said = job.stderr.read_text()
     processes = dict(re.findall(r"worker (\S+) \(process (\d+)\)", said))
     given_up = {stopped, *(int(processes[name]) for name in re.findall(r"worker ([^\s/]+)\S* was silent", said))}
     for one, ended in job.check().items():
@@ -189,6 +189,56 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
         if first == stopped:  # as in `ran_once`: nobody can know of a call that ended in the moment before
             known = [at for at, what, _ in log if what == "end" and not 0 <= began - at < 0.5]
             assert not any(at < again for at in known for again, _, _ in others), one
+
+
+@pytest.mark.slow
+def test_a_node_that_is_cut_off_and_returns_spoils_nothing(nodes: Nodes, tmp_path: Path) -> None:
+    """All of its processes are stopped for a while, so that nobody hears of it, and it hears of nobody."""
+    job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
+    job.tools(repeatable=True)
+    node = nodes.add("127.0.0.12")
+    run = job.start("--ray", nodes.address, seconds=0.5)
+    try:
+        until(lambda: len({line[3] for line in job.log()}) == 5, "work of five nodes")
+        (worker,) = re.findall(rf"worker {node.node_id[:8]}-\w+ \(process (\d+)\)", job.stderr.read_text())
+        processes = [int(worker), *(one.process.pid for kind in node.all_processes.values() for one in kind)]
+        kill(processes, signal.SIGSTOP)
+        cut = time.time()
+        try:
+            until(lambda: re.search(rf"worker {node.node_id[:8]}\S* was silent", job.stderr.read_text()), "its loss")
+            gone = time.time()
+            until(lambda: any(line[0] == "begin" and line[4] > gone for line in job.log()), "work elsewhere")
+            assert time.time() - cut < patient(6)
+        finally:
+            kill(processes, signal.SIGCONT)
+        assert job.end(run)["completed"] == 48
+    finally:
+        nodes.remove(node)
+    ran_again = {one for one, ended in job.check().items() if ended > 1}
+    begun_there = {line[1:3] for line in job.log() if line[0] == "begin" and line[3] == int(worker)}
+    assert ran_again <= begun_there
+    ended_there = {line[1:3]: line[4] for line in job.log() if line[0] == "end" and line[3] == int(worker)}
+    assert not [one for one in ran_again if ended_there.get(one, cut) < cut - 0.5], "their ends were known"
+
+
+@pytest.mark.slow
+def test_workers_that_are_cut_off_from_the_ledger_go_on_when_it_returns(nodes: Nodes, tmp_path: Path) -> None:
+    """They run all the time, unlike those of a node that is stopped, and start no call that others might make."""
+    job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
+    run = job.start("--ray", nodes.address, seconds=0.5)
+    begun(job, 20)
+    (ledger,) = nodes.ledgers
+    kill([ledger], signal.SIGSTOP)
+    cut = time.time()
+    try:
+        time.sleep(7)
+    finally:
+        kill([ledger], signal.SIGCONT)
+    back = time.time()
+    assert job.end(run)["completed"] == 48
+    assert set(job.check().values()) == {1}
+    late = [line[4] - cut for line in job.log() if line[0] == "begin" and cut + 4 < line[4] < back]
+    assert not late, "calls began after their leases had ended"
 
 
 @pytest.mark.slow
@@ -226,7 +276,7 @@ def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, 
     finally:
         nodes.remove(node)
     assert set(job.check().values()) == {1}
-    told = (job.folder / "stderr").read_text()
+    told = job.stderr.read_text()
     assert f"node {node.node_id[:8]} is about to go" in told
     (pid,) = re.findall(rf"worker {node.node_id[:8]}-\w+ \(process (\d+)\)", told)
     assert not [
@@ -245,7 +295,7 @@ def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp
     assert job.end(run)["completed"] == 32
     # What was not yet reported is repeated.
     ran_once(job, job.check(), [killed])
-    assert "sends its results and journals" in (job.folder / "stderr").read_text()
+    assert "sends its results and journals" in job.stderr.read_text()
 
 
 def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp_path: Path) -> None:
@@ -366,7 +416,7 @@ def test_engines_come_and_go_while_a_cluster_plays(nodes: Nodes, tmp_path: Path,
     versions = Counter(version for line in job.lines() for version in line["turns"][0]["sampled"]["weight_versions"])
     assert versions["step-1"] + versions["step-2"] == 320
     assert len(versions) == 2
-    assert f"added {second}" in (job.folder / "stderr").read_text()
+    assert f"added {second}" in job.stderr.read_text()
 
 
 LIMITED = '''
@@ -451,7 +501,7 @@ def test_injected_faults_are_those_of_one_process_though_workers_are_killed(node
     kinds = told["faults"]["kinds"]
     killed = kinds.pop("worker_kill")
     assert killed["planned"] >= killed["injected"] >= 1
-    assert (job.folder / "stderr").read_text().count("died; others play its requests") >= 1
+    assert job.stderr.read_text().count("died; others play its requests") >= 1
     assert sum(count["planned"] for count in kinds.values()) == sum(map(len, faults_of(job, "out").values()))
     job.run("--replay", "a.tape", out="replayed")
     there = set((job.folder / "out" / "0.jsonl").read_bytes().splitlines())

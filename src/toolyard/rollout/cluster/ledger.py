@@ -7,7 +7,8 @@ the ledger only ever knows a window of them, however long the run is.
 or was silent for a *term*, loses its requests, and others play them. By then it has stopped starting tool calls: it may
 do so only until a little less than a term after it *sent* the last report that was answered. One that was stopped
 between this decision and the call makes the call when it goes on; where that would do harm, the journal has an entry
-before the call, and nobody else makes it.
+before the call, and nobody else makes it. If nobody was heard for a while, not even the driver, then the ledger itself
+was away, and that time is nobody's silence.
 
 **Commits.** A request may be played more than once, but one result counts: the first that is committed. A worker whose
 result is refused discards it. A committed result that the driver cannot read, because its worker died with it, is
@@ -144,6 +145,8 @@ class Ledger:
         """Workers with room for more than they have."""
         self._expected: dict[str, float] = {}
         """Workers that may still have requests of a ledger before this one, and since when they are expected."""
+        self._listened: float | None = None
+        """When anybody was last heard."""
         self._entries: dict[int, Entry] = {}
         self._free: dict[int, list[int]] = {}
         """Free requests by group, in the order in which they will be leased."""
@@ -154,6 +157,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------------- for the driver
     def expect(self, workers: Iterable[str], now: float) -> None:
         """Lease nothing until each of these workers has reported or is lost."""
+        self._listen(now)
         self._expected |= {name: now for name in workers if name not in self.members and name not in self.lost}
 
     def offer(self, index: int, group: int, payload: Any) -> None:
@@ -204,6 +208,7 @@ class Ledger:
 
     def silent(self, now: float) -> list[str]:
         """The workers that have been silent for a term."""
+        self._listen(now)
         heard = self._expected | {member.name: member.heard for member in self.members.values()}
         return [name for name, last in heard.items() if now - last > self.term]
 
@@ -227,6 +232,7 @@ class Ledger:
     # ----------------------------------------------------------------------------------------------------- for workers
     def report(self, said: Report, now: float) -> Answer:
         """Take note of what a worker says, and tell it what to do."""
+        self._listen(now)
         if said.worker in self.lost:
             self._refusals += len(said.finished)
             return Answer(drop=said.holds, refused=[index for index, _ in said.finished], lost=True)
@@ -248,6 +254,14 @@ class Ledger:
         (self._hungry.add if hungry else self._hungry.discard)(member.name)
         in_dump, member.in_dump = member.in_dump, []
         return Answer(leases, drop, sorted(member.asked_back), accepted, refused, in_dump)
+
+    def _listen(self, now: float) -> None:
+        """The driver speaks several times a second: after a gap, it was the ledger that was stopped or cut off."""
+        gap, self._listened = now - (now if self._listened is None else self._listened), now
+        if gap > self.term / 4:
+            for member in self.members.values():
+                member.heard += gap
+            self._expected = {name: since + gap for name, since in self._expected.items()}
 
     def _adopt(self, member: Member, said: Report) -> list[int]:
         """Make what it holds agree with what the ledger knows. Returns what is not its own."""

@@ -103,13 +103,22 @@ def test_a_result_that_cannot_be_read_is_played_again_and_first():
 def test_a_silent_worker_loses_everything_and_learns_it_when_it_returns():
     ledger = offered(2, term=4.0)
     ledger.report(says("a", room=2), 0)
-    assert ledger.silent(4.0) == []
+    assert [ledger.silent(now) for now in (1, 2, 3, 4)] == [[], [], [], []]
     assert ledger.silent(4.1) == ["a"]
     assert ledger.lose("a") == [0, 1]
     answer = ledger.report(says("a", holds=[0, 1], begun=[0], finished=[]), 5.0)
     assert (answer.lost, answer.drop) == (True, [0, 1])
     assert leased(ledger.report(says("a/2", room=2), 5.0)) == [0, 1]
     assert ledger.lose("a") == [0, 1], "its process is dead, whatever it calls itself"
+
+
+def test_time_in_which_the_ledger_itself_was_stopped_is_nobodys_silence():
+    ledger = offered(2, term=4.0)
+    ledger.expect(["b"], 0)
+    ledger.report(says("a", room=2), 0)
+    assert ledger.silent(1) == []
+    assert [ledger.silent(now) for now in (9, 10, 11, 12)] == [[], [], [], []], "stopped from 1 to 9"
+    assert sorted(ledger.silent(12.1)) == ["a", "b"]
 
 
 def test_who_plays_a_request_that_has_a_result_is_told_to_drop_it():
@@ -159,7 +168,7 @@ def test_a_dead_worker_is_not_waited_for():
 def test_one_that_never_reports_is_not_waited_for_longer_than_a_term():
     ledger = offered(1, term=4.0)
     ledger.expect(["a", "b"], 0)
-    assert leased(ledger.report(says("b", room=1), 4.0)) == []
+    assert [leased(ledger.report(says("b", room=1), now)) for now in (1, 2, 3, 4)] == [[], [], [], []]
     assert ledger.silent(4.1) == ["a"]
     ledger.lose("a")
     assert leased(ledger.report(says("b", room=1), 4.1)) == [0]
