@@ -171,7 +171,7 @@ async def test_an_sdk_time_out_cancels_the_engine_and_its_retry_makes_the_only_t
         answer = await client.chat.completions.create(**ASK)
         assert answer.choices[0].message.content == "Hello."
         assert served.in_flight == 0
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
         assert len(served.session().conversations.turns) == 1
         assert served.session().counts.disconnected == 1
 
@@ -255,7 +255,7 @@ async def test_the_sdk_survives_one_failure_by_its_own_retry():
     async with serving(flaky(retryable=False), "Hello.") as served, served.anthropic() as client:
         answer = await client.messages.create(model="m", max_tokens=99, messages=HI)
         assert answer.content[0].text == "Hello."
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
 
 
 async def test_an_engine_that_never_answers_is_a_504():
@@ -300,7 +300,7 @@ async def test_a_retry_of_an_answered_request_gets_the_same_answer():
         assert status == 200
         assert second == first  # the same id, the same ids of calls
         assert second["choices"][0]["message"]["tool_calls"][0]["id"]
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
         assert served.session().counts.repeated == 1
 
 
@@ -310,7 +310,7 @@ async def test_the_same_request_without_the_header_is_a_second_sample():
         _, second = await served.post("/s/s/v1/chat/completions", ASK, x_stainless_retry_count="0")
         assert [one["choices"][0]["message"]["content"] for one in (first, second)] == ["One.", "Two."]
         assert first["id"] != second["id"]
-        assert served.branches() == [1, 1]
+        await until(lambda: served.branches() == [1, 1])
 
 
 async def test_a_retry_after_the_agent_has_gone_on_is_a_new_sample():
@@ -321,7 +321,7 @@ async def test_a_retry_after_the_agent_has_gone_on_is_a_new_sample():
         await served.post("/s/s/v1/chat/completions", {**ASK, "messages": longer})
         _, third = await served.post("/s/s/v1/chat/completions", ASK, x_stainless_retry_count="1")
         assert third["choices"][0]["message"]["content"] == "Three."
-        assert served.branches() == [2, 1]
+        await until(lambda: served.branches() == [2, 1])
 
 
 async def test_equal_requests_at_the_same_time_are_separate_samples():
@@ -338,7 +338,7 @@ async def test_three_samples_are_three_branches_and_each_can_be_continued():
         answer = await client.chat.completions.create(**ASK, n=3)
         texts = [choice.message.content for choice in answer.choices]
         assert sorted(texts) == ["A.", "B.", "C."]
-        assert served.branches() == [1, 1, 1]
+        await until(lambda: served.branches() == [1, 1, 1])
         for text in texts:
             longer = [*HI, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
             await client.chat.completions.create(model="m", messages=longer)
@@ -366,7 +366,7 @@ async def test_a_limit_is_an_error_that_the_sdk_does_not_retry(limit: dict[str, 
         async with served.anthropic() as other:
             with pytest.raises(anthropic.PermissionDeniedError):
                 await other.messages.create(model="m", max_tokens=9, messages=HI)
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
 
 
 async def test_the_time_limit_counts_from_the_first_request():
@@ -401,7 +401,7 @@ async def test_a_prompt_beyond_the_context_gets_each_sdks_own_error_and_the_sess
             with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
                 await other.messages.create(model="m", max_tokens=9, messages=long)
         assert served.session().limit is None
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
 
 
 async def test_too_many_sessions_and_too_many_requests_of_one_are_429():
@@ -450,7 +450,7 @@ async def test_requests_for_other_hosts_and_from_web_pages_are_refused():
         assert (await served.post(path, ASK, origin="http://evil.example"))[0] == 403
         assert (await served.post(path, ASK, origin="null"))[0] == 403
         assert (await served.post(path, ASK, origin="http://localhost:3000"))[0] == 200
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
 
 
 @pytest.mark.parametrize(
@@ -599,7 +599,7 @@ async def test_pipelined_requests_are_answered_in_order():
             await client.send("POST", "/s/s/v1/chat/completions", json.dumps(ASK).encode())
         answers = [json.loads((await client.receive())[1]) for _ in range(3)]
         assert [one["choices"][0]["message"]["content"] for one in answers] == ["One.", "Two.", "Three."]
-        assert served.branches() == [1, 1, 1]
+        await until(lambda: served.branches() == [1, 1, 1])
 
 
 # Ends -----------------------------------------------------------------------------------------------------------------
@@ -685,7 +685,7 @@ async def test_a_full_disk_keeps_the_session_open_until_it_can_be_dumped():
         status, answer = await served.post("/sessions/s/end", {"score": 1})
         assert status == 503
         assert "no space left" in answer["error"]["message"]
-        assert served.branches() == [1]
+        await until(lambda: served.branches() == [1])
         full = False
         assert (await served.post("/sessions/s/end", {"score": 1}))[0] == 200
         assert [one.score for one in served.ended] == [1.0]

@@ -85,12 +85,12 @@ async def test_while_the_trainer_updates_sglang_samples_and_goes_on_from_the_sam
         def stepped(self, report: StepReport) -> None:
             reports.append(report)
 
-    async with EngineServer((SGLANG,), token_seconds=0.02) as server:
+    async with EngineServer((SGLANG,), token_seconds=0.03) as server:  # slower than updates
         config = small_config(
             small,
             tasks,
             engine=at(server, "sglang", small),
-            sampling={"temperature": 0.8, "max_tokens": 64},
+            sampling={"temperature": 0.8, "max_tokens": 128},
             rollout_data_dir=str(tmp_path / "dump"),
         )
 
