@@ -378,19 +378,19 @@ def test_what_is_wrong_with_the_settings_is_said_once(nodes: Nodes, tmp_path: Pa
     job = Job(tmp_path / "job", tasks=2)
     (job.folder / "script.json").write_text("{")
     run = job.start("--ray", nodes.address)
-    _, err = run.communicate(timeout=patient(60))
+    run.communicate(timeout=patient(60))
     assert run.returncode == 1
-    assert "engine.script" in err
-    assert "Traceback" not in err
+    assert "engine.script" in job.stderr.read_text()
+    assert "Traceback" not in job.stderr.read_text()
 
 
 def test_there_is_no_cluster(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=2)
     run = job.start("--ray", "127.0.0.77:1")
-    _, err = run.communicate(timeout=patient(60))
+    run.communicate(timeout=patient(60))
     assert run.returncode == 1
-    assert "cluster.address '127.0.0.77:1'" in err
-    assert "Traceback" not in err
+    assert "cluster.address '127.0.0.77:1'" in job.stderr.read_text()
+    assert "Traceback" not in job.stderr.read_text()
 
 
 @pytest.mark.slow

@@ -90,10 +90,6 @@ class TestEntry:
     def test_the_version(self) -> None:
         assert toolyard("--version").stdout.decode() == f"toolyard {__version__}\n"
 
-    def test_python_dash_m_is_the_same(self) -> None:
-        ran = subprocess.run([sys.executable, "-m", "toolyard", "--help"], capture_output=True, timeout=SECONDS)
-        assert (ran.returncode, ran.stdout) == (0, toolyard("--help").stdout)
-
     @pytest.mark.parametrize(
         ("args", "words"),
         [
