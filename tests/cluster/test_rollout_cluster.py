@@ -227,7 +227,7 @@ def test_workers_that_are_cut_off_from_the_ledger_go_on_when_it_returns(nodes: N
     job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
     run = job.start("--ray", nodes.address, seconds=0.5)
     begun(job, 20)
-    (ledger,) = nodes.ledgers
+    (ledger,) = until(lambda: len(found := nodes.ledgers) == 1 and found, "the end of other ledgers")
     kill([ledger], signal.SIGSTOP)
     cut = time.time()
     try:

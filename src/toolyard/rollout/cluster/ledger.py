@@ -8,7 +8,7 @@ or was silent for a *term*, loses its requests, and others play them. By then it
 do so only until a little less than a term after it *sent* the last report that was answered. One that was stopped
 between this decision and the call makes the call when it goes on; where that would do harm, the journal has an entry
 before the call, and nobody else makes it. If nobody was heard for a while, not even the driver, then the ledger itself
-was away, and that time is nobody's silence.
+was away, and that time is hardly anybody's silence.
 
 **Commits.** A request may be played more than once, but one result counts: the first that is committed. A worker whose
 result is refused discards it. A committed result that the driver cannot read, because its worker died with it, is
@@ -256,12 +256,14 @@ class Ledger:
         return Answer(leases, drop, sorted(member.asked_back), accepted, refused, in_dump)
 
     def _listen(self, now: float) -> None:
-        """The driver speaks several times a second: after a gap, it was the ledger that was stopped or cut off."""
+        """The driver speaks several times a second: after a long gap, it was the ledger that was stopped or cut off.
+        However long, a gap counts as a quarter of a term, so that a driver that is slow only delays what is noticed."""
         gap, self._listened = now - (now if self._listened is None else self._listened), now
-        if gap > self.term / 4:
+        away = gap - self.term / 4
+        if away > 0:
             for member in self.members.values():
-                member.heard += gap
-            self._expected = {name: since + gap for name, since in self._expected.items()}
+                member.heard += away
+            self._expected = {name: since + away for name, since in self._expected.items()}
 
     def _adopt(self, member: Member, said: Report) -> list[int]:
         """Make what it holds agree with what the ledger knows. Returns what is not its own."""
