@@ -9,6 +9,10 @@ result; `generate` recomputes the whole conversation every turn, the engine only
 
 With `--in-flight`, requests come as in training: eight samples of each prompt, at temperature 1, all at once. Then the
 log-probabilities of some of them are compared with those of a plain forward pass, as a trainer computes them.
+
+With `--vllm`, only vLLM is measured, with the same requests; beside it, the others would be slower:
+
+    make .venv-vllm/.ready && .venv-vllm/bin/python benchmarks/engine.py --vllm
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -95,14 +101,24 @@ def prompts(case: Case, chance: random.Random, vocabulary: int) -> list[list[int
     return [words(chance, PROMPT + 8 * (row - case.batch // 2), vocabulary) for row in range(case.batch)]
 
 
-def by_generate(model: Any, case: Case, chance: random.Random) -> None:
-    import torch
-
-    device, vocabulary = model.device, model.config.vocab_size
+def by_turns(
+    case: Case, chance: random.Random, vocabulary: int, sample: Callable[[list[list[int]], list[int]], list[list[int]]]
+) -> None:
+    """Play all conversations turn by turn. `sample` gives each its new tokens, as many as asked for."""
     conversations = prompts(case, chance, vocabulary)
     for turn, lengths in enumerate(case.lengths):
         if turn:
             conversations = [ids + words(chance, RESULT, vocabulary) for ids in conversations]
+        sampled = sample(conversations, lengths)
+        conversations = [ids + new for ids, new in zip(conversations, sampled, strict=True)]
+
+
+def by_generate(model: Any, case: Case, chance: random.Random) -> None:
+    import torch
+
+    device = model.device
+
+    def sample(conversations: list[list[int]], lengths: list[int]) -> list[list[int]]:
         longest = max(map(len, conversations))
         padded = torch.tensor([[0] * (longest - len(ids)) + ids for ids in conversations], device=device)
         mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in conversations], device=device)
@@ -114,8 +130,25 @@ def by_generate(model: Any, case: Case, chance: random.Random) -> None:
             min_new_tokens=max(lengths),
             max_new_tokens=max(lengths),
         )
-        sampled: list[list[int]] = out[:, longest:].tolist()
-        conversations = [ids + new[:most] for ids, new, most in zip(conversations, sampled, lengths, strict=True)]
+        return [new[:most] for new, most in zip(out[:, longest:].tolist(), lengths, strict=True)]
+
+    by_turns(case, chance, model.config.vocab_size, sample)
+
+
+def by_vllm(model: Any, case: Case, chance: random.Random, vocabulary: int) -> None:
+    vllm: Any = import_module("vllm")  # in an environment of its own
+
+    def sample(conversations: list[list[int]], lengths: list[int]) -> list[list[int]]:
+        settings = [
+            vllm.SamplingParams(
+                temperature=float(case.in_groups), max_tokens=most, ignore_eos=True, seed=row, logprobs=0
+            )
+            for row, most in enumerate(lengths)
+        ]
+        found = model.generate([{"prompt_token_ids": ids} for ids in conversations], settings, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in found]
+
+    by_turns(case, chance, vocabulary, sample)
 
 
 async def by_engine(
@@ -197,6 +230,23 @@ async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_fl
                 )
 
 
+def measure_vllm(model: str | Path, dtype: str, rounds: int, in_flight: int) -> None:
+    os.environ.update(VLLM_CPU_KVCACHE_SPACE="2", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+    vllm: Any = import_module("vllm")  # in an environment of its own
+
+    # Eager: compiling takes longer than the whole measurement, and again for every shape.
+    loaded: Any = vllm.LLM(
+        str(model), dtype=dtype, max_model_len=2048, max_num_seqs=in_flight or 16, enforce_eager=True
+    )
+    vocabulary = loaded.get_tokenizer().vocab_size
+    by_vllm(loaded, Case(1, 1, 2), random.Random(0), vocabulary)
+    print(f"{dtype:40}{'vLLM':>12}    tokens/s")
+    for case in flight_cases(in_flight) if in_flight else CASES:
+        seeds = [f"{case.name}, {turn}" for turn in range(rounds * case.rounds)]
+        times = [timed(functools.partial(by_vllm, loaded, case, random.Random(seed), vocabulary)) for seed in seeds]
+        print(f"{case.name:40}{case.sampled / min(times):12.1f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -205,10 +255,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--in-flight", type=int, default=0, help="Requests at the same time, as in training.")
     parser.add_argument("--engine-only", action="store_true", help="Do not measure `generate`.")
+    parser.add_argument("--vllm", action="store_true", help="Measure vLLM, and nothing else.")
     options = parser.parse_args()
     dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     model = resolve_model(options.model, progress=print)
-    asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, options.engine_only))
+    if options.vllm:
+        measure_vllm(model, dtype, options.rounds, options.in_flight)
+    else:
+        asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, options.engine_only))
 
 
 if __name__ == "__main__":

@@ -189,6 +189,10 @@ ON_RAY = frozenset(
     {"test_ray_limiter", "test_code_interpreter_on_ray", "test_doctor_and_limiters", "test_execution_pool_on_ray"}
 )
 """Files that share one Ray, and therefore a process."""
+IN_A_BROWSER = frozenset(
+    {"test_view_browser", "test_view_pages", "test_view_look", "test_view_attacks", "test_view_notes", "test_view_report"}
+)
+"""Files that share one Chromium."""
 WITH_VOCABULARIES = frozenset({"test_chat_real_families", "test_chat_real_vocabularies", "test_viewer_foreign"})
 """Files that open the same large vocabularies, seconds each, which are opened once by a process."""
 
@@ -200,7 +204,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            for scope, files in (("on ray", ON_RAY), ("with vocabularies", WITH_VOCABULARIES)):
+            together = {"on ray": ON_RAY, "in a browser": IN_A_BROWSER, "with vocabularies": WITH_VOCABULARIES}
+            for scope, files in together.items():
                 if Path(file).stem in files:
                     return scope
             return file

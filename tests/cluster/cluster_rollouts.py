@@ -175,10 +175,13 @@ class Job:
             )
 
     def end(self, process: subprocess.Popen[str], seconds: float = 120) -> dict[str, Any]:
-        try:
-            out, _ = process.communicate(timeout=patient(seconds))
-        finally:
-            process.kill()
+        with process:
+            try:
+                out, _ = process.communicate(timeout=patient(seconds))
+            except BaseException:  # also pytest's own time limit
+                process.kill()
+                print(self.stderr.read_text()[-6000:])
+                raise
         assert process.returncode == 0, f"{out[-3000:]}\n{self.stderr.read_text()[-6000:]}"
         return json.loads(out)
 

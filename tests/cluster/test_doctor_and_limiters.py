@@ -110,6 +110,7 @@ class TestSurvey:
         assert [one.name for one in survey()] == [limiter.name]
         ray.kill(bystander)
 
+    @pytest.mark.slow
     def test_one_that_is_stuck_is_named_and_does_not_hold_up_the_others(
         self, make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -167,6 +168,7 @@ class TestDoctor:
         (check,) = [check for check in told["checks"] if check["group"] == "cluster"]
         assert (check["name"], check["status"]) == (limiter.name, "ok")
 
+    @pytest.mark.slow
     def test_a_limiter_in_use_is_only_stopped_by_force(self, ray_connection: str, make) -> None:
         limiter = make(4)
         with limiter.permit():

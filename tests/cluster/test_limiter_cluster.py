@@ -174,6 +174,7 @@ def test_basic_multi_process_init(start) -> None:
     assert found[0]["limit"] == 7
 
 
+@pytest.mark.slow
 def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> None:
     ray.get(start(7).statistics.remote())
     with pytest.raises(LimitConflictError, match=r"exists with limit 7, but limit 8 was requested"):
@@ -181,6 +182,7 @@ def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> 
 
 
 class TestSingleNodeRateLimiterCase:
+    @pytest.mark.slow
     def test_one_process_is_limited(self, start, referee: Referee) -> None:
         flood_until(200, referee, start(5), callers=64)
         assert referee.most == 5
@@ -229,6 +231,7 @@ def test_permits_of_a_killed_holder_come_back(start, referee: Referee) -> None:
     assert len(statistics["leases"]) == 1
 
 
+@pytest.mark.slow
 def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Cluster) -> None:
     node = cluster.add_node(num_cpus=2, resources={"doomed": 100}, node_ip_address="127.0.0.5")
     doomed, survivor = start(12, "doomed"), start(12)
@@ -356,6 +359,7 @@ def test_a_limiter_killed_again_while_it_restarts_forgets_nobody(start, referee:
     ray.get(holder.let_go.remote())
 
 
+@pytest.mark.slow
 def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, referee: Referee, name: str) -> None:
     holder, other = start.all(4, "first", "first")
     ray.get(holder.resize.remote(9))

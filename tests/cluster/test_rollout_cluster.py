@@ -57,6 +57,7 @@ def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> No
     assert not nodes.ledgers
 
 
+@pytest.mark.slow
 def test_the_driver_serves_the_figures_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=12, n=2)
     run = job.start("--ray", nodes.address, "--metrics-port", "0", seconds=0.2)
@@ -127,6 +128,7 @@ def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
     assert told["traces"]["spans_sent"] == len(there.spans) == len({(span.trace, span.id) for span in there.spans})
 
 
+@pytest.mark.slow
 def test_a_killed_ledger_costs_nothing(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     run = job.start("--ray", nodes.address)
@@ -298,6 +300,7 @@ def test_without_a_shared_folder_results_and_journals_are_sent(nodes: Nodes, tmp
     assert "sends its results and journals" in job.stderr.read_text()
 
 
+@pytest.mark.slow
 def test_a_call_under_way_is_repeated_only_if_its_tool_says_so(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, calls=2)
     run = job.start("--ray", nodes.address, seconds=2)
@@ -374,6 +377,7 @@ def test_ctrl_c_keeps_what_ended_and_the_same_command_goes_on(nodes: Nodes, tmp_
     ran_once(job, job.check(), [stopped + 0.4 * step for step in range(5)])
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_the_settings_is_said_once(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=2)
     (job.folder / "script.json").write_text("{")

@@ -99,6 +99,7 @@ def test_what_is_wrong_with_a_worker_ends_the_training(nodes: Nodes, small: Path
     until(lambda: not nodes.workers and not nodes.ledgers, "no worker or ledger is left")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there(small: Path, tmp_path: Path) -> None:
     config = small_config(small, write_tasks(tmp_path / "tasks.jsonl"), cluster={"address": "127.0.0.9:1"})
     with ToolyardRollout(config) as rollout:

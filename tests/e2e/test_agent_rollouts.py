@@ -188,6 +188,7 @@ async def test_the_score_comes_from_where_the_settings_say(
     assert {one.score for one in dumped(tmp_path)} == {score}
 
 
+@pytest.mark.slow
 async def test_a_command_reports_its_score_in_a_file_or_in_its_last_line(
     config: Callable[..., RolloutConfig], tmp_path: Path
 ) -> None:
@@ -228,6 +229,7 @@ async def test_an_agent_that_ignores_its_turn_limit_is_ended_and_scored(
     assert all(one.metrics["session"]["refused"] >= 1 for one in found)
 
 
+@pytest.mark.slow
 async def test_an_agent_over_its_time_is_killed_and_its_turns_are_kept(
     config: Callable[..., RolloutConfig], tmp_path: Path
 ) -> None:

@@ -399,6 +399,7 @@ class TestServe:
             assert toolyard("sandbox", "run", file, "--url", url, TOOLYARD_SANDBOX_TOKEN="secret").returncode == 0
             assert toolyard("sandbox", "run", file, "--url", url, "--token", "secret").returncode == 0
 
+    @pytest.mark.slow
     def test_options_arrive_at_the_sandbox_and_the_service(self, write) -> None:
         limits = ["--memory-limit-mb", "100", "--run-timeout", "0.5", "--max-wait", "0.2", "--busy-status", "503"]
         with started("sandbox", "serve", "--port", "0", "--workers", "1", *limits) as process:
@@ -421,6 +422,7 @@ class TestServe:
                 assert busy.value.code == 503
                 assert holding.result()["status"] == "Success"
 
+    @pytest.mark.slow
     def test_tokens_of_a_file_and_tls_arrive_at_the_service(self, write) -> None:
         pair = write("pair.pem", "")
         command = (

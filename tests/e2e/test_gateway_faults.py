@@ -773,6 +773,7 @@ async def test_cancelling_whoever_runs_the_gateway_leaves_nothing_and_dumps_what
     assert [one.finish_reason for one in served.ended] == ["aborted"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_reads_does_not_keep_the_gateway_from_stopping():
     options = {"send_buffer": 4096, "grace_seconds": 0, "sampling": Sampling(max_tokens=1 << 20)}
     async with AsyncExitStack() as stack:
@@ -787,6 +788,7 @@ async def test_a_client_that_never_reads_does_not_keep_the_gateway_from_stopping
 # Many -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_512_sessions_at_once_lose_nothing():
     """Each has three turns: two calls with their results, and an answer."""
 

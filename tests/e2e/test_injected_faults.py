@@ -345,6 +345,7 @@ async def test_a_run_on_servers_survives_a_flaky_engine_and_each_request_reaches
 DAY = 86400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -371,6 +372,7 @@ async def test_ctrl_c_ends_a_delay_of_a_day(tmp_path: Path, model: Path, fault: 
     assert not processes_of(marker)
 
 
+@pytest.mark.slow
 async def test_kill_nine_and_running_again_leave_one_report(tmp_path: Path, model: Path):
     place = make_place(tmp_path, model)
     fault = {"tool_timeout": {"rate": 0.5, "seconds": 0.1}, "engine_error": {"rate": 0.2}}

@@ -343,6 +343,7 @@ async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
     assert not [pid for pid in (first, second, third) if alive(pid)]
 
 
+@pytest.mark.slow
 async def test_an_http_server_that_was_restarted_gets_a_new_session_and_one_that_is_down_a_clear_error(
     tmp_path: Path,
 ) -> None:
@@ -613,6 +614,7 @@ async def test_a_server_of_the_first_days_works_and_its_refusals_are_for_the_mod
         assert "server 'old', tool 'lie': its answer is not a valid result" in (lied.response.text or "")
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_one_thing_after_the_other_is_slow_and_does_not_hang(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -629,6 +631,7 @@ async def test_a_server_that_does_one_thing_after_the_other_is_slow_and_does_not
         assert caplog.messages == [], "the session goes on"
 
 
+@pytest.mark.slow
 async def test_lines_that_are_not_mcp_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wrapper = f"printf 'Welcome!\\n\\377\\376 {{\\n[]\\n\\n'; exec {sys.executable} {SERVER} stdio"
     async with loaded(tmp_path, {"chatty": {"command": "sh", "args": ["-c", wrapper]}}) as tools:

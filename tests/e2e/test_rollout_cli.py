@@ -137,6 +137,7 @@ def test_a_tape_is_replayed_without_engine_and_tools_to_the_bit(place):
     assert "asked.max_tokens is 300; the tape has 4096" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_replay_engine_samples_as_the_tape_did_while_tools_are_real(place):
     rolled(place, "--out", "runs/live", "--record", "run.tape")
     summary = rolled(place, "--engine", "replay", "--set", "engine.tape=run.tape", "--out", "runs/again")
@@ -180,6 +181,7 @@ def test_nothing_completed_is_a_failure_and_says_why(place):
     assert "has no turn 1 for task 't0'" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_own_tasks_are_played_as_they_are_by_the_embedded_defaults(place):
     embedded = yaml.safe_load(toolyard(place, "rollout", "--print-config").stdout)
     assert embedded["prompt"]["system"]

@@ -37,6 +37,7 @@ from faulting import (
 from ray_head import ray_head
 from soak import Service, is_mcp_server, write_servers
 
+from patience import patient
 from ray_node import free_port, processes_of
 from toolyard.testing.engine.byte_model import ByteModel
 from toolyard.testing.engine.servers import EngineServer
@@ -98,6 +99,7 @@ async def test_a_tool_that_swallows_cancellation_is_abandoned_named_and_counted(
     assert all("faulty.py" in what and "await asyncio.sleep(3600)" in what for what in named), "the line where it hangs"
 
 
+@pytest.mark.slow
 async def test_a_run_whose_tools_swallow_cancellation_can_be_ended(tmp_path, model):
     place = make_place(tmp_path, model, {"execute": "swallows"}, limits={"stuck_after_seconds": 1})
     process, marker = await start(place)
@@ -125,6 +127,7 @@ async def test_a_worker_that_ends_without_its_trajectory_is_an_error_of_the_run(
     assert "the run does not add up: workers ended without a trajectory: " in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["leaves a task", "leaves a thread"])
 async def test_what_a_tool_leaves_behind_does_not_keep_the_process_alive(tmp_path, model, fault):
     check_accounts(await rolled(make_place(tmp_path, model, {"execute": fault}, call={"timeout_seconds": 1})))
@@ -142,6 +145,7 @@ async def test_a_tool_that_blocks_the_event_loop_is_named_with_its_line_and_cost
     assert "blocked: tool 'ask': execute" in done.stderr, "told while it happens"
 
 
+@pytest.mark.slow
 async def test_a_run_whose_event_loop_is_blocked_for_ever_can_be_ended(tmp_path, model):
     place = make_place(tmp_path, model, {"execute": "blocks for ever"})
     process, marker = await start(place)
@@ -154,6 +158,7 @@ async def test_a_run_whose_event_loop_is_blocked_for_ever_can_be_ended(tmp_path,
     assert not processes_of(marker)
 
 
+@pytest.mark.slow
 async def test_a_plain_method_runs_in_a_thread_and_blocks_nobody(tmp_path, model):
     done = await rolled(make_place(tmp_path, model, class_name="faulty.Blocking"))
     check_accounts(done)
@@ -193,6 +198,7 @@ async def test_a_reward_that_goes_off_fails_its_own_trajectory_alone(tmp_path, m
     assert {(failure["whose"], failure["source"]) for failure in failures} == {("task", "reward 'judging.py:score'")}
 
 
+@pytest.mark.slow
 async def test_a_reward_that_is_lost_to_our_sandbox_is_our_failure(tmp_path, model):
     options = {"sandbox_fusion_url": "http://127.0.0.1:9", "retries": 0}
     place = make_place(tmp_path, model, rewards={"final": "code", "options": options})
@@ -239,10 +245,11 @@ async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(
     assert done.summary["completed"] == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [pytest.param(resets, marks=pytest.mark.slow), fails])
 async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(tmp_path, model, bad):
     async with bad_server(bad) as broken:
-        limits = {"generate_seconds": 4, "stuck_after_seconds": 1}
+        limits = {"generate_seconds": patient(4), "stuck_after_seconds": 1}
         done = await rolled(make_place(tmp_path, model, engine=engine(broken), limits=limits))
     check_accounts(done, status=1)
     last = "HTTP 500: boom" if bad is fails else "the connection broke"
@@ -322,6 +329,7 @@ def use_tool(place, entry, call):
     (place / "script.json").write_text(json.dumps([said, "#### 42"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [fails, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (stalls, resets))])
 async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_path, model, bad):
     service = Service(free_port())
@@ -445,6 +453,7 @@ async def test_ctrl_c_names_what_is_missing(tmp_path, model):
     check_accounts(await rolled(place, "--accept-changes"))
 
 
+@pytest.mark.slow
 async def test_other_settings_are_refused_by_name_or_accepted_and_recorded(tmp_path, model):
     place = make_place(tmp_path, model)
     check_accounts(await rolled(place, "--limit", "4"), tasks=4)

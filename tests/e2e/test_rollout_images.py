@@ -102,6 +102,7 @@ async def play(speaker: Speaker, tool: BaseTool) -> Trajectory:
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.material
 def test_a_real_vision_template_writes_a_token_for_each_image(tokenizer: Tokenizer, chat: ChatFormat) -> None:
     assert tokenizer.decode([chat.image_token_id or 0]) == "<|image_pad|>"

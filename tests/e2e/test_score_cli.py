@@ -352,6 +352,7 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(tmp_path):
     assert len(list(read_dump(tmp_path / "new"))) == 1
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_a_reward_that_takes_its_time_to_end(tmp_path):
     stubborn = """
         import asyncio

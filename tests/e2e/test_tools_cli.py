@@ -200,6 +200,7 @@ class TestCall:
         assert "return a / b" in done.stderr
         assert "[raised · " in done.stderr
 
+    @pytest.mark.slow
     def test_a_failure_of_ours_is_one_line_without_a_traceback(self, tmp_path: Path) -> None:
         url = "http://127.0.0.1:1/run_code"
         name, config = "toolyard.tools.code_interpreter.SandboxFusionTool", {"sandbox_fusion_url": url}
@@ -304,6 +305,7 @@ class TestErrors:
         assert done.stderr.startswith(f"toolyard: {path}: tools[0]: class_name 'nowhere.Tool': no module named")
         assert len(done.stderr.splitlines()) == 1
 
+    @pytest.mark.slow
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         done = toolyard("list", "--tools", "none.yaml", cwd=tmp_path)
         assert (done.returncode, done.stderr) == (
@@ -311,6 +313,7 @@ class TestErrors:
             "toolyard: none.yaml: cannot be read: No such file or directory\n",
         )
 
+    @pytest.mark.slow
     def test_modules_are_found_in_the_current_folder_too(self, tools, tmp_path: Path) -> None:
         path = Path(tools("divide"))
         elsewhere = tmp_path / "config" / "tools.yaml"
@@ -318,6 +321,7 @@ class TestErrors:
         path.rename(elsewhere)
         assert "tools_beside.divide" in toolyard("list", "--tools", "config/tools.yaml", cwd=tmp_path).stdout
 
+    @pytest.mark.slow
     def test_a_file_beside_it_hides_no_module_of_python(self, tools, tmp_path: Path) -> None:
         path = tools("divide")
         (tmp_path / "json.py").write_text("raise RuntimeError('hidden')")
@@ -334,6 +338,7 @@ class TestExample:
         assert "rewards: {'my_custom_function': 1.0, 'count_letters': 0.0}" in done.stdout
         assert done.stdout in (EXAMPLE / "README.md").read_text(encoding="utf-8")
 
+    @pytest.mark.slow
     def test_its_tools_can_be_called_by_hand(self) -> None:
         done = toolyard(
             "call", "my_custom_function", '{"param1": "crate"}', "--create-kwargs", '{"word": "crane"}',

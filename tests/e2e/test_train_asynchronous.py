@@ -210,6 +210,7 @@ def test_the_loss_divides_by_the_probabilities_that_were_sampled_with(kept):
     assert stale, "all samples were new: there is nothing to see here"
 
 
+@pytest.mark.slow
 def test_requests_that_are_finished_with_the_old_weights_have_one_version(model, tmp_path):
     found = Kept(model, tmp_path, 1, "finish", max_steps=3).train()
     versions = [{v for v in token_versions(one) or () if v} for batch in found.trajectories for one in batch]
@@ -217,6 +218,7 @@ def test_requests_that_are_finished_with_the_old_weights_have_one_version(model,
     assert {min(some) for some in versions} == {"0", "1"}, "played ahead"
 
 
+@pytest.mark.slow
 def test_without_staleness_it_is_synchronous_training(place):
     changes = ["learning_rate=1e-3", "rollout.rewards.final=async_reward:late"]
     plain = trained("output_dir=runs/plain", *changes)

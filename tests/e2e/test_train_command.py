@@ -90,6 +90,7 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     assert steps_of(place / "runs/a") == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
     whole = trained("output_dir=runs/whole", "steps=3", "save_every=10")
     trained("output_dir=runs/halves", "steps=1", "save_every=10")

@@ -93,6 +93,7 @@ def test_a_resumed_run_goes_on_with_the_next_task(place):
     assert dumped("runs/halves/rollouts") == FOUND
 
 
+@pytest.mark.slow
 def test_when_the_budget_is_spent_flat_groups_fill_up_the_step(place):
     with_tasks(place, "fffffmff")
     result = trained("output_dir=runs/a", "steps=1", "dynamic_sampling={max_groups: 1.5}")
@@ -101,6 +102,7 @@ def test_when_the_budget_is_spent_flat_groups_fill_up_the_step(place):
     assert dumped("runs/a/rollouts") == [(0, "1f", False), (0, "2f", False), (0, "0f", True)]
 
 
+@pytest.mark.slow
 def test_a_group_without_scores_is_replaced_and_a_step_without_any_ends_the_run(place):
     with_tasks(place, "bmmbbbb")
     settings = [DYNAMIC, "output_dir=runs/a", "rollout.rollout_data_dir=dump"]
@@ -110,6 +112,7 @@ def test_a_group_without_scores_is_replaced_and_a_step_without_any_ends_the_run(
     assert dumped("dump")[3:] == [(1, "5b", False), (1, "6b", False), (1, "3b", True), (1, "4b", True)]
 
 
+@pytest.mark.slow
 def test_without_flat_groups_nothing_changes(place):
     with_tasks(place, "mmm")  # the second step begins with the second pass
     plain = trained("output_dir=runs/plain", "shuffle=true")

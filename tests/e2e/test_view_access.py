@@ -224,6 +224,7 @@ def test_the_command_prints_the_whole_url_once_and_the_browser_is_not_given_it_o
     assert not Path(opened.read_text().strip().removeprefix("file://")).exists()
 
 
+@pytest.mark.slow
 def test_the_page_works_with_its_token_and_sends_it_to_nobody_else(folder: Path) -> None:
     with (
         opened_browser() as browser,
@@ -247,6 +248,7 @@ def test_the_page_works_with_its_token_and_sends_it_to_nobody_else(folder: Path)
 # Slow and many clients ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_idle_and_half_said_requests_disturb_nobody_and_are_closed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

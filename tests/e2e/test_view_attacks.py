@@ -101,6 +101,7 @@ def test_names_of_javascript_are_names_like_others(page: Page, tmp_path: Path) -
         assert page.locator(".call .program .bar span").first.inner_text() == "__proto__"
 
 
+@pytest.mark.slow
 def test_runs_may_be_called_anything(page: Page, tmp_path: Path) -> None:
     names = ["<img src=x>", 'a "b" \\ c', "100%2F?#&=+;é", "\u202etxt.exe", "__proto__"]
     for name in names:
@@ -126,6 +127,7 @@ def test_runs_may_be_called_anything(page: Page, tmp_path: Path) -> None:
         assert page.locator(".row").last.get_attribute("aria-selected") == "true"
 
 
+@pytest.mark.slow
 def test_scores_at_the_ends_of_all_numbers_are_drawn(page: Page, tmp_path: Path) -> None:
     scores = [1.7e308, -1.7e308, 5e-324, 0.0, float("nan"), float("inf")]
     lines = [{**VERL_LINE, "score": score, "step": step} for step in (0, 1) for score in scores]
@@ -204,6 +206,7 @@ def test_a_dump_that_grows_is_followed_and_what_is_read_stays(page: Page, tmp_pa
         assert key_shown(page) == "0.jsonl:3"
 
 
+@pytest.mark.slow
 def test_curves_follow_without_moving_and_without_taking_away_what_is_typed(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with served_to(page, tmp_path) as url:
@@ -216,6 +219,7 @@ def test_curves_follow_without_moving_and_without_taking_away_what_is_typed(page
         assert page.evaluate("document.getElementById('view').scrollTop") == 200
 
 
+@pytest.mark.slow
 def test_a_dump_that_is_replaced_is_shown_anew(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [{**VERL_LINE, "input": f"user\nold {number}\n"} for number in range(150)])
     with served_to(page, tmp_path) as url:
@@ -229,6 +233,7 @@ def test_a_dump_that_is_replaced_is_shown_anew(page: Page, tmp_path: Path) -> No
         assert key_shown(page) == "0.jsonl:2"
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_is_found_again(window: Window, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -268,6 +273,7 @@ class SlowAnswers(Answers):
         return super().detail(key)
 
 
+@pytest.mark.slow
 def test_answers_that_come_too_late_are_not_shown(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with served_to(page, tmp_path, of=SlowAnswers) as url:
@@ -287,6 +293,7 @@ def test_answers_that_come_too_late_are_not_shown(page: Page, tmp_path: Path) ->
         assert "line 2" in page.locator(".detail-head").inner_text()
 
 
+@pytest.mark.slow
 def test_two_windows_show_what_each_was_asked_for(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     other = page.context.new_page()
@@ -299,6 +306,7 @@ def test_two_windows_show_what_each_was_asked_for(page: Page, tmp_path: Path) ->
         other.close()
 
 
+@pytest.mark.slow
 def test_a_page_that_nobody_sees_waits_for_nothing(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     hidden = """Object.defineProperty(document, 'hidden', {value: %s, configurable: true});

@@ -66,6 +66,7 @@ def test_it_opens_with_the_list_and_the_first_trajectory_as_a_conversation(page:
     assert page.locator(".call .program .c-number").first.inner_text() == "5"
 
 
+@pytest.mark.slow
 def test_below_the_score_stands_how_it_is_made_and_why(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [explained_line(), VERL_LINE])
     with served_to(page, tmp_path) as url:
@@ -81,6 +82,7 @@ def test_below_the_score_stands_how_it_is_made_and_why(page: Page, tmp_path: Pat
         assert page.locator(".detail-head .why").count() == 0  # nothing but the score, which stands above
 
 
+@pytest.mark.slow
 def test_a_picture_that_a_tool_returned_is_drawn_and_described(page: Page, tmp_path: Path) -> None:
     picture = image_of(png(20, 30))
     write_lines(tmp_path / "0.jsonl", [pictured_line(picture.url)])
@@ -117,6 +119,7 @@ def test_filters_narrow_the_list_and_stand_in_the_address(page: Page, url: str) 
     assert page.input_value("#query") == "score=1 step:0"
 
 
+@pytest.mark.slow
 def test_sorting_is_a_part_of_the_filter(page: Page, url: str) -> None:
     visit(page, url)
     page.select_option(".list-head select", "-time")
@@ -125,6 +128,7 @@ def test_sorting_is_a_part_of_the_filter(page: Page, url: str) -> None:
     until(page, f"document.querySelector('.row').dataset.key.endsWith(':{demo_lines().index(longest) + 1}')")
 
 
+@pytest.mark.slow
 def test_keys_move_through_samples_and_steps(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1", tab="rewards"))
     for key, wanted in (
@@ -149,6 +153,7 @@ def test_keys_move_through_samples_and_steps(page: Page, url: str) -> None:
     chosen(page, "7.jsonl:3")
 
 
+@pytest.mark.slow
 def test_it_can_be_used_with_the_keyboard_alone_and_says_what_things_are(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:2"))
     page.locator(".row.chosen").focus()
@@ -207,6 +212,7 @@ def test_of_thousands_only_what_is_seen_is_fetched_and_every_place_can_be_reache
 # A trajectory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_search_marks_matches_and_goes_on_to_the_next_trajectory(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     page.keyboard.press("s")
@@ -227,6 +233,7 @@ def test_search_marks_matches_and_goes_on_to_the_next_trajectory(page: Page, url
     until(page, "!document.querySelector('mark')")
 
 
+@pytest.mark.slow
 def test_search_finds_what_colours_and_tokens_divide(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1", find="TOTAL = 5 + 4"))
     assert page.locator("#matches").inner_text() == "1 of 1"
@@ -237,6 +244,7 @@ def test_search_finds_what_colours_and_tokens_divide(page: Page, url: str) -> No
     assert page.locator("mark.here").count() >= 12
 
 
+@pytest.mark.slow
 def test_parts_can_be_left_out_and_the_link_remembers_which(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     page.keyboard.press("f")
@@ -253,6 +261,7 @@ def test_parts_can_be_left_out_and_the_link_remembers_which(page: Page, url: str
     until(page, "!document.querySelector('.answered') && document.querySelector('.asked')")
 
 
+@pytest.mark.slow
 def test_looking_otherwise_at_the_same_keeps_the_place_and_the_focus(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1", unfold="1"))
     page.evaluate("view.scrollTo(0, 300)")
@@ -268,6 +277,7 @@ def test_looking_otherwise_at_the_same_keeps_the_place_and_the_focus(page: Page,
     assert page.evaluate("document.activeElement.id") == "tab-rewards"
 
 
+@pytest.mark.slow
 def test_what_was_unfolded_is_unfolded_when_the_link_is_opened(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     page.locator(".answered summary").click()
@@ -282,6 +292,7 @@ def test_what_was_unfolded_is_unfolded_when_the_link_is_opened(page: Page, url: 
     until(page, "document.querySelector('.tab-body details.prompt[open]')")
 
 
+@pytest.mark.slow
 def test_the_message_as_it_was_sampled_can_be_seen(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     page.keyboard.press("r")
@@ -307,6 +318,7 @@ def test_tokens_tell_origin_id_and_logprob_on_hover(page: Page, url: str) -> Non
     assert len(set(shown)) > 3  # the less likely, the stronger
 
 
+@pytest.mark.slow
 def test_the_line_itself_is_shown_to_the_digit(page: Page, tmp_path: Path) -> None:
     write_lines(
         tmp_path / "0.jsonl", [{**VERL_LINE, "seed": 9007199254740993, "low": 1e-7, "n": [1, 2], "o": {"a": '{"[,'}}]
@@ -331,6 +343,7 @@ def test_damaged_lines_are_shown_with_their_number_and_verls_as_a_conversation(p
 # Times, steps, differences --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_request_and_a_step_show_where_the_time_went(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     page.keyboard.press("t")
@@ -345,6 +358,7 @@ def test_a_request_and_a_step_show_where_the_time_went(page: Page, url: str) -> 
     assert page.input_value("#query") == "line:1..3"
 
 
+@pytest.mark.slow
 def test_curves_over_steps_tell_their_numbers_and_lead_to_the_step(page: Page, url: str) -> None:
     visit(page, url, "#/charts?q=step%3A..1")
     assert page.locator(".chart svg").count() == 7
@@ -386,6 +400,7 @@ def _ids(line: dict[str, Any]) -> list[int]:
     return [*line["tokens"]["prompt_ids"], *line["tokens"]["response_ids"]]
 
 
+@pytest.mark.slow
 def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_path: Path) -> None:
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
@@ -403,6 +418,7 @@ def test_the_same_request_of_two_runs_is_offered_for_comparison(page: Page, tmp_
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_light_and_dark_are_remembered(page: Page, url: str) -> None:
     visit(page, url)
     first = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -414,6 +430,7 @@ def test_light_and_dark_are_remembered(page: Page, url: str) -> None:
     page.click("#theme")
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window(page: Page, tmp_path: Path) -> None:
     line = demo_lines()[0]
     line["turns"][0]["tool_calls"][0]["name"] = "n" * 300

@@ -62,6 +62,7 @@ def test_one_click_shows_which_failed_and_why(page: Page, url: str) -> None:
     assert tops == sorted(tops)
 
 
+@pytest.mark.slow
 def test_failures_are_the_loudest_rows(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:1"))
     failed = page.locator('.row[data-key="0.jsonl:2"]')
@@ -107,6 +108,7 @@ def test_two_keys_lead_to_the_least_likely_token_and_more_to_the_next(page: Page
     assert page.locator(".token-note").inner_text().startswith("least likely of")
 
 
+@pytest.mark.slow
 def test_two_keys_compare_two_samples(page: Page, url: str) -> None:
     visit(page, url)
     page.keyboard.press("d")
@@ -119,6 +121,7 @@ def test_two_keys_compare_two_samples(page: Page, url: str) -> None:
     assert any(heading.startswith("Turn 1, not sampled (masked)") for heading in headings), headings
 
 
+@pytest.mark.slow
 def test_a_long_episode_has_an_outline_that_leads_to_its_turns(page: Page, url: str) -> None:
     visit(page, url, at("0.jsonl:9"))
     for width in (1440, 1024):
@@ -164,6 +167,7 @@ def test_unknown_is_a_dash_and_a_chart_without_data_is_not_drawn(page: Page, tmp
         assert "No timings in this dump" in page.locator("#view").inner_text()
 
 
+@pytest.mark.slow
 def test_failed_requests_are_counted_in_every_step(page: Page, url: str) -> None:
     visit(page, url, "#/charts")
     assert f"{FAILED} failed" in page.locator("#view h2").inner_text()
@@ -176,6 +180,7 @@ def test_failed_requests_are_counted_in_every_step(page: Page, url: str) -> None
     until(page, "document.querySelectorAll('.row').length === 3")
 
 
+@pytest.mark.slow
 def test_a_run_of_one_step_has_distributions_instead_of_dots(page: Page, url: str) -> None:
     visit(page, url, "#/charts?q=step%3A0")
     assert page.locator(".chart .dot").count() == 0
@@ -245,6 +250,7 @@ def test_every_finish_reason_verdict_and_outcome_has_its_meaning(page: Page, url
     assert limits <= {name for name, kind in kinds.items() if kind == "cut"}
 
 
+@pytest.mark.slow
 def test_a_name_has_one_color_on_every_page(page: Page, url: str) -> None:
     visit(page, url, "#/charts")
     over_steps = legend(page)
@@ -291,6 +297,7 @@ def token(page: Page, name: str, *, mixed: bool = False) -> str:
 # Charts, waiting, widths ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pointing_at_a_chart_moves_nothing_and_cuts_nothing(page: Page, url: str) -> None:
     for width in (1440, 1024):
         page.set_viewport_size({"width": width, "height": 800})
@@ -315,6 +322,7 @@ class SlowComparisons(Answers):
         return super().comparison(left, right)
 
 
+@pytest.mark.slow
 def test_a_slow_comparison_says_that_it_is_loading_under_its_address(page: Page, tmp_path: Path) -> None:
     SlowComparisons.gate.clear()
     with served_to(page, troubled_dump(tmp_path, steps=1), of=SlowComparisons) as url:
@@ -342,6 +350,7 @@ CUT = """read => [...document.querySelectorAll(read)]
     .map(one => `${one.className}: ${one.textContent}`)"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 1024])
 def test_nothing_is_cut_on_any_page(page: Page, url: str, width: int, theme: str) -> None:
@@ -358,6 +367,7 @@ def test_nothing_is_cut_on_any_page(page: Page, url: str, width: int, theme: str
 # Terminal colors ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_colors_of_programs_are_shown_and_their_other_sequences_left_out(page: Page, tmp_path: Path) -> None:
     lines = demo_lines()[:2]
     response = "\x1b[1;31mFAILED\x1b[0m 1 of 2\x1b[K\x1b[2J\x1b[38;5;208m done\x1b[39m\n\x9b32mok\x9b0m"

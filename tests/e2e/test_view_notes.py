@@ -66,6 +66,7 @@ def test_a_note_is_written_with_one_key_and_its_row_is_marked(page: Page, tmp_pa
         assert page.title() != "run"
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_kept_until_it_is_saved_and_what_others_wrote_too(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with served_to(page, tmp_path) as url:
@@ -83,6 +84,7 @@ def test_what_is_typed_is_kept_until_it_is_saved_and_what_others_wrote_too(page:
         assert texts(tmp_path) == ["written elsewhere\n\nmy draft"]
 
 
+@pytest.mark.slow
 def test_a_filter_is_saved_under_a_name_and_found_again(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     ones = sum(line["score"] == 1 for line in demo_lines())
@@ -111,6 +113,7 @@ def test_a_filter_is_saved_under_a_name_and_found_again(page: Page, tmp_path: Pa
         assert box["x"] + box["width"] <= 1024
 
 
+@pytest.mark.slow
 def test_a_server_that_only_reads_shows_notes_and_offers_no_field(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     noted(tmp_path, 2, "look\nhere")
@@ -124,6 +127,7 @@ def test_a_server_that_only_reads_shows_notes_and_offers_no_field(page: Page, tm
         page.goto("about:blank")
 
 
+@pytest.mark.slow
 def test_a_report_shows_notes_and_views_and_can_write_neither(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     noted(tmp_path, 2, f"look {SCRIPT}")

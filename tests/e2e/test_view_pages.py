@@ -120,6 +120,7 @@ def test_which_tasks_are_all_0_all_1_or_mixed(page: Page, url: str) -> None:
     assert page.locator(".chip[aria-current]").inner_text() == "all 0 2"
 
 
+@pytest.mark.slow
 def test_a_group_shows_its_scores_and_leads_to_its_trajectories(page: Page, url: str) -> None:
     visit(page, url, "#/groups?kind=mixed")
     rows = page.locator(".groups tbody tr")
@@ -141,6 +142,7 @@ def test_a_group_shows_its_scores_and_leads_to_its_trajectories(page: Page, url:
     chosen(page, "1.jsonl:15")
 
 
+@pytest.mark.slow
 def test_groups_are_sorted_and_filtered(page: Page, url: str) -> None:
     visit(page, url, "#/groups")
     click(page, 'th a:text-is("mean")')
@@ -159,6 +161,7 @@ def test_groups_are_sorted_and_filtered(page: Page, url: str) -> None:
     until(page, "document.querySelector('p.verdict').textContent === 'No matches'")
 
 
+@pytest.mark.slow
 def test_groups_of_several_runs_are_kept_apart(page: Page, tmp_path: Path) -> None:
     for run in ("a", "ba"):
         (tmp_path / run).mkdir()
@@ -182,6 +185,7 @@ CORNERS: list[tuple[list[float | None], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_the_answer_about_groups_is_right_in_the_corners(page: Page, tmp_path: Path) -> None:
     for step, (scores, _) in enumerate(CORNERS):
         write_lines(tmp_path / f"{step}.jsonl", [line_of(step, "task", at, score) for at, score in enumerate(scores)])
@@ -192,6 +196,7 @@ def test_the_answer_about_groups_is_right_in_the_corners(page: Page, tmp_path: P
             assert page.locator("p.verdict").inner_text() == said
 
 
+@pytest.mark.slow
 def test_many_groups_are_shown_in_pages_and_a_huge_one_not_whole(page: Page, tmp_path: Path) -> None:
     lines = [{"input": f"question {at // 2}", "output": "x", "score": at % 3, "step": 0} for at in range(520)]
     huge = [{"input": "the same", "output": "x", "score": at % 2, "step": 1} for at in range(250)]
@@ -236,6 +241,7 @@ def test_which_calls_fail_and_why(page: Page, url: str) -> None:
     assert page.locator("mark.here").inner_text() == ERROR
 
 
+@pytest.mark.slow
 def test_which_calls_are_slow(page: Page, url: str) -> None:
     visit(page, url)
     open_view(page, "calls")
@@ -248,6 +254,7 @@ def test_which_calls_are_slow(page: Page, url: str) -> None:
     until(page, f"{top} < innerHeight / 2")
 
 
+@pytest.mark.slow
 def test_the_filter_is_about_calls_too(page: Page, url: str) -> None:
     visit(page, url, "#/calls?q=call_time%3E3")
     assert texts(page, ".tools tbody td:first-child") == ["code_interpreter", "search"]
@@ -286,6 +293,7 @@ def test_what_changed_between_two_steps(page: Page, url: str) -> None:
     until(page, "document.querySelector('p.verdict').textContent.includes('from step 1 to step 1')")
 
 
+@pytest.mark.slow
 def test_if_there_is_one_step_runs_are_compared(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [line_of(0, "task", 0, 0.0)])
     with served_to(page, tmp_path) as url:
@@ -326,6 +334,7 @@ def test_what_the_step_waited_for_by_wall_clock(page: Page, url: str) -> None:
 # Marks and the filter -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_marks_lead_to_the_trajectories_they_stand_for(page: Page, url: str) -> None:
     visit(page, url, "#/charts")
     click(page, '.legend a:text("engine_failure")')
@@ -344,6 +353,7 @@ def test_marks_lead_to_the_trajectories_they_stand_for(page: Page, url: str) -> 
     assert page.locator(".row").count() == 1
 
 
+@pytest.mark.slow
 def test_conditions_are_added_to_any_filter(page: Page, url: str) -> None:
     visit(page, url)
     for query, conditions, wanted in (
@@ -399,6 +409,7 @@ def test_fields_and_values_are_suggested(page: Page, url: str) -> None:
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_no_page_is_cut_or_wider_than_the_window(page: Page, tmp_path: Path, theme: str) -> None:
     dump(tmp_path)
@@ -451,6 +462,7 @@ def test_hostile_names_are_only_text(page: Page, tmp_path: Path) -> None:
         assert page.title() != "run"
 
 
+@pytest.mark.slow
 def test_a_growing_dump_is_counted_again(page: Page, tmp_path: Path) -> None:
     write_lines(tmp_path / "0.jsonl", [line_of(0, "task", 0, 0.0)])
     with served_to(page, tmp_path) as url:
@@ -471,6 +483,7 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_a_report_answers_as_the_server_does(page: Page, folder: Path, report: Path) -> None:
     visit(page, report.as_uri())
     with Library.open(folder) as library:
@@ -524,6 +537,7 @@ def close(value: Any) -> Any:
     return rounded(told)
 
 
+@pytest.mark.slow
 def test_the_pages_work_in_a_report(page: Page, folder: Path, report: Path, tmp_path: Path) -> None:
     visit(page, report.as_uri())
     open_view(page, "groups")

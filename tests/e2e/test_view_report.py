@@ -97,6 +97,7 @@ def report(folder: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_filters_find_in_a_report_what_the_server_finds(page: Page, folder: Path, report: Path) -> None:
     visit(page, report.as_uri())
     with Library.open(folder) as library:
@@ -112,6 +113,7 @@ def test_filters_find_in_a_report_what_the_server_finds(page: Page, folder: Path
         assert said.split(":")[0] == str(refusal.value).split(":")[0], query
 
 
+@pytest.mark.slow
 def test_statistics_of_a_report_are_those_of_the_server(page: Page, folder: Path, report: Path) -> None:
     visit(page, report.as_uri())
     with Library.open(folder) as library:
@@ -170,6 +172,7 @@ def test_a_report_works_from_a_file_alone(page: Page, report: Path) -> None:
     assert asked == []
 
 
+@pytest.mark.slow
 def test_a_link_into_a_report_opens_the_same_view(page: Page, report: Path) -> None:
     visit(page, report.as_uri(), at("0.jsonl:2", q="step:0 sort:-line", tab="timeline"))
     assert page.locator(".row").first.get_attribute("data-key") == f"0.jsonl:{len(demo_lines())}"
@@ -177,6 +180,7 @@ def test_a_link_into_a_report_opens_the_same_view(page: Page, report: Path) -> N
     assert page.locator("svg.timeline").count() == 1
 
 
+@pytest.mark.slow
 def test_a_report_of_a_part_says_so(page: Page, folder: Path, tmp_path: Path) -> None:
     with Library.open(folder) as library:
         write_report(Answers(library, title="demo"), tmp_path / "part.html", parse_query("step:0"), limit=3)

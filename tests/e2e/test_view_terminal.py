@@ -56,6 +56,7 @@ async def test_a_trajectory_reads_as_a_conversation_with_its_score_and_times(dem
         assert "#### 9" in terminal.screen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(140, 45), (80, 24)])
 async def test_below_the_score_stands_how_it_is_made_and_why(tmp_path, size):
     write_lines(tmp_path / "0.jsonl", [explained_line()])
@@ -66,6 +67,7 @@ async def test_below_the_score_stands_how_it_is_made_and_why(tmp_path, size):
         assert "final: the answer 8 is not 9" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_a_picture_that_a_tool_returned_is_described(tmp_path):
     picture = image_of(png(20, 30))
     write_lines(tmp_path / "0.jsonl", [pictured_line(picture.url)])
@@ -73,6 +75,7 @@ async def test_a_picture_that_a_tool_returned_is_described(tmp_path):
         assert f"▣ {picture}" in terminal.page.text
 
 
+@pytest.mark.slow
 async def test_in_a_small_terminal_a_result_stands_below_its_call(demo):
     async with viewing(demo, size=(80, 24)) as terminal:
         lines = terminal.page.text.splitlines()
@@ -101,6 +104,7 @@ async def test_the_keys_of_the_seeds_move_between_samples_steps_and_lines(demo):
         assert terminal.page.scroll_y == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen_list", ["steps", "samples"])
 async def test_what_is_chosen_while_a_list_is_looked_up_stays_chosen(demo, tmp_path, monkeypatch, chosen_list):
     looking, go_on = threading.Event(), threading.Event()
@@ -158,6 +162,7 @@ async def test_tokens_are_shown_as_text_where_the_tokenizer_is_theirs(tmp_path):
         assert f"{ord(made.input[0])} {ord(made.input[1])} " in terminal.page.text
 
 
+@pytest.mark.slow
 async def test_plain_shows_the_texts_as_they_stand(demo):
     async with viewing(demo) as terminal:
         assert "<|im_start|>" not in terminal.page.text
@@ -168,6 +173,7 @@ async def test_plain_shows_the_texts_as_they_stand(demo):
         assert "▎ ASSISTANT" in terminal.page.text
 
 
+@pytest.mark.slow
 async def test_fields_are_chosen_one_by_one_and_stay_chosen(demo):
     async with viewing(demo) as terminal:
         await terminal.press("f")
@@ -201,6 +207,7 @@ async def test_a_filter_is_checked_while_it_is_typed_and_lists_what_it_asks_for(
         assert terminal.samples.count == 48
 
 
+@pytest.mark.slow
 async def test_letters_that_are_keys_elsewhere_can_be_typed(demo):
     async with viewing(demo) as terminal:
         await terminal.press("s", *"is/nNq", "escape")
@@ -209,6 +216,7 @@ async def test_letters_that_are_keys_elsewhere_can_be_typed(demo):
         assert "search" not in terminal.screen.splitlines()[0]
 
 
+@pytest.mark.slow
 async def test_keys_that_come_at_once_take_effect_in_their_order(demo):
     async with viewing(demo) as terminal:
         await terminal.press("/")
@@ -220,6 +228,7 @@ async def test_keys_that_come_at_once_take_effect_in_their_order(demo):
         assert "filter score:1" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_samples_are_sorted_by_a_menu_and_by_a_click_on_a_title(demo):
     async with viewing(demo) as terminal:
         samples = terminal.samples
@@ -253,6 +262,7 @@ async def test_a_search_marks_its_matches_and_goes_on_to_other_trajectories(demo
         assert terminal.page.matches == 0
 
 
+@pytest.mark.slow
 async def test_a_match_far_below_is_scrolled_to(tmp_path):
     text = "\n".join(f"line {at}" for at in range(500))
     write_lines(tmp_path / "0.jsonl", [{**VERL_LINE, "output": text}])
@@ -266,12 +276,14 @@ async def test_a_match_far_below_is_scrolled_to(tmp_path):
         assert (terminal.page.match, "line 499" in terminal.screen) == (10, True)
 
 
+@pytest.mark.slow
 async def test_what_nobody_said_is_told(demo):
     async with viewing(demo) as terminal:
         await terminal.enter("s", "nobody said this")
         await terminal.until(lambda: "no listed trajectory contains" in terminal.screen)
 
 
+@pytest.mark.slow
 async def test_a_match_in_what_is_folded_unfolds_it(demo):
     async with viewing(demo) as terminal:
         assert "Ann had 12 shells" not in terminal.page.text
@@ -280,6 +292,7 @@ async def test_a_match_in_what_is_folded_unfolds_it(demo):
         assert "Ann had 12 shells" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_a_request_is_found_by_the_beginning_of_its_id(demo):
     async with viewing(demo, query="score=1") as terminal:
         await terminal.enter("i", "0001d386c409")
@@ -321,6 +334,7 @@ async def test_two_samples_of_a_task_are_compared_from_where_they_part(demo):
         assert "▎ ASSISTANT" in terminal.page.text
 
 
+@pytest.mark.slow
 async def test_the_id_the_program_and_the_conversation_can_be_copied(demo):
     async with viewing(demo) as terminal:
         copied = {}
@@ -348,6 +362,7 @@ async def test_help_names_every_key():
     assert bound - {"?"} <= documented
 
 
+@pytest.mark.slow
 async def test_help_opens_over_everything_and_closes(demo):
     async with viewing(demo, size=(80, 24)) as terminal:
         await terminal.press("?")
@@ -394,6 +409,7 @@ async def test_a_dump_is_followed_and_nothing_that_is_read_moves(tmp_path):
         assert "8 trajectories" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_a_dump_that_is_replaced_or_deleted_is_no_end(tmp_path):
     folder = tmp_path / "dump"
     folder.mkdir()
@@ -409,6 +425,7 @@ async def test_a_dump_that_is_replaced_or_deleted_is_no_end(tmp_path):
         await terminal.press("n", "p", "t", "t", "N")
 
 
+@pytest.mark.slow
 async def test_a_long_list_is_read_in_parts(tmp_path, monkeypatch):
     write_lines(
         tmp_path / "0.jsonl", [{**VERL_LINE, "step": at // 100, "request_id": f"r{at:04}"} for at in range(5000)]

@@ -147,6 +147,7 @@ async def test_nothing_hostile_reaches_the_screen_in_any_view(hostile):
         assert "damaged" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_markup_is_shown_as_it_was_written(hostile):
     async with viewing(hostile, size=(200, 80)) as terminal:
         assert "[bold red]loud[/]" in terminal.screen
@@ -159,6 +160,7 @@ async def test_markup_is_shown_as_it_was_written(hostile):
         assert_harmless(terminal)
 
 
+@pytest.mark.slow
 async def test_what_is_copied_cannot_end_a_paste(tmp_path):
     line = demo_lines()[0]
     line["turns"][0]["tool_calls"][0]["arguments"] = json.dumps({"code": "print(1)\x1b[201~\nrm -rf /\n\tx = '[/]'"})
@@ -169,6 +171,7 @@ async def test_what_is_copied_cannot_end_a_paste(tmp_path):
         assert terminal.app.clipboard == "print(1)\nrm -rf /\n\tx = '[/]'"
 
 
+@pytest.mark.slow
 async def test_a_search_for_markup_and_patterns_finds_the_characters(tmp_path):
     write_lines(tmp_path / "0.jsonl", [{**VERL_LINE, "output": "a [bold].*(b [/] c"}])
     async with viewing(tmp_path) as terminal:

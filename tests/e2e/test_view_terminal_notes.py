@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from textual.widgets import Input, TextArea
 from viewing import demo_dump, demo_lines
 from viewing_terminal import viewing
@@ -38,6 +39,7 @@ async def test_a_note_is_written_read_and_removed_in_the_terminal(tmp_path: Path
         assert texts(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_a_filter_is_saved_shown_and_removed_in_the_terminal(tmp_path: Path) -> None:
     demo_dump(tmp_path)
     async with viewing(tmp_path, query="score=1") as terminal:
@@ -62,6 +64,7 @@ async def test_a_filter_is_saved_shown_and_removed_in_the_terminal(tmp_path: Pat
         await terminal.until(lambda: Notes(tmp_path).views() == {})
 
 
+@pytest.mark.slow
 async def test_a_terminal_that_only_reads_and_a_damaged_file_say_why(tmp_path: Path) -> None:
     demo_dump(tmp_path)
     async with viewing(tmp_path, notes=Notes(tmp_path, read_only="it is Sunday")) as terminal:

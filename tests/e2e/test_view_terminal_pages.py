@@ -101,6 +101,7 @@ async def test_truncated_and_failed_calls_are_both_marked_in_the_list(dump):
 # Groups ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_groups_are_filtered_by_kind_sorted_and_opened(dump):
     async with viewing(dump) as terminal:
         await terminal.press("N", "2")  # step 0
@@ -155,6 +156,7 @@ async def test_many_scores_are_counted_and_never_cut(tmp_path):
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_tools_errors_and_slow_calls_open_what_they_stand_for(dump):
     async with viewing(dump, size=(80, 24)) as terminal:
         await terminal.press("3")
@@ -171,6 +173,7 @@ async def test_tools_errors_and_slow_calls_open_what_they_stand_for(dump):
         assert "ASSISTANT  turn 1" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_filters_and_steps_hold_on_every_page(dump):
     async with viewing(dump) as terminal:
         await terminal.press("N", "3")
@@ -187,6 +190,7 @@ async def test_filters_and_steps_hold_on_every_page(dump):
             assert "No matches" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_a_long_episode_is_read_turn_by_turn(tmp_path):
     write_lines(tmp_path / "0.jsonl", [to_line(good_trajectory(3, turns=30))])
     async with viewing(tmp_path, size=(80, 24)) as terminal:
@@ -205,6 +209,7 @@ async def test_a_long_episode_is_read_turn_by_turn(tmp_path):
 # Changes --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_steps_to_compare_are_chosen_by_keys_and_a_task_is_opened_in_both(dump):
     async with viewing(dump) as terminal:
         await terminal.press("4")
@@ -222,6 +227,7 @@ async def test_the_steps_to_compare_are_chosen_by_keys_and_a_task_is_opened_in_b
         assert len({terminal.samples.row(at).task for at in range(terminal.samples.count)}) == 1
 
 
+@pytest.mark.slow
 async def test_an_old_dump_of_one_step_has_neither_changes_nor_start_times(tmp_path):
     write_lines(tmp_path / "0.jsonl", demo_lines())
     async with viewing(tmp_path) as terminal:
@@ -237,6 +243,7 @@ async def test_an_old_dump_of_one_step_has_neither_changes_nor_start_times(tmp_p
 # Waterfall ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_bars_start_when_the_requests_did(dump):
     async with viewing(dump) as terminal:
         await terminal.press("5")
@@ -270,6 +277,7 @@ async def test_what_a_dump_of_verl_does_not_say_is_a_dash(tmp_path):
         assert "No timings in this dump" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_pages_of_an_empty_dump_fill_and_stay_where_they_are(tmp_path):
     (tmp_path / "0.jsonl").touch()
     async with viewing(tmp_path, size=(80, 24)) as terminal:
@@ -349,6 +357,7 @@ def test_a_filter_is_completed_word_by_word():
     assert offered("score<") == offered('text:"a b') == offered("") == offered("x:") == offered('"open quo') == []
 
 
+@pytest.mark.slow
 async def test_tab_completes_fields_and_values_of_the_dump(dump):
     async with viewing(dump, size=(80, 24)) as terminal:
         await terminal.press("/", *"fin")
@@ -369,6 +378,7 @@ async def test_tab_completes_fields_and_values_of_the_dump(dump):
 # Colours --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_everything_can_be_read_without_colours(dump, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with viewing(dump, size=(100, 30)) as terminal:
@@ -401,6 +411,7 @@ def long_line(at: int) -> bytes:
     )
 
 
+@pytest.mark.slow
 async def test_only_visible_rows_of_a_large_page_are_drawn(tmp_path, monkeypatch):
     write_lines(tmp_path / "0.jsonl", [b"".join(map(long_line, range(4096)))])
     async with viewing(tmp_path, size=(80, 24)) as terminal:

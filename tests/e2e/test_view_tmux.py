@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tmux import PATIENCE, environment, in_tmux, needs_tmux
 from viewing import demo_dump, demo_lines, hostile_line, write_lines
 
 TOOLYARD = str(Path(sys.executable).with_name("toolyard"))
 
 
+@pytest.mark.slow
 @needs_tmux
 def test_a_dump_is_read_searched_filtered_and_followed_under_tmux(tmp_path):
     dump = tmp_path / "dump"

@@ -62,6 +62,7 @@ def test_a_silent_skip_fails_in_ci(tmp_path: Path, body: str) -> None:
     assert "SKIPPED IN CI" in done.stdout
 
 
+@pytest.mark.slow
 def test_languages_that_we_do_not_insist_on_accepted_reasons_and_expected_failures_pass_in_ci(tmp_path: Path) -> None:
     done = run_suite(tmp_path, NO_JULIA, NO_GPU, OPEN_BUG, ci=True)
     assert done.returncode == 0, done.stdout
@@ -69,6 +70,7 @@ def test_languages_that_we_do_not_insist_on_accepted_reasons_and_expected_failur
     assert "SKIPPED IN CI" not in done.stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_kernel_feature_is_an_error_and_not_a_skip(tmp_path: Path) -> None:
     done = run_suite(tmp_path, "@pytest.mark.kernel('teleport')\ndef test_it(): pass\n", ci=False)
     assert done.returncode == 1

@@ -81,6 +81,7 @@ def test_hostile_text_forges_and_loses_nothing(family: tuple[str, Tokenizer]) ->
     assert found.clean, found
 
 
+@pytest.mark.slow
 def test_a_turn_of_gpt_oss_thinks_and_calls_before_it_stops() -> None:
     made, chat = opened("gpt-oss")
     assert [made.decode([number]) for number in chat.stop_token_ids] == ["<|return|>", "<|call|>", "<|endoftext|>"]

@@ -188,6 +188,7 @@ def killing(checker: MathChecker, signum: signal.Signals, most: int):
         killer.join()
 
 
+@pytest.mark.slow
 def test_processes_that_are_always_killed_are_our_failure_and_no_score(checker):
     with (
         killing(checker, signal.SIGKILL, most=100),
@@ -197,6 +198,7 @@ def test_processes_that_are_always_killed_are_our_failure_and_no_score(checker):
     assert checker.check(HALF, TRUTH).value == 1.0
 
 
+@pytest.mark.slow
 def test_an_answer_that_crashes_every_process_is_wrong_unless_the_ground_truth_does(checker):
     with killing(checker, signal.SIGABRT, most=2):  # as libraries do that are refused memory
         assert checker.check(HANGS, TRUTH).value == 0.0
@@ -244,6 +246,7 @@ def test_when_the_parent_is_killed_a_hanging_process_dies_as_well_whatever_forks
         os.kill(fork, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_the_interpreters_end_waits_for_nothing_and_leaves_nothing_and_the_main_module_is_run_once():
     start = time.monotonic()
     done = run_script(rf"""
@@ -357,6 +360,7 @@ async def test_one_that_is_cancelled_in_line_disturbs_nobody(checker):
     assert checker.pids() == [pid]
 
 
+@pytest.mark.slow
 def test_closing_ends_the_processes_and_fails_what_waits_and_a_later_check_starts_anew(checker):
     pid = only_child(checker)
     with ThreadPoolExecutor(5) as threads:
@@ -371,6 +375,7 @@ def test_closing_ends_the_processes_and_fails_what_waits_and_a_later_check_start
     assert checker.check(HALF, TRUTH).value == 1.0
 
 
+@pytest.mark.slow
 def test_a_process_is_replaced_after_its_number_of_checks_and_nothing_is_left_behind():
     before = len(os.listdir("/proc/self/fd"))
     with MathChecker(children=1, checks_per_child=2) as checker:

@@ -196,6 +196,7 @@ def test_two_libraries_of_one_folder_see_the_same_whoever_refreshes(tmp_path: Pa
         assert ids(one) == ids(other) == ["request-5", "request-4"]
 
 
+@pytest.mark.slow
 def test_many_readers_are_right_while_the_dump_grows_and_files_are_replaced(tmp_path: Path) -> None:
     write(tmp_path / "0.jsonl", *map(small, range(20)))
     write(tmp_path / "1.jsonl", small(1000))
