@@ -43,7 +43,7 @@ SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 # SLOW=yes: with those marked `slow`, in the same run, so that what tests share is started once.
 test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in ten to fifteen minutes
 ifeq ($(strip $(ARGS)),)
-	$(SHARING) -m "$(if $(SLOW),,not slow and )not alone"
+	$(SHARING) $(if $(SLOW),,--hypothesis-profile quick) -m "$(if $(SLOW),,not slow and )not alone"
 	$(PYTEST) -m "$(if $(SLOW),,not slow and )alone" tests/isolation
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import material
-from expensive import LONGEST, REPEATED
+from expensive import LONGEST, REPEATED, TOGETHER
 from ray_node import HOST as RAY_HOST
 from ray_node import ray_node
 from toolyard import settings
@@ -42,6 +42,7 @@ with contextlib.suppress(ModuleNotFoundError):  # not in every environment
         deadline=None,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
+    hypothesis.settings.register_profile("quick", parent=hypothesis.settings.get_profile("patient"), max_examples=20)
     hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
@@ -185,17 +186,6 @@ def _why_not_granted(feature: str) -> str | None:
 
 # The order of files ---------------------------------------------------------------------------------------------------
 
-ON_RAY = frozenset(
-    {"test_ray_limiter", "test_code_interpreter_on_ray", "test_doctor_and_limiters", "test_execution_pool_on_ray"}
-)
-"""Files that share one Ray, and therefore a process."""
-IN_A_BROWSER = frozenset(
-    {"test_view_browser", "test_view_pages", "test_view_look", "test_view_attacks", "test_view_notes", "test_view_report"}
-)
-"""Files that share one Chromium."""
-WITH_VOCABULARIES = frozenset({"test_chat_real_families", "test_chat_real_vocabularies", "test_viewer_foreign"})
-"""Files that open the same large vocabularies, seconds each, which are opened once by a process."""
-
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -204,11 +194,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            together = {"on ray": ON_RAY, "in a browser": IN_A_BROWSER, "with vocabularies": WITH_VOCABULARIES}
-            for scope, files in together.items():
-                if Path(file).stem in files:
-                    return scope
-            return file
+            return next((scope for scope, files in TOGETHER.items() if Path(file).stem in files), file)
 
     return Sharing(config, log)
 

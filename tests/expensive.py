@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis tries: `count`, and fewer with its profile `quick`."""
+    from hypothesis import settings  # not in every environment
+
+    return max(1, count * settings().max_examples // 100)
+
+
 LONGEST = (
     "test_train_command",
     "test_rollout_cluster",
@@ -52,6 +60,37 @@ LONGEST = (
 )
 """Files of a minute or more, the longest first, so that no process is left with one when the others are done."""
 
+TOGETHER = {
+    "on Ray": (
+        "test_ray_limiter",
+        "test_code_interpreter_on_ray",
+        "test_doctor_and_limiters",
+        "test_execution_pool_on_ray",
+    ),
+    "in a browser": (
+        "test_view_browser",
+        "test_view_pages",
+        "test_view_look",
+        "test_view_attacks",
+        "test_view_notes",
+        "test_view_report",
+    ),
+    "with torch": (
+        "test_engine_adapter",
+        "test_gateway_embedded",
+        "test_train_asynchronous",
+        "test_train_command",
+        "test_train_dynamic_sampling",
+        "test_train_trl",
+        "test_train_trl_servers",
+        "test_transformers_architectures",
+        "test_transformers_engine",
+        "test_transformers_static",
+    ),
+    "with vocabularies": ("test_chat_real_families", "test_chat_real_vocabularies", "test_viewer_foreign"),
+}
+"""Files that are run by the same process, since each process would start or load the same once more: a Ray, a Chromium,
+torch and TRL (ten seconds of a processor), or large vocabularies."""
 
 REPEATED = {
     "test_blocking::test_what_is_kept_is_closed_at_the_end_of_the_process_that_opened_it": 3,
@@ -102,6 +141,9 @@ REPEATED = {
     "test_injected_faults::test_what_always_strikes_ends_as_a_real_failure_does": 2,
     "test_languages::test_installed_toolchain_tells_its_version": 10,
     "test_languages_http::test_a_language_does_all_that_its_users_expect": 2,
+    "test_late_workers::test_a_case_of_many_that_ended_by_itself_after_its_limit_timed_out": 1,
+    "test_late_workers::test_a_cell_that_ended_by_itself_after_its_limit_timed_out_and_its_session_lives": 1,
+    "test_late_workers::test_a_program_that_ended_by_itself_after_its_limit_timed_out": 1,
     "test_leftovers::test_directories_keep_no_marks": 5,
     "test_leftovers::test_directories_keep_no_marks_for_the_next_session": 3,
     "test_leftovers::test_tampering_ends_with_its_run": 20,
@@ -142,6 +184,8 @@ REPEATED = {
     "test_sessions::test_a_cell_that_will_not_be_interrupted_is_killed_soon": 1,
     "test_sessions::test_what_a_cell_displays_is_bounded": 1,
     "test_skip_policy::test_a_silent_skip_fails_in_ci": 1,
+    "test_starvation::test_nobody_gains_time_by_getting_in_its_own_way": 1,
+    "test_starvation::test_one_that_waits_for_something_else_keeps_its_limit": 1,
     "test_tasks_problems::test_programs_print_the_answers": 15,
     "test_tools_cli::test_teaches_with_examples": 1,
     "test_tools_cli::test_wrong_usage_exits_with_2": 1,

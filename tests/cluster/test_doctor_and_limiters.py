@@ -151,6 +151,7 @@ class TestSurvey:
 
 
 class TestDoctor:
+    @pytest.mark.slow
     def test_it_lists_the_limiters_of_the_cluster(
         self, ray_connection: str, make, without_torch: dict[str, str]
     ) -> None:

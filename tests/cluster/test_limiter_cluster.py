@@ -166,6 +166,7 @@ def lender_pid(name: str) -> int:
 # verl's own test plan -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_basic_multi_process_init(start) -> None:
     """Processes that race to make it get one limiter."""
     runners = start.all(7, *("first", "second", "third") * 2)
@@ -201,6 +202,7 @@ class TestSingleNodeRateLimiterCase:
 
 
 class TestMultiNodeRateLimiterCase:
+    @pytest.mark.slow
     def test_three_nodes_are_limited_together_and_use_all_of_it(self, start, referee: Referee) -> None:
         runners = start.all(10, "first", "second", "third")
         results = flood_until(250, referee, *runners, callers=16, hold=0.1)
@@ -215,6 +217,7 @@ class TestMultiNodeRateLimiterCase:
 # Death ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_permits_of_a_killed_holder_come_back(start, referee: Referee) -> None:
     holder, survivor = start.all(12, "first", "first")
     ray.get(holder.keep.remote(6))
@@ -317,6 +320,7 @@ def test_a_limiter_killed_under_load_grants_again_as_soon_as_everybody_is_back(
     assert referee.most == 10
 
 
+@pytest.mark.slow
 def test_a_killed_limiter_lends_what_is_free_long_before_the_lease_ends(start, referee: Referee, name: str) -> None:
     holder, other = start.all(10, "first", "second", lease_seconds=LONG)
     ray.get(holder.keep.remote(6))

@@ -388,6 +388,7 @@ def test_what_is_wrong_with_the_settings_is_said_once(nodes: Nodes, tmp_path: Pa
     assert "Traceback" not in job.stderr.read_text()
 
 
+@pytest.mark.slow
 def test_there_is_no_cluster(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=2)
     run = job.start("--ray", "127.0.0.77:1")

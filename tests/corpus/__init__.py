@@ -59,7 +59,7 @@ def read_corpus() -> list[Problem]:
 
 
 def _problem(path: Path) -> Problem:
-    read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    read = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     tests = read.get("tests") or {name: eval(expression) for name, expression in read["generated"].items()}
     problem = Problem(path.stem, tests, read.get("settings", {}))
     count = len(tests.get("inputs") or tests["assert_case"])

@@ -67,6 +67,7 @@ class Telling(Counting):
             self.codes.remove(program.code)
 
 
+@pytest.mark.slow
 async def test_processes_share_the_limit(tmp_path: Path) -> None:
     counting = Telling(0.03)
     enough = tmp_path / "enough"

@@ -18,6 +18,7 @@ from toolyard.train.config import load_train_config
 EXAMPLE = Path(__file__).parents[2] / "examples" / "learn_tool_use"
 
 
+@pytest.mark.slow
 def test_the_teacher_of_the_small_form_shows_calls_that_run_and_answers_what_they_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from viewing import VERL_LINE, demo_lines, hostile_line, write_lines
 from viewing_terminal import Terminal, viewing
 
+from expensive import examples
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.drawing import Pen, length
 from toolyard.viewer.tui.palette import DARK, palette
@@ -68,7 +69,7 @@ def test_what_was_replaced_can_be_told():
     assert len(visible("Z" + "\u0301" * 500)) == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=80), st.integers(2, 40))
 def test_any_text_is_wrapped_without_losing_a_character_or_passing_the_edge(text, width):
     line = visible(text).replace("\n", " ").expandtabs(4)

@@ -119,6 +119,7 @@ async def test_nobody_gains_time_by_getting_in_its_own_way(sandbox: LocalSandbox
     assert 0.2 < spent < 1.3
 
 
+@pytest.mark.slow
 async def test_one_that_starves_for_very_long_is_our_failure(sandbox: LocalSandbox) -> None:
     program = Program(f"{THERE}{COMPUTE}compute(60)", "python")
     limits = QUICK.model_copy(update={"run_seconds": 0.2})

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.failover import Router
 
 
@@ -113,7 +114,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(EVENTS)
 def test_whatever_happens_there_is_a_server_and_the_books_are_right(events: list[tuple[str, int]]) -> None:
     servers = ["a", "b", "c"]
@@ -278,7 +279,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(CHANGES)
 def test_whatever_comes_and_goes_the_books_are_right_and_the_removed_get_nothing(events: list[tuple[str, int]]) -> None:
     names = ["a", "b", "c"]

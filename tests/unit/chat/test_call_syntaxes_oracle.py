@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from late import Late
 from toolyard.chat.protocol import ParsedCall, ParsedTurn
 from toolyard.chat.syntax import syntax_of
@@ -133,7 +134,7 @@ def heard(turn: ParsedTurn) -> tuple[str, str, list[tuple[str, Any]]]:
 
 @pytest.mark.parametrize("name", ORACLES)
 @given(prose=PROSE, calls=CALLS, reasoning=st.one_of(st.none(), PROSE))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_renderers_finds_the_same(name: str, prose: str, calls: list[tuple[str, Any]], reasoning: str | None) -> None:
     if name == "llama3":  # which has one call and nothing else, and no reasoning
         prose, calls, reasoning = ("" if calls else prose), calls[:1], None

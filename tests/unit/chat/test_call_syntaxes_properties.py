@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.chat.protocol import ParsedCall
 from toolyard.chat.syntax import SYNTAXES, syntax_of
 from toolyard.errors import ChatError
@@ -48,7 +49,7 @@ def kind(value: Any) -> str:
 
 @pytest.mark.parametrize("name", JSON_SYNTAXES)
 @given(data=st.data(), ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_written_is_found_again_to_the_letter(
     name: str, data: st.DataObject, ascii_only: bool, indent: int | None
 ) -> None:
@@ -65,7 +66,7 @@ def test_what_is_written_is_found_again_to_the_letter(
 
 @pytest.mark.parametrize("name", XML)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_values_that_are_text_are_found_again_if_the_schema_is_known(name: str, data: st.DataObject) -> None:
     objects = st.dictionaries(NAMES, VALUES, max_size=3)
     made = data.draw(st.dictionaries(NAMES, objects, min_size=1, max_size=3))
@@ -95,7 +96,7 @@ def test_values_that_are_text_are_found_again_if_the_schema_is_known(name: str, 
 @example(codes=['x = """\n```\n"""'])
 @example(codes=["```\n````\n`````"])
 @example(codes=["</code>", "<code>", "</think>"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_code_is_found_again(codes: list[str]) -> None:
     calls = [ParsedCall("code_interpreter", json.dumps({"code": code})) for code in codes]
     syntax = syntax_of("code_block")
@@ -111,7 +112,7 @@ def test_code_is_found_again(codes: list[str]) -> None:
 
 @pytest.mark.parametrize("name", SYNTAXES)
 @given(parts=st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=6)), max_size=25), closing=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_text_is_read_and_what_is_found_can_be_called(name: str, parts: list[str], closing: bool) -> None:
     text = "".join(parts)
     syntax = syntax_of(name) if name == "harmony" else syntax_of(name, calls_end_thinking=closing)
@@ -130,7 +131,7 @@ def test_any_text_is_read_and_what_is_found_can_be_called(name: str, parts: list
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_bytes_that_are_no_text_are_read(noise: bytes) -> None:
     for name in SYNTAXES:
         for errors in ("surrogateescape", "replace"):

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_call_syntaxes_properties import VALUES
 
+from expensive import examples
 from toolyard.chat.protocol import ParsedTurn
 from toolyard.chat.syntax import scanning, syntax_of
 from toolyard.chat.syntax.scanning import BrokenError, scan_object
@@ -28,7 +29,7 @@ SCRAPS = st.sampled_from(
 @example(value={}, indent=None, scraps=[(1, '"a": 1, "a": [2, 3]')])
 @example(value={"a": 0}, indent=None, scraps=[(6, "9" * 4400)])
 @example(value={"a": 0}, indent=None, scraps=[(6, "[" * 5000 + "]" * 5000 + ",")])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_both_find_the_same_object(value: object, indent: int | None, scraps: list[tuple[int, str]]) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     for at, scrap in scraps:

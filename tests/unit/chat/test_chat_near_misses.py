@@ -14,6 +14,7 @@ from test_call_syntaxes import tool
 from test_call_syntaxes_properties import FLOODS, TAGS
 
 from chat_models import CODE_TOOL, tokenizer
+from expensive import examples
 from toolyard.chat.formats import open_format
 from toolyard.chat.near_misses import with_near_misses
 from toolyard.chat.protocol import ChatFormat, MalformedCall, ParsedCall, ParsedTurn
@@ -193,7 +194,7 @@ def test_renderers_tell_it_in_the_words_of_their_family(family: str, example: st
 
 
 @given(parts=st.lists(st.one_of(st.sampled_from([*TAGS, CALL, UNKNOWN, '"name"']), st.text(max_size=6)), max_size=15))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_text_is_looked_through(parts: list[str]) -> None:
     text = "".join(parts)
     tools = [ADD, tool("f"), CODE_TOOL]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from chat_models import CODE_TOOL, QWEN, TEMPLATES, TINY, tokenizer
+from expensive import examples
 from toolyard.chat.syntax import syntax_of
 from toolyard.chat.template import TemplateFormat
 from toolyard.chat.tokenizers.fast import FastTokenizer
@@ -251,7 +252,7 @@ def test_a_template_that_is_broken_or_never_ends_is_refused(hostile: str, why: s
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(contents=st.lists(st.text(), min_size=1, max_size=3), said=st.text(), closed=st.booleans())
 def test_growing_equals_rendering_again(family: str, contents: list[str], said: str, closed: bool) -> None:
     chat = opened(family)
@@ -290,7 +291,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("kind", MANY)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(contents=st.lists(st.lists(st.sampled_from(WIDE), max_size=4).map("".join), min_size=1, max_size=3))
 def test_what_is_encoded_once_for_all_is_what_it_would_be_in_its_place(kind: str, contents: list[str]) -> None:
     chat = _templated(kind)

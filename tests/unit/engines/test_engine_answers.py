@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.engines.http import openai, sglang, vllm
 from toolyard.engines.protocol import ChatGeneration, Generation, Sampling
 from toolyard.errors import EngineError
@@ -131,7 +132,7 @@ def test_whole_answers_are_read() -> None:
     assert openai._answer("s", CHAT).message.tool_calls[0].name == "f"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(damaged(SGLANG), damaged(VLLM_TOKENS), damaged(VLLM), damaged(CHAT))
 def test_damaged_answers_add_up_or_are_engine_errors(
     of_sglang: dict[str, Any], of_tokens: dict[str, Any], of_completion: dict[str, Any], of_chat: dict[str, Any]

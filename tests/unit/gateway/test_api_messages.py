@@ -13,12 +13,21 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sdk_answers import Answers
 
+from expensive import examples
 from toolyard.engines.protocol import Finish
 from toolyard.gateway.api.exchange import ApiError, Question, Reply, Said
 from toolyard.gateway.api.messages import Messages
 from toolyard.messages import Message, ToolCall
 
-anthropic = pytest.importorskip("anthropic", reason="needs the anthropic SDK")
+anthropic: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Takes seconds, which only the process that runs these tests should spend."""
+    global anthropic
+    anthropic = pytest.importorskip("anthropic", reason="needs the anthropic SDK")
+
 
 API = Messages()
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -424,7 +433,7 @@ def decoded(message: Message) -> tuple[Any, ...]:
     return message.content, calls, message.reasoning_content or None
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(SAID, min_size=1, max_size=3), st.booleans())
 def test_a_turn_that_the_sdk_sends_back_is_read_as_it_was_said(
     sdk: Sdk, conversation: list[Message], streamed: bool

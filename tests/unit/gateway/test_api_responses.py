@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sdk_answers import Answers
 
+from expensive import examples
 from toolyard.engines.protocol import Finish
 from toolyard.gateway.api.exchange import ApiError, Question, Reply, Said
 from toolyard.gateway.api.responses import Responses
@@ -411,7 +412,7 @@ SAID = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(SAID, min_size=1, max_size=3), st.booleans())
 def test_a_turn_that_the_sdk_sends_back_is_read_as_it_was_said(
     sdk: Sdk, conversation: list[Message], streamed: bool

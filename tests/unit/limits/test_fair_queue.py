@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from expensive import examples
 from toolyard.limits.fair_queue import FairQueue
 
 KEPT = 1000
@@ -362,7 +363,7 @@ class PermitsAroundAQueue(RuleBasedStateMachine):
         assert not self.waiting
 
 
-PermitsAroundAQueue.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+PermitsAroundAQueue.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 TestPermitsAroundAQueue = PermitsAroundAQueue.TestCase
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.messages import Message
 from toolyard.records.audit import ProblemKind, audit, check_extension
 from toolyard.records.trajectory import Failure, Tokens, Trajectory
@@ -17,7 +18,7 @@ from toolyard.tokens import ids_crc
 from trajectory_samples import decode, failed_trajectory, good_trajectory
 
 K = ProblemKind
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=examples(60), deadline=None)
 seeds = st.integers(0, 10_000)
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.errors import RecordError
 from toolyard.messages import Message, ToolCall
 from toolyard.records import jsonl
@@ -23,7 +24,7 @@ from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.trajectory import CallRecord, Failure, Sampled, Tokens, Trajectory, Turn
 from trajectory_samples import failed_trajectory, good_trajectory
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FIELDS = [
     "input", "output", "gts", "score", "step", "request_id", "finish_reason", "messages", "tokens", "turns", "rewards",

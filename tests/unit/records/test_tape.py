@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard import __version__
 from toolyard.errors import DivergenceError, RecordError
 from toolyard.records.differences import json_difference
@@ -68,7 +69,7 @@ def test_the_first_line_is_the_header_and_each_entry_is_a_line_of_json(tmp_path:
     assert lines[1] == '{"request_id":"r","kind":"tool","asked":{"b":1,"a":2},"got":null}'
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(json_values, json_values)
 @example(math.nan, [math.inf, None, {"a": (-math.inf)}])
 @example(["half \ud83d", math.nan, 2**70], -0.0)
@@ -265,7 +266,7 @@ def test_any_order_does_not_reach_beyond_entries_of_the_same_kind() -> None:
         strict.next("tool", "b")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(without_minus_zero, without_minus_zero)
 def test_a_difference_is_found_exactly_where_values_are_not_the_same(one, other) -> None:
     assert json_difference(one, one) is None

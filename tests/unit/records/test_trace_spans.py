@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector import collector
+from expensive import examples
 from toolyard.records.lines import to_line, trajectory_of
 from toolyard.records.traces import opentelemetry
 from toolyard.records.traces.opentelemetry import TraceSender
@@ -107,7 +108,7 @@ def test_ids_depend_on_the_request_and_its_start() -> None:
 odd = st.sampled_from(["x", None, True, -1, 0, 0.5, 1e308, float("inf"), float("nan"), 10**400, {}, [1]])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(odd, odd, odd, odd, st.sampled_from([0.0, -5.0, 1e308, BEGAN]), st.integers(-(10**30), 10**30))
 def test_whatever_a_line_contains_can_be_sent(one: Any, two: Any, three: Any, four: Any, began: float, n: int) -> None:
     trajectory = with_call(metrics={"permit_seconds": one, "queue_seconds": two, "run_seconds": three, "verdict": four})

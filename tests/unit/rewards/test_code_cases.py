@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.errors import ConfigError
 from toolyard.rewards.code.cases import read_suite
 from toolyard.rewards.code.protocol import Case, Comparison, Suite, SuiteKind
@@ -339,7 +340,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(st.lists(JSON, max_size=3), JSON), min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_calls_read_from_lists_and_from_text_are_the_same(pairs):
     inputs, outputs = [given for given, _ in pairs], [wanted for _, wanted in pairs]
     as_text = {
@@ -361,7 +362,7 @@ KEYS = st.sampled_from(["inputs", "outputs", "fn_name", "asserts", "test", "lang
 
 
 @given(JSON | st.dictionaries(KEYS, JSON))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_anything_is_either_a_suite_with_cases_or_a_config_error(tests):
     for given_as in (tests, json.dumps(tests)):
         with contextlib.suppress(ConfigError):

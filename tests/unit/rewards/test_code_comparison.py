@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.rewards.code.comparison import difference
 from toolyard.rewards.code.protocol import Comparison
 from toolyard.rewards.code.values import value_difference
@@ -290,7 +291,7 @@ GRID = st.lists(st.integers(0, 30), min_size=1, max_size=5)
 
 
 @given(GRID, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_numbers_in_any_order_fit_exactly_if_some_order_does(expected, data):
     actual = data.draw(st.lists(st.integers(0, 30), min_size=len(expected), max_size=len(expected)))
     one, other = [n / 4 for n in actual], [n / 4 for n in expected]
@@ -303,7 +304,7 @@ def test_numbers_in_any_order_fit_exactly_if_some_order_does(expected, data):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5), st.randoms())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_lines_of_several_numbers_are_matched_however_they_are_shaken(rows, randomly):
     shaken = [[n + randomly.uniform(-0.4, 0.4) for n in row] for row in rows]
     randomly.shuffle(shaken)
@@ -323,7 +324,7 @@ TEXT = st.text(alphabet="ab \n1.", max_size=12)
     st.sampled_from(["no", "lines", "tokens"]),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_looser_settings_accept_what_stricter_ones_do(one, other, mode, unordered, tolerant):
     loose = Comparison(mode=mode, unordered=unordered, absolute_tolerance=0.1 if tolerant else 0.0)
     strict = Comparison(mode=mode)

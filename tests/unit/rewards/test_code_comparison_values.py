@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.rewards.code.protocol import Comparison
 from toolyard.rewards.code.values import Wrapped, value_difference
 
@@ -137,7 +138,7 @@ JSON = st.recursive(
 
 
 @given(JSON, JSON)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_values_are_the_same_if_their_json_is(one, other):
     again = json.loads(json.dumps(one))
     for comparison in (LINES, EXACT, NEAR, ANY_LINES):
@@ -149,7 +150,7 @@ def test_values_are_the_same_if_their_json_is(one, other):
 
 
 @given(st.lists(JSON, max_size=6), st.randoms())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_shuffled_lists_are_the_same_in_any_order(items, randomly):
     shuffled = randomly.sample(items, len(items))
     assert value_difference(shuffled, items, ANY_LINES) is None

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from expensive import examples
 from toolyard.errors import ConfigError
 from toolyard.rewards.code.extraction import extract_code
 from toolyard.rewards.code.protocol import ExtractedCode
@@ -256,7 +257,7 @@ LINES = st.lists(
 @given(LINES)
 @example(["```", "x"])
 @example(["  ```", "\tx", "  ```"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_blocks_are_those_of_a_commonmark_parser(lines):
     text = "".join(f"{line}\n" for line in lines)
     fences = [token for token in MarkdownIt("commonmark").parse(text) if token.type == "fence"]
@@ -276,7 +277,7 @@ LISTS = st.lists(
 
 
 @given(LISTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_in_lists_every_block_that_commonmark_sees_is_found(parts):
     # An empty line before each part: lazy continuation lines of paragraphs are not supported.
     text = "\n\n".join("\n".join(part) for part in parts)
@@ -287,7 +288,7 @@ def test_in_lists_every_block_that_commonmark_sees_is_found(parts):
 
 
 @given(st.text(alphabet="`~ \n\r\tax{}.</think>", max_size=80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_text_gives_code_that_is_in_it(text):
     extracted = extract_code(text, without_fences="whole")
     if extracted.code is not None:

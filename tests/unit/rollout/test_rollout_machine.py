@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.engines.protocol import Finish
 from toolyard.rollout.budget import RolloutLimits
 from toolyard.rollout.finish import FinishReason, RolloutState
@@ -52,7 +53,7 @@ EXPECTED = {Prepare: Prepared, Sample: TurnSampled, CallTools: ToolsAnswered, In
     st.integers(0, 3),
     st.none() | st.integers(1, 120),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_in_every_order_of_events_a_request_keeps_its_limits_and_ends_once(order, interactive, turns, users, context):
     rules = limits(max_assistant_turns=turns, max_user_turns=users, max_model_len=context)
     machine = Machine(rules, interactive=interactive)

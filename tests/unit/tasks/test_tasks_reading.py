@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.errors import ConfigError, TaskError
 from toolyard.messages import Message
 from toolyard.tasks.files import MAX_LINE_BYTES, BadRow, open_tasks, read_tasks
@@ -358,7 +359,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.lists(pieces | st.binary(max_size=10), max_size=8).map(b"".join), name=st.sampled_from(["jsonl", "json"])
 )

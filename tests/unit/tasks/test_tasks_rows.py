@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.errors import TaskError
 from toolyard.messages import Message
 from toolyard.tasks.protocol import Task
@@ -344,7 +345,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(row=rows | values)
 def test_whatever_a_row_is_it_makes_a_task_or_a_task_error(row):
     try:

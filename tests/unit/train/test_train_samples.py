@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from pictures import png
 from toolyard.errors import ConfigError
 from toolyard.images import image_of
@@ -25,7 +26,7 @@ from toolyard.train.padding import padded
 from toolyard.train.samples import Refusal, Refused, TrainingSample, sample_of, samples_of
 from trajectory_samples import failed_trajectory, good_trajectory
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=examples(60), deadline=None)
 seeds = st.integers(0, 10_000)
 rewards = st.floats(-1e6, 1e6, allow_nan=False)
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from viewer_dumps import append, small, verl_line, write
 
+from expensive import examples
 from patience import patient
 from toolyard.errors import RecordError
 from toolyard.messages import Message
@@ -226,7 +227,7 @@ some_query = st.builds(
 
 
 @given(query=some_query, offset=st.integers(0, 50), limit=st.integers(0, 50), needle=words, backwards=st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_query_finds_what_a_loop_in_python_finds(mixed, query, offset, limit, needle, backwards) -> None:
     library, rows = mixed
     expected = in_order(rows, query)

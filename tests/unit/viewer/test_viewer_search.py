@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from expensive import examples
 from toolyard.errors import RecordError
 from toolyard.messages import Message, ToolCall
 from toolyard.records.lines import to_line
@@ -39,7 +40,7 @@ words = st.text(alphabet=st.sampled_from("aAbßS1İ\0\ud800é "), max_size=6)
 
 
 @given(st.lists(st.lists(words, max_size=3), max_size=8), words.filter(bool))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_needle_is_found_where_a_loop_in_python_finds_it(tmp_path_factory, said, needle) -> None:
     texts = dict(enumerate(said, 1))
     file, places = filled(tmp_path_factory.mktemp("search") / "text", texts)
