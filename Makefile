@@ -41,7 +41,7 @@ WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 6 ? processors + 
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # SLOW=yes: with those marked `slow`, in the same run, so that what tests share is started once.
-test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in ten to fifteen minutes
+test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
 ifeq ($(strip $(ARGS)),)
 	$(SHARING) $(if $(SLOW),,--hypothesis-profile quick) -m "$(if $(SLOW),,not slow and )not alone"
 	$(PYTEST) -m "$(if $(SLOW),,not slow and )alone" tests/isolation

@@ -99,6 +99,7 @@ class TestSurvey:
         assert exists(one.pid)
         assert one.node
 
+    @pytest.mark.slow
     def test_other_actors_are_not_taken_for_limiters(self, make) -> None:
         limiter = make()
 
@@ -142,6 +143,7 @@ class TestSurvey:
         assert done.returncode == 3
         assert Survey.model_validate_json(done.stdout).error
 
+    @pytest.mark.slow
     def test_without_a_connection_it_does_not_make_one(self) -> None:
         code = (
             "import ray\nfrom toolyard.errors import ConfigError\nfrom toolyard.limits.cluster.survey import survey\n"
@@ -227,6 +229,7 @@ class TestDoctor:
             with pytest.raises(LimiterError, match=r"no answer within 3\.5 s"):
                 await doctor_checks.stop_limiter("sandbox", None, force=True)
 
+    @pytest.mark.slow
     def test_without_a_cluster_nothing_can_be_stopped(self) -> None:
         done = toolyard("127.0.0.1:9", "doctor", "--stop-limiter", "sandbox")
         assert done.returncode == 1
@@ -234,6 +237,7 @@ class TestDoctor:
 
 
 class TestNeverLeaked:
+    @pytest.mark.slow
     def test_it_ends_itself_once_nobody_is_attached_and_does_not_come_back(self, make) -> None:
         limiter = make(idle_seconds=0.5)
         (before,) = found(limiter.name)
@@ -262,6 +266,7 @@ class TestNeverLeaked:
 
 
 class TestStopping:
+    @pytest.mark.slow
     def test_whoever_waits_is_told_and_the_same_name_can_be_used_anew(self, make) -> None:
         limiter = make(1)
         with limiter.permit():

@@ -159,6 +159,7 @@ def test_a_killed_process_fails_one_call_and_gives_its_permit_back(name: str, tm
     assert get(pool.execute.remote(len, "abc")) == 3
 
 
+@pytest.mark.slow
 def test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back(name: str, tmp_path: Path):
     pool = init_execution_pool(1, rate_limit=1, mode=PoolMode.ProcessMode, name=name)
     other = init_execution_pool(1, rate_limit=1, name=name)
@@ -201,6 +202,7 @@ def test_a_pool_ends_with_the_process_that_made_it(name: str, tmp_path: Path):
     wait_until(lambda: not alive(child))
 
 
+@pytest.mark.slow
 def test_worker_and_bucket_share_the_clusters_limit_unless_told_otherwise(name: str):
     bucket = TokenBucketWorker(1, name)
     bucket.acquire()
@@ -276,6 +278,7 @@ def test_buckets_and_pools_of_one_name_share_one_limit(name: str):
     wait_until(lambda: get(bucket.get_current_count.remote()) == 0)
 
 
+@pytest.mark.slow
 def test_a_bucket_with_another_limit_is_an_error_where_it_is_made(name: str):
     TokenBucketWorker.options(name=name, get_if_exists=True).remote(2)
     with pytest.raises(LimitConflictError):

@@ -40,6 +40,7 @@ def nodes() -> Iterator[Nodes]:
         yield nodes
 
 
+@pytest.mark.slow
 def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=12, n=2)
     job.run(out="alone")
@@ -105,6 +106,7 @@ def ran_once(job: Job, ended: Counter[tuple[str, int]], kills: Sequence[float] =
         assert not again, f"{one} ended {len(ends)} times: {ends}; kills at {kills}"
 
 
+@pytest.mark.slow
 def test_killed_workers_cost_nothing(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=16, n=2, calls=6)
     job.tools(repeatable=True)
@@ -339,7 +341,6 @@ def test_programs_run_in_the_sandboxes_of_the_nodes_and_sessions_are_built_up_ag
     assert {line["turns"][3]["tool_calls"][0]["response"] for line in job.lines()} == {"42\n"}
 
 
-@pytest.mark.slow
 def test_a_cluster_of_this_machine_alone_is_started_and_ended(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=4)
     assert job.run("--ray", "local")["completed"] == 4

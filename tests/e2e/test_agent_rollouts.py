@@ -219,6 +219,7 @@ async def test_an_agent_that_fails_is_named_and_has_no_score(
         assert told in one.failure.error
 
 
+@pytest.mark.slow
 async def test_an_agent_that_ignores_its_turn_limit_is_ended_and_scored(
     config: Callable[..., RolloutConfig], tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ class TestEntry:
         assert done.returncode == 0
         assert words in done.stdout.decode()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("args", [["nonsense"], ["sandbox", "run"], ["sandbox", "serve", "--port", "99999"]])
     def test_wrong_usage_exits_with_2(self, args: list[str]) -> None:
         done = toolyard(*args)
@@ -202,6 +203,7 @@ class TestRun:
         assert toolyard("sandbox", "run", code, "--stdin", write("in", "filed")).stdout == b"[] filed\n"
         assert toolyard("sandbox", "run", code, stdin=b"not asked for").stdout == b"[] \n"
 
+    @pytest.mark.slow
     def test_the_program_itself_may_come_from_standard_input(self) -> None:
         assert toolyard("sandbox", "run", "-", "-l", "bash", stdin=b"echo $((6 * 7))").stdout == b"42\n"
         both = toolyard("sandbox", "run", "-", "-l", "bash", "--stdin", "-")
@@ -216,6 +218,7 @@ class TestRun:
         assert (told["verdict"], told["exit_code"], told["stdout"], told["compile"]) == ("failed", 4, "é\n", None)
         assert told["run"]["wall_seconds"] > 0
 
+    @pytest.mark.slow
     @pytest.mark.toolchain("cpp")
     def test_a_compilers_complaint_is_on_stderr(self, write) -> None:
         done = toolyard("sandbox", "run", write("bad.cpp", "int main() {"))
@@ -447,6 +450,7 @@ class TestServe:
             assert ran("--token", "a1")[0] == ran(TOOLYARD_SANDBOX_TOKEN="b2")[0] == 0 != ran("--token", "unused")[0]
             assert b"at most 40 s" in ran("--token", "a1", "--timeout", "41")[1]
 
+    @pytest.mark.slow
     def test_beyond_loopback_it_wants_a_token(self) -> None:
         done = toolyard("sandbox", "serve", "--host", "0.0.0.0", "--port", "0")
         assert done.returncode == 1

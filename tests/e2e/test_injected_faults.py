@@ -122,6 +122,7 @@ async def test_a_bundled_profile_accounts_for_every_id_and_replays_to_the_bit(jo
     assert again == {kind: count for kind, count in kinds.items() if kind != "slow_disk"}
 
 
+@pytest.mark.slow
 async def test_the_same_seed_injects_the_same_faults_whatever_the_timing(job: Job):
     rates = {
         "engine_error": {"rate": 0.3},

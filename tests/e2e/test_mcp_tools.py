@@ -303,6 +303,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(tools: Tools, transpo
 # Servers that die, or are not what they should be ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_started_again_and_its_tools_are_read_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

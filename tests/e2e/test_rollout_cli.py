@@ -174,6 +174,7 @@ def test_a_bad_row_is_told_by_its_line_before_anything_runs_or_skipped_on_reques
     assert rolled(place, "--out", "runs/a", "--skip-bad-rows")["trajectories"] == 24
 
 
+@pytest.mark.slow
 def test_nothing_completed_is_a_failure_and_says_why(place):
     (place / "script.json").write_text(json.dumps({"t1": ["#### 42"]}))
     done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a", "--limit", "1")
@@ -191,6 +192,7 @@ def test_own_tasks_are_played_as_they_are_by_the_embedded_defaults(place):
     assert (own["tasks"]["limit"], own["chat"]["format"]) == (None, "code_block")
 
 
+@pytest.mark.slow
 def test_what_the_settings_put_into_every_prompt_is_printed_before_the_first_turn(place):
     done = toolyard(place, "rollout", "rollout.yaml", "--out", "runs/a", "--set", "prompt.instruction=Think first.")
     assert "every prompt gets the instruction 'Think first.' at its end" in done.stderr

@@ -107,6 +107,7 @@ def test_in_a_pipe_it_writes_plain_lines(place):
     assert "rollouts ━" not in stderr
 
 
+@pytest.mark.slow
 def test_interrupted_twice_it_ends_even_if_an_import_never_does(place):
     with subprocess.Popen(
         [TOOLYARD, "rollout", "rollout.yaml"], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -48,6 +48,7 @@ def test_scored_again_by_its_own_reward_the_recorded_dump_only_gains_the_reasons
     assert (tmp_path / "more/0.jsonl").read_bytes() == explained
 
 
+@pytest.mark.slow
 def test_what_a_stricter_reward_changes_is_counted_and_shown(tmp_path):
     # Whoever does not mark the answer is right under `gsm8k`, and not under `gsm8k:strict`.
     unmarked = DEMO.replace(b'"#### ', b'"It is ')
@@ -110,6 +111,7 @@ def test_what_cannot_be_scored_has_no_score_and_tells_why(tmp_path):
     assert not audit(failed)
 
 
+@pytest.mark.slow
 def test_a_ground_truth_that_the_reward_cannot_use_is_no_zero(tmp_path):
     fill(tmp_path / "1.jsonl", answered("#### 18", truth="Paris"))
     done = toolyard(tmp_path, "1.jsonl", "--reward", "gsm8k")
@@ -203,6 +205,7 @@ def test_damaged_lines_are_named_and_counted_and_the_others_scored(tmp_path):
     assert len(lines_of(tmp_path / "new/1.jsonl")) == 2
 
 
+@pytest.mark.slow
 def test_steps_are_told_apart_and_can_be_chosen_and_limited(tmp_path):
     for step in (3, 20, 100):
         fill(
@@ -246,6 +249,7 @@ def test_steps_are_told_apart_and_can_be_chosen_and_limited(tmp_path):
         score(tmp_path / "runs", "gsm8k", steps=[7])
 
 
+@pytest.mark.slow
 def test_what_is_no_dump_is_an_error_of_one_line(tmp_path):
     done = toolyard(tmp_path, "nowhere", "--reward", "gsm8k")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -289,6 +293,7 @@ def test_without_out_nothing_is_written(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["runs", "1.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_file_that_could_not_be_written_to_its_end_does_not_look_whole(tmp_path):
     lines = (answered("#### 18", seed=seed) for seed in range(300))
     fill(tmp_path / "runs/1.jsonl", *lines)

@@ -57,6 +57,7 @@ class TestShow:
         assert "word-problem-01 · toolyard/word-problems · ground truth 9" in done.stdout
         assert done.stdout.count("user: ") == 2
 
+    @pytest.mark.slow
     def test_as_json_all_fields_are_there(self, mixed):
         mixed.write_text(mixed.read_text().replace(BAD, ""))
         first, second = json.loads(toolyard("show", mixed, "--json").stdout)
@@ -73,6 +74,7 @@ class TestShow:
         assert done.stderr.startswith(f"toolyard: {mixed}: line 2: not valid JSON: ")
         assert done.stderr.count("\n") == 1
 
+    @pytest.mark.slow
     def test_a_missing_file_names_the_bundled_sets(self):
         done = toolyard("show", "nowhere")
         assert (done.returncode, done.stdout) == (1, "")
@@ -87,6 +89,7 @@ class TestCheck:
         assert f"{mixed}: line 4: answer: 'Paris' does not end in '#### number'" in done.stdout
         assert "4 rows, 2 of them bad" in done.stdout
 
+    @pytest.mark.slow
     def test_as_json(self, mixed):
         done = toolyard("check", mixed, "--json")
         report = json.loads(done.stdout)
@@ -96,6 +99,7 @@ class TestCheck:
         assert report["data_sources"] == {"openai/gsm8k": 1, "mine": 1}
         assert [row["line"] for row in report["bad"]] == [2, 4]
 
+    @pytest.mark.slow
     def test_a_file_of_bad_rows_only_is_reported_like_any_other(self, tmp_path):
         (tmp_path / "bad.jsonl").write_text(BAD)
         done = toolyard("check", tmp_path / "bad.jsonl")
@@ -129,6 +133,7 @@ class TestPrepare:
         (row,) = map(json.loads, target.read_text().splitlines())
         assert (row["extra_info"]["split"], len(row["prompt"])) == ("dev", 1)
 
+    @pytest.mark.slow
     def test_nothing_is_overwritten_without_force(self, good, tmp_path):
         target = tmp_path / "out.jsonl"
         target.write_text("precious")

@@ -112,6 +112,7 @@ class TestList:
         assert re.search(r"code_interpreter +native +toolyard\.tools\.code_interpreter.* code +A tool", done.stdout)
         assert re.search(r"calc_gsm8k_reward +native +toolyard\.tools\.gsm8k\.Gsm8kTool +answer", done.stdout)
 
+    @pytest.mark.slow
     def test_shows_optional_parameters_and_the_first_line_of_a_description(self, tools) -> None:
         done = toolyard("list", "--tools", tools("Diary", "divide"))
         assert re.search(r"diary +native +tools_beside\.Diary +Keeps a diary\. *\n", done.stdout)
@@ -142,6 +143,7 @@ class TestSchema:
         assert found["type"] == "function"
         assert found["function"]["parameters"]["properties"]["b"] == {"type": "integer", "default": 1}
 
+    @pytest.mark.slow
     def test_of_one_that_is_not_there(self) -> None:
         done = toolyard("schema", "search")
         assert done.returncode == 1
@@ -156,6 +158,7 @@ class TestCall:
         assert "verdict ok" in done.stderr
         assert done.stderr.endswith("[calc_reward 0.0]\n")
 
+    @pytest.mark.slow
     def test_repeats_in_one_trajectory(self) -> None:
         done = toolyard(
             "call",
@@ -173,6 +176,7 @@ class TestCall:
         assert "step reward -0.05 ·" in second
         assert reward == "[calc_reward 1.0]"
 
+    @pytest.mark.slow
     def test_json_tells_everything(self) -> None:
         done = toolyard("call", "code_interpreter", "-", "--json", stdin='{"code": "1 / 0"}')
         found = json.loads(done.stdout)
@@ -223,10 +227,12 @@ class TestCall:
         assert "[calc_reward none]" in done.stderr
         assert done.stderr.index("release") < done.stderr.index("close")
 
+    @pytest.mark.slow
     def test_an_answer_that_is_no_text_is_still_printed(self, tools) -> None:
         done = toolyard("call", "half_an_emoji", "--tools", tools("half_an_emoji"))
         assert (done.returncode, done.stdout) == (0, "\\ud83d\n")
 
+    @pytest.mark.slow
     def test_a_tool_that_needs_create_kwargs_says_so(self) -> None:
         done = toolyard("call", "calc_gsm8k_reward", '{"answer": "18"}')
         assert done.returncode == 1
@@ -234,6 +240,7 @@ class TestCall:
         assert "ground_truth" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
+    @pytest.mark.slow
     def test_a_tool_that_is_not_there(self, tools) -> None:
         done = toolyard("call", "search", "--tools", tools("Diary"))
         assert done.returncode == 1
@@ -260,6 +267,7 @@ class TestInterrupt:
                 process.kill()
                 process.communicate(timeout=SECONDS)
 
+    @pytest.mark.slow
     def test_ends_even_a_function_that_hangs(self, tools) -> None:
         status, rest, seconds = self.interrupted("hang", "--tools", tools("Diary", "hang"), once="hanging\n")
         assert (status, rest) == (130, "close\ninterrupted\n")
@@ -297,6 +305,7 @@ def guests_of(pid: int) -> list[str]:
 
 
 class TestErrors:
+    @pytest.mark.slow
     def test_of_a_file_are_one_line_with_file_and_entry(self, tmp_path: Path) -> None:
         path = tmp_path / "tools.yaml"
         path.write_text("tools: [{class_name: nowhere.Tool}]")

@@ -123,6 +123,7 @@ def test_without_flat_groups_nothing_changes(place):
     assert ids[0] == ids[1]
 
 
+@pytest.mark.slow
 def test_the_command_shows_flat_groups(place):
     with_tasks(place, "fmmm")
     command = ["train", "-c", "train.yaml", "--out", "runs/a", "steps=1", "shuffle=false", DYNAMIC]

@@ -179,6 +179,7 @@ def test_a_step_that_is_played_again_replaces_its_lines(small: Path, tasks: Path
     assert len((tmp_path / "dumps/0.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_at_another_temperature_trl_computes_the_log_probabilities_itself(
     small: Path, tasks: Path, tmp_path: Path
 ) -> None:

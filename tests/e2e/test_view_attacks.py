@@ -196,6 +196,7 @@ def test_thousands_of_steps_are_drawn_together(page: Page, tmp_path: Path) -> No
 # What changes while somebody looks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dump_that_grows_is_followed_and_what_is_read_stays(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with served_to(page, tmp_path) as url:

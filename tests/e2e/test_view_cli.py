@@ -78,6 +78,7 @@ class TestWhatIsNoDump:
         assert len(done.stderr.splitlines()) == 1
         assert not (tmp_path / "x.html").exists()
 
+    @pytest.mark.slow
     def test_lines_that_are_none_are_counted_apart(self, tmp_path: Path) -> None:
         dump, report = tmp_path / "0.jsonl", tmp_path / "report.html"
         write_lines(dump, [*demo_lines()[:3], DAMAGED, DAMAGED])
@@ -86,6 +87,7 @@ class TestWhatIsNoDump:
         assert done.stderr.startswith(f"{report}: 3 trajectories, ")
         assert "; 2 lines are damaged (damaged:yes finds them)" in done.stderr
 
+    @pytest.mark.slow
     def test_an_empty_dump_is_none_of_them(self, tmp_path: Path) -> None:
         (tmp_path / "0.jsonl").write_bytes(b"")
         done = view(tmp_path, "--export", tmp_path / "report.html")
@@ -113,6 +115,7 @@ class TestCopyingASelection:
         audit = subprocess.run([TOOLYARD, "audit", copy], capture_output=True, text=True, timeout=SECONDS)
         assert (audit.returncode, f"{2 * len(solved)} trajectories" in audit.stdout + audit.stderr) == (0, True)
 
+    @pytest.mark.slow
     def test_a_dash_is_standard_output_whose_reader_may_leave(self, tmp_path: Path) -> None:
         dump = demo_dump(tmp_path / "dump")
         done = view(dump, "-q", "line:2..3", "--to", "-")

@@ -79,6 +79,7 @@ def test_one_key_shows_why_this_score(page: Page, url: str) -> None:
     assert "final" in page.locator("table.rewards").inner_text()
 
 
+@pytest.mark.slow
 def test_two_keys_lead_to_the_least_likely_token_and_more_to_the_next(page: Page, url: str) -> None:
     visit(page, url)
     page.keyboard.press("2")
@@ -405,6 +406,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 def test_hostile_sequences_hide_nothing_and_start_nothing(page: Page, url: str) -> None:
     visit(page, url)
     for name, (text, seen) in HOSTILE.items():

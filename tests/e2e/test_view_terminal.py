@@ -242,6 +242,7 @@ async def test_samples_are_sorted_by_a_menu_and_by_a_click_on_a_title(demo):
         assert "score▾" in terminal.screen
 
 
+@pytest.mark.slow
 async def test_a_search_marks_its_matches_and_goes_on_to_other_trajectories(demo):
     async with viewing(demo, query="step:0") as terminal:
         await terminal.press("n")
@@ -321,6 +322,7 @@ async def test_the_timeline_names_what_the_step_waited_for(demo):
         assert "▎ ASSISTANT" in terminal.page.text
 
 
+@pytest.mark.slow
 async def test_two_samples_of_a_task_are_compared_from_where_they_part(demo):
     async with viewing(demo) as terminal:
         await terminal.press("d")

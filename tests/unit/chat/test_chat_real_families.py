@@ -103,6 +103,7 @@ def test_a_turn_of_gpt_oss_thinks_and_calls_before_it_stops() -> None:
     assert cut_off == f"<|call|>{added}"
 
 
+@pytest.mark.slow
 def test_an_answer_of_gpt_oss_needs_the_name_of_its_tool() -> None:
     _, chat = opened("gpt-oss")
     with pytest.raises(ChatError, match="needs the name of the tool that answered"):

@@ -88,6 +88,7 @@ def test_a_check_that_hangs_is_killed_at_the_deadline_and_the_next_one_works(che
     assert checker.check(HALF, TRUTH).value == 1.0
 
 
+@pytest.mark.slow
 def test_deep_nesting_ends_at_the_deadline_at_the_latest(checker):
     answer = r"\sqrt{" * 1000 + "2" + "}" * 1000
     assert checker.check(f"\\boxed{{{answer}}}", TRUTH, deadline_seconds=DEADLINE).value == 0.0
@@ -228,6 +229,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.slow
 def test_when_the_parent_is_killed_a_hanging_process_dies_as_well_whatever_forks_live_on():
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PARENT.format(answer=HANGS)], stdout=subprocess.PIPE, text=True
@@ -315,6 +317,7 @@ async def test_a_hundred_checks_at_once_share_two_processes():
         assert len(checker.pids()) == len(seen) == 2
 
 
+@pytest.mark.slow
 def test_many_threads_and_event_loops_use_it_at_the_same_time(checker):
     async def some() -> list[float]:
         async with asyncio.TaskGroup() as group:
@@ -329,6 +332,7 @@ def test_many_threads_and_event_loops_use_it_at_the_same_time(checker):
     assert len(checker.pids()) == 1
 
 
+@pytest.mark.slow
 async def test_the_event_loop_goes_on_while_a_check_hangs_and_cancelled_it_makes_room(checker):
     await checker.score(HALF, TRUTH)
     (pid,) = checker.pids()

@@ -183,6 +183,7 @@ async def test_a_service_that_is_none_takes_the_score_away(loaded):
 LOOP = "```python\nn = int(input())\nwhile n > 1: pass\nprint(n * 2)\n```"
 
 
+@pytest.mark.slow
 async def test_the_time_that_a_program_takes_itself_is_its_own_and_no_deadline_takes_its_score_away(loaded):
     reward = loaded("code:continuous", run_seconds=0.5)
     found = await score(reward, LOOP, CASES, seconds=0.3)
