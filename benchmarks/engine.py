@@ -232,6 +232,8 @@ async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_fl
 
 def measure_vllm(model: str | Path, dtype: str, rounds: int, in_flight: int) -> None:
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="2", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+    processors = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", processors)  # all, like the others; it would leave one unused
     vllm: Any = import_module("vllm")  # in an environment of its own
 
     # Eager: compiling takes longer than the whole measurement, and again for every shape.
