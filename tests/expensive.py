@@ -177,7 +177,6 @@ REPEATED = {
     "test_remote_failover::test_cases_that_a_server_has_not_answered_go_to_another": 1,
     "test_rollout_cli::test_ended_in_the_middle_it_goes_on_where_it_was": 1,
     "test_rollout_cli::test_what_is_wrong_is_told": 4,
-    "test_rollout_faults::test_what_a_tool_leaves_behind_does_not_keep_the_process_alive": 1,
     "test_rollout_faults::test_what_an_engine_cannot_have_sampled_is_its_failure_and_never_scored": 1,
     "test_rollout_replay::test_what_was_changed_is_shown_as_the_first_divergence": 1,
     "test_rollout_screen::test_it_says_what_it_is_doing_how_far_it_is_and_what_to_do_next": 1,

@@ -176,7 +176,7 @@ async def test_the_whole_corpus_is_scored_as_stated(
     results = await score(sandboxes[kind], aggregation)
     assert set(results) == set(SOLUTIONS)
     lines = differences(results, aggregation)
-    if lines and all(": time_limit: " in line for line in lines):  # once in many thousands, on a very busy machine
+    if lines and all(": time_limit: " in line for line in lines):  # seen once, beside other tests; a defect stays
         lines = differences(await score(sandboxes[kind], aggregation), aggregation)
     assert not lines, "\n".join(lines)
 
