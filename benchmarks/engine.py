@@ -2,7 +2,7 @@
 tokens, in one process and in turns, so that the load of the machine affects both. Compare the ratios, not the numbers.
 
     python benchmarks/engine.py                        # about two minutes on two quiet cores
-    python benchmarks/engine.py --model PATH --rounds 3 --device cuda --in-flight 128 --dtype float32
+    python benchmarks/engine.py --model PATH --rounds 3 --device cuda --in-flight 128 --dtype float32 --torch-compile
 
 By default, every request has its own prompt, and tokens are the likeliest. With four turns, each turn adds a tool
 result; `generate` recomputes the whole conversation every turn, the engine only what is new.
@@ -203,11 +203,16 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-async def measure(model: str | Path, device: str, dtype: str, rounds: int, in_flight: int, engine_only: bool) -> None:
+async def measure(
+    model: str | Path, device: str, dtype: str, rounds: int, in_flight: int, *, engine_only: bool, torch_compile: bool
+) -> None:
     plain = load_plain(model, device, dtype)
     vocabulary = plain.config.vocab_size
     cases = flight_cases(in_flight) if in_flight else CASES
-    async with TransformersEngine(model, device=device, dtype=dtype, max_batch_size=in_flight or 16) as engine:
+    options: Any = {"device": device, "dtype": dtype, "torch_compile": torch_compile}
+    started = time.perf_counter()
+    async with TransformersEngine(model, max_batch_size=in_flight or 16, **options) as engine:
+        print(f"opened in {time.perf_counter() - started:.1f} s")
         by_generate(plain, Case(1, 1, 2), random.Random(0))
         await by_engine(engine, Case(1, 1, 2), random.Random(0), vocabulary, "warm")
         print(f"{device + ', ' + dtype:40}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
@@ -257,6 +262,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--in-flight", type=int, default=0, help="Requests at the same time, as in training.")
     parser.add_argument("--engine-only", action="store_true", help="Do not measure `generate`.")
+    parser.add_argument("--torch-compile", action="store_true", help="Compile the engine's layers.")
     parser.add_argument("--vllm", action="store_true", help="Measure vLLM, and nothing else.")
     options = parser.parse_args()
     dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
@@ -264,7 +270,8 @@ def main() -> None:
     if options.vllm:
         measure_vllm(model, dtype, options.rounds, options.in_flight)
     else:
-        asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, options.engine_only))
+        flags = {"engine_only": options.engine_only, "torch_compile": options.torch_compile}
+        asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, **flags))
 
 
 if __name__ == "__main__":

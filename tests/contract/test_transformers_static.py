@@ -15,11 +15,13 @@ import pytest
 
 from late import Late
 from toolyard.engines.protocol import Finish, Generation, Sampling
+from toolyard.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolyard.engines.transformers.engine import TransformersEngine
     from toolyard.engines.transformers.model import PackedModel
 
+attentions = Late("toolyard.engines.transformers.attention")
 batches = Late("toolyard.engines.transformers.batch")
 engines = Late("toolyard.engines.transformers.engine")
 graphs = Late("toolyard.engines.transformers.graphs")
@@ -45,6 +47,8 @@ SMALL: dict[str, Any] = {
 }
 WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
+COMPILED = (pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"))
+
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
@@ -65,16 +69,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny"))
 
 
-def make(folder: Path, device: str, **options: Any) -> TransformersEngine:
+def make(folder: Path, device: str, *, torch_compile: bool = False, **options: Any) -> TransformersEngine:
     """An engine that computes in rows, wherever it runs."""
     engine = engines.TransformersEngine(folder, device=device, dtype="float32", **options)
-    engine._load = lambda: load(folder, device)
+    engine._load = lambda: load(folder, device, torch_compile=torch_compile)
     return engine
 
 
-def load(folder: Path, device: str) -> PackedModel:
+def load(folder: Path, device: str, *, torch_compile: bool = False) -> PackedModel:
     loaded = models.load(folder, device, "float32")
-    return loaded if loaded.is_static else models.PackedModel(loaded.model, loaded.device, is_static=True)
+    return models.PackedModel(loaded.model, loaded.device, is_static=True, torch_compile=torch_compile)
 
 
 def tokens_of(length: int, seed: int) -> list[int]:
@@ -102,8 +106,17 @@ def assert_exact(plain: Any, prompt: Sequence[int], found: Generation) -> None:
 # Exactness ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "prefill_tokens"), [("Llama", 50), ("Gemma3Text", 4096)])
-async def test_log_probabilities_are_exact_as_requests_come_and_go(tmp_path, device, family, prefill_tokens):
+@pytest.mark.parametrize(
+    ("family", "prefill_tokens", "torch_compile"),
+    [
+        ("Llama", 50, False),
+        ("Gemma3Text", 4096, False),
+        pytest.param("Llama", 50, True, marks=COMPILED),
+    ],
+)
+async def test_log_probabilities_are_exact_as_requests_come_and_go(
+    tmp_path, device, family, prefill_tokens, torch_compile
+):
     folder = make_model(tmp_path, family, **(WINDOWS if family == "Gemma3Text" else {}))
     plain = plain_model(folder)
 
@@ -115,7 +128,7 @@ async def test_log_probabilities_are_exact_as_requests_come_and_go(tmp_path, dev
             assert_exact(plain, ids, found)
             ids = [*ids, *found.token_ids, *tokens_of(2 + 9 * turn + row, turn)]
 
-    options: Any = {"max_batch_size": 9, "prefill_tokens": prefill_tokens}
+    options: Any = {"max_batch_size": 9, "prefill_tokens": prefill_tokens, "torch_compile": torch_compile}
     async with make(folder, device, **options) as engine, asyncio.TaskGroup() as tasks:
         for row in range(12):
             tasks.create_task(play(engine, row))
@@ -170,7 +183,8 @@ async def test_weights_that_are_no_numbers_leave_no_trace(folder, device):
 # New weights ----------------------------------------------------------------------------------------------------------
 
 
-async def test_new_weights_are_used_whether_they_are_copied_or_replaced(folder, device):
+@pytest.mark.parametrize("torch_compile", [False, pytest.param(True, marks=COMPILED)])
+async def test_new_weights_are_used_whether_they_are_copied_or_replaced(folder, device, torch_compile):
     plain, prompt = plain_model(folder), tokens_of(40, 3)
     name = "model.layers.1.mlp.up_proj.weight"
 
@@ -179,7 +193,7 @@ async def test_new_weights_are_used_whether_they_are_copied_or_replaced(folder, 
         weight = model.model.layers[1].mlp.up_proj.weight
         model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight + 0.2, requires_grad=False)
 
-    async with make(folder, device) as engine:
+    async with make(folder, device, torch_compile=torch_compile) as engine:
         for turn in range(3):  # enough for graphs
             assert_exact(plain, prompt, await sample(engine, prompt, f"before {turn}"))
         changed = plain.state_dict()[name] + 0.3
@@ -321,6 +335,30 @@ def test_graphs_are_recorded_and_a_model_that_refuses_is_sampled_without_them(fo
         assert bool(sizes) != refuses
         assert ("not recorded" in caplog.text) == refuses
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+
+
+# Computed in other ways -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_by_products_is_attention(scale):
+    query, key, value = torch.randn(5, 2, 3, 8), torch.randn(5, 2, 40, 8), torch.randn(5, 2, 40, 4)
+    mask = torch.zeros(5, 1, 1, 40).masked_fill(
+        torch.arange(40) > torch.tensor([3, 39, 0, 17, 20])[:, None, None, None], -torch.inf
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    found = attentions.attend_by_products(query, key, value, attn_mask=mask, scale=scale)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_without_a_compiler_compiling_is_refused_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "empty"))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
+    with pytest.raises(ConfigError, match=r"compiled: .*no-such-compiler.*; try it without torch_compile") as found:
+        models.load(make_model(tmp_path / "model", hidden_size=40), "cpu", torch_compile=True)
+    assert "\n" not in str(found.value)
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------

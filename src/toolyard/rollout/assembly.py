@@ -420,6 +420,7 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
                 adapter=engine.adapter,
                 device=engine.device,
                 dtype=engine.dtype,
+                torch_compile=engine.torch_compile,
                 max_batch_size=engine.max_batch_size,
             )
         case "sglang":
@@ -469,7 +470,7 @@ async def _with_directory(config: RolloutConfig, path: str, urls: Sequence[str] 
     if not config.engine.has_servers:
         raise ConfigError(f"engine.directory {path!r}: {config.engine.kind} has no servers")
     if config.engine.urls:
-        raise ConfigError(f"engine.directory {path!r}: there are engine.urls, too; choose one")
+        raise ConfigError(f"engine.directory {path!r}: engine.urls is set, too; choose one")
     from toolyard.engines.http.directory import read_directory
 
     found = await asyncio.to_thread(read_directory, path) if urls is None else tuple(urls)
@@ -478,7 +479,7 @@ async def _with_directory(config: RolloutConfig, path: str, urls: Sequence[str] 
 
 def _loads(config: RolloutConfig, speaker: Speaker) -> Loads:
     if speaker.servers is None:
-        raise ConfigError(f"adaptive_concurrency: {config.engine.kind} has no servers that could say what they do")
+        raise ConfigError(f"adaptive_concurrency: {config.engine.kind} has no servers that report their load")
     return speaker.servers.loads
 
 

@@ -69,6 +69,9 @@ class EngineConfig(_Part):
     """replay: the tape to take samples from. Tools and rewards still run."""
     device: str = "auto"
     dtype: str = "auto"
+    torch_compile: bool = False
+    """transformers, on a GPU: let torch compile the model's layers first, which takes up to half a minute and makes
+    sampling faster. Needs a C compiler."""
     max_batch_size: PositiveInt = 16
     """transformers: maximum number of requests sampled at the same time."""
 
@@ -182,8 +185,8 @@ class ClusterConfig(_Part):
     """A Ray cluster whose nodes play the requests."""
 
     address: str = "auto"
-    """Of the cluster: `auto` for the one this machine belongs to, `host:port`, or `local` for a new one of this machine
-    alone."""
+    """Cluster address: `auto` for the one this machine belongs to, `host:port`, or `local` for a new one on this
+    machine only."""
     workers: PositiveInt | None = None
     """None: one for each node."""
     cpus: NonNegativeFloat = 1.0
@@ -191,12 +194,12 @@ class ClusterConfig(_Part):
     gpus: NonNegativeFloat = 0.0
     """GPUs that Ray reserves for each worker: with the embedded engine, each worker has the model."""
     resource: str | None = None
-    """Only nodes that have this resource of Ray play, for example `sandbox`."""
+    """Use only nodes with this Ray resource, for example `sandbox`."""
     term_seconds: PositiveFloat = 4.0
     """A worker that was silent for this long loses its requests to others."""
     shared_folder: bool = True
-    """Workers that see the dump's folder write results and journals there. False: they send everything to the driver,
-    as workers do that do not see it."""
+    """Workers that see the dump's folder write results and journals there. False, or if
+    they do not see it: they send everything to the driver."""
     runtime_env: JSON = Field(default_factory=dict[str, Any])
     """Ray's runtime environment of the workers, for example `{working_dir: .}` if they do not share this one."""
 
@@ -235,15 +238,15 @@ class RolloutConfig(_Part):
     rewards: RewardConfig = Field(default_factory=RewardConfig)
     interaction: InteractionConfig | None = None
     agent: AgentConfig | None = None
-    """An agent that plays the requests; a string means `run`. Turns, tokens and time are limited by `limits`. It brings
-    its own tools, so `tools` is not used."""
+    """An agent that handles the requests; a string means `run`. Turns, tokens and time are limited by `limits`. It
+    brings its own tools, so `tools` is not used."""
     n: PositiveInt = 1
     """Samples per task; together they are a group."""
     concurrency: PositiveInt | None = None
     """Maximum number of requests in flight; on a cluster, in each worker. None: 256; with the embedded engine, twice
     its `max_batch_size`."""
     adaptive_concurrency: bool = False
-    """Start fewer requests while the engine's servers queue, by their own figures (SGLang, vLLM); at most
+    """Start fewer requests while the engine's servers report queued requests (SGLang, vLLM); at most
     `concurrency`. On a cluster, each worker does so for itself."""
     seed: int | None = 0
     """Seed for all sampling. None: engines choose."""
@@ -254,9 +257,9 @@ class RolloutConfig(_Part):
     retry_failed: bool = False
     """Play failed requests of the dump again and replace their lines."""
     accept_changes: bool = False
-    """Resume a dump that was started with other settings or tasks. Every new line names the changes."""
+    """Continue a dump started with different settings or tasks. Each new line records the changes."""
     cluster: ClusterConfig | None = None
-    """Play on a Ray cluster. None: in this process."""
+    """Run on a Ray cluster. None: in this process."""
     metrics: MetricsConfig | None = None
     """Serve figures of the run over HTTP. None: do not."""
     logs: LogConfig | None = None

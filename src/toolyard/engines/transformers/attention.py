@@ -50,6 +50,8 @@ class RowStep:
         self._longest = longest
         self._at = positions
         self._row = torch.arange(len(positions), device=positions.device)
+        # On a GPU, for one token of each sequence, the fused kernels for float32 take half as long again.
+        self._by_products = rows.dtype == torch.float32 and positions.device.type == "cuda"
         self._masks: dict[int | None, Tensor] = {}
 
     @property
@@ -66,14 +68,11 @@ class RowStep:
         keys[self._row, :, self._at] = key.transpose(0, 1)
         values[self._row, :, self._at] = value.transpose(0, 1)
         count, heads = len(self._row), keys.shape[1]
-        attended = scaled_dot_product_attention(
-            # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
-            query.transpose(0, 1).reshape(count, heads, -1, query.shape[2]),
-            keys[:count, :, : self._longest],
-            values[:count, :, : self._longest],
-            attn_mask=self._mask_of(window),
-            scale=scale,
-        )
+        # Query heads that share a key head are treated as positions, so that nothing has to be repeated for them.
+        queries = query.transpose(0, 1).reshape(count, heads, -1, query.shape[2])
+        keys, values = keys[:count, :, : self._longest], values[:count, :, : self._longest]
+        attend = attend_by_products if self._by_products else scaled_dot_product_attention
+        attended = attend(queries, keys, values, attn_mask=self._mask_of(window), scale=scale)
         return attended.reshape(count, -1, value.shape[2])
 
     def _mask_of(self, window: int | None) -> Tensor:
@@ -200,6 +199,13 @@ class Step:
         return self._piece_masks[window]
 
 
+def attend_by_products(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, scale: float | None) -> Tensor:
+    """`scaled_dot_product_attention`, step by step."""
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1) + attn_mask
+    return scores.softmax(-1) @ value
+
+
 def _visible(at: Tensor, end: int, window: int | None) -> Tensor:
     """Return [len(at), end]: which of the tokens before `end` those at `at` may see."""
     there, here = torch.arange(end, device=at.device), at[:, None]
@@ -218,6 +224,14 @@ def _piece_mask(piece: Piece, device: torch.device, window: int | None) -> Tenso
 AnyStep: TypeAlias = Step | RowStep | PromptStep
 
 
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What models pass through to the attention. Compiled layers are compiled again for an argument of another type, so
+    all kinds of steps are passed as this one."""
+
+    step: Any
+
+
 def _packed_attention(
     module: Any,
     query: Tensor,
@@ -233,8 +247,14 @@ def _packed_attention(
     asked = [name for name in _UNSUPPORTED if more.get(name) is not None]
     if asked:
         raise ValueError(f"its attention has {', '.join(asked)}")
-    attended = toolyard_step.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)
+    attended = toolyard_step.step.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)
     return attended[None], None
 
 
 _attentions.register(PACKED, _packed_attention)
+
+
+def hide_from_compiler() -> None:
+    """Compiled layers call the attention as it is: it depends on the step, and on the number of the layer."""
+    compiler: Any = torch.compiler
+    _attentions.register(PACKED, compiler.disable(_packed_attention))

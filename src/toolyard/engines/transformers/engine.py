@@ -54,6 +54,7 @@ class TransformersEngine:
         adapter: str | Path | None = None,
         device: str = "auto",
         dtype: str = "auto",
+        torch_compile: bool = False,
         max_batch_size: int = 16,
         max_model_len: int | None = None,
         prefill_tokens: int | None = None,
@@ -68,6 +69,7 @@ class TransformersEngine:
             adapter: A folder with a LoRA adapter in PEFT's format, which is merged into the weights.
             device: "auto" is the GPU if there is one, otherwise the CPU.
             dtype: "auto" is float32 on the CPU and bfloat16 elsewhere.
+            torch_compile: Let torch compile the model's layers when the engine opens. For GPUs; needs a C compiler.
             max_batch_size: Maximum number of requests sampled at the same time; others wait.
             max_model_len: Maximum tokens of prompt and answer together; limited by the model's own maximum.
             prefill_tokens: Maximum prompt tokens computed per step, while others wait for their next token. Default:
@@ -79,7 +81,7 @@ class TransformersEngine:
         if min(max_batch_size, 1 if prefill_tokens is None else prefill_tokens) < 1 or (cache_tokens or 0) < 0:
             raise ConfigError("max_batch_size and prefill_tokens must be at least 1, and cache_tokens at least 0")
         self._name = model
-        self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype, adapter)
+        self._load: Callable[[], PackedModel] = lambda: load(model, device, dtype, adapter, torch_compile=torch_compile)
         self._limits = (max_batch_size, prefill_tokens, cache_tokens)
         self._max_model_len = max_model_len
         self._decode = decode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import logging as transformers_logging
 
 from toolyard.engines.transformers.adapter import read_adapter
-from toolyard.engines.transformers.attention import PACKED, AnyStep, Piece, Step
+from toolyard.engines.transformers.attention import PACKED, AnyStep, Current, Piece, Step, hide_from_compiler
 from toolyard.engines.transformers.cache import Rows, Span, TokenShape
 from toolyard.engines.transformers.static import RowPiece, StaticModel
 from toolyard.errors import ConfigError
@@ -42,11 +43,13 @@ _Found: TypeAlias = "tuple[int, int, Tensor]"
 class PackedModel:
     """A model, the size of one token's keys and values, and how to run it."""
 
-    def __init__(self, model: Any, device: torch.device, *, is_static: bool | None = None) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, *, is_static: bool | None = None, torch_compile: bool = False
+    ) -> None:
         """Verify that the packed attention works with the model.
 
         Raises:
-            ConfigError: the model's attention cannot be replaced, or is not supported.
+            ConfigError: the model's attention cannot be replaced, or is not supported; or the model cannot be compiled.
         """
         self.model = model
         self.device = device
@@ -62,9 +65,15 @@ class PackedModel:
         try:
             with _short_window(model, config, self.context):
                 self.shape = self._probed()
-                difference = self._difference()
+                expected = self._expected()
+                if torch_compile:
+                    _compile_layers(model)
+                difference = self._difference(expected)
         except (TypeError, AttributeError, RuntimeError, KeyError, ValueError) as error:
-            raise _unfit(model, f"it cannot be run packed: {error}") from error
+            why = str(error).partition("\n")[0]
+            if torch_compile:
+                raise _unfit(model, f"it cannot be compiled: {why}", "try it without torch_compile") from error
+            raise _unfit(model, f"it cannot be run packed: {why}") from error
         exact = self.shape.dtype == torch.float32
         if not difference < (0.001 if exact else 0.2):
             raise _unfit(
@@ -135,7 +144,7 @@ class PackedModel:
 
     def _forward(self, step: Any, ids: Tensor, positions: Tensor, last: Tensor | int) -> Tensor:
         out = self.model(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, toolyard_step=step
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, toolyard_step=Current(step)
         )
         return out.logits[0].float()
 
@@ -158,18 +167,25 @@ class PackedModel:
         return TokenShape(len(probe.seen), heads, key_dim, value_dim, dtype, self.device)
 
     @torch.inference_mode()
-    def _difference(self) -> float:
-        """Return how much the probabilities of two short texts computed together, in pieces and then token by token,
-        differ from those that the model computes by itself: the largest share of probability that has moved."""
-        texts = [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
-        found = self._logits_in_rows(texts) if self.is_static else self._logits_in_spans(texts)
+    def _expected(self) -> Tensor:
+        """Return the probabilities of two short texts that the model computes by itself."""
         self.model.set_attn_implementation("eager")
         try:
-            expected = self.model(torch.tensor(texts, device=self.device), use_cache=False).logits.float().softmax(2)
+            texts = torch.tensor(self._texts, device=self.device)
+            return self.model(texts, use_cache=False).logits.float().softmax(2)
         finally:
             self.model.set_attn_implementation(PACKED)
+
+    def _difference(self, expected: Tensor) -> float:
+        """Return how much the probabilities of the same texts computed together, in pieces and then token by token,
+        differ: the largest share of probability that has moved."""
+        found = self._logits_in_rows(self._texts) if self.is_static else self._logits_in_spans(self._texts)
         moved = [0.5 * (logits.softmax(0) - expected[text, at]).abs().sum() for text, at, logits in found]
         return float(torch.stack(moved).max())
+
+    @property
+    def _texts(self) -> list[list[int]]:
+        return [[(step * at + 3) % self.vocabulary for at in range(_PROBED_TOKENS)] for step in (7, 5)]
 
     def _logits_in_spans(self, texts: Sequence[list[int]]) -> list[_Found]:
         rows, spans = Rows(self.shape), [Span(self.shape, _PROBED_TOKENS) for _ in texts]
@@ -223,7 +239,12 @@ class _Probe:
 
 
 def load(
-    model: str | Path, device: str = "auto", dtype: str = "auto", adapter: str | Path | None = None
+    model: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    adapter: str | Path | None = None,
+    *,
+    torch_compile: bool = False,
 ) -> PackedModel:
     """Load a model.
 
@@ -246,7 +267,21 @@ def load(
         raise ConfigError(
             f"model {str(model)!r} cannot be used with the embedded engine: {why}; use sglang or vllm"
         ) from error
-    return PackedModel(loaded, place)
+    return PackedModel(loaded, place, torch_compile=torch_compile)
+
+
+def _compile_layers(model: Any) -> None:
+    """Let torch compile each kind of layer, once for all sizes: what is between attention and matrix products becomes
+    a few kernels instead of thirty."""
+    hide_from_compiler()
+    # It suggests less precise matrix products, with which log-probabilities would not agree with a trainer's.
+    warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
+    kinds: Collection[str] = getattr(model, "_no_split_modules", None) or ()
+    layers = [module for module in model.modules() if type(module).__name__ in kinds]
+    if not layers:
+        raise ValueError("it does not say which of its modules are layers")
+    for layer in layers:
+        layer.compile(dynamic=True)
 
 
 def _device(name: str) -> torch.device:
@@ -315,8 +350,8 @@ def _count(config: Any, name: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _unfit(model: Any, why: str) -> ConfigError:
-    return ConfigError(f"{type(model).__name__} cannot be used with the embedded engine: {why}; use sglang or vllm")
+def _unfit(model: Any, why: str, remedy: str = "use sglang or vllm") -> ConfigError:
+    return ConfigError(f"{type(model).__name__} cannot be used with the embedded engine: {why}; {remedy}")
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from toolyard.engines.transformers.cache import Rows
 from toolyard.engines.transformers.graphs import Graphs, Size
 
 _LEAST_TOKENS, _LEAST_PIECE = 128, 16
+_LEAST_ROWS = 2
+"""Layers that are compiled for all sizes would be compiled once more for one row."""
 _PASS_TOKENS = 1024
 """A pass over a few tokens takes as long as one over this many."""
 
@@ -68,7 +70,7 @@ class StaticModel:
         """Return the float32 logits after `newest[i]`, which follows the contents of row i. Valid until the next
         call."""
         longest = max(self._rows.lengths) + 1
-        size = self._next.fitting((_power_of_two(len(newest)), rounded(longest, _LEAST_TOKENS)))
+        size = self._next.fitting((_power_of_two(len(newest), _LEAST_ROWS), rounded(longest, _LEAST_TOKENS)))
         rows, _ = size
         self._follow(*size)
         padding = [0] * (rows - len(newest))
