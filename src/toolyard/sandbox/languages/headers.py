@@ -299,7 +299,7 @@ async def _run(*argv: str, env: Mapping[str, str] | None = None) -> None:
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await process.communicate()  # until what it started has ended as well
     if process.returncode:
         message = stderr.decode("utf-8", "replace").strip()[-500:]
         raise _BuildFailedError(f"{argv[0]} exited with {process.returncode}: {message}")
