@@ -60,7 +60,7 @@ async def test_a_right_program_passes_every_case_and_says_what_it_took(sandbox: 
         ("raise SyntaxError('mine')", "runtime_error", "SyntaxError: mine"),
         ("import sys; sys.exit('SyntaxError: in the input')", "runtime_error", "SyntaxError: in the input"),
         ("x = '\0'", "compile_error", "SyntaxError: source code string cannot contain null bytes"),
-        ("x = " + "+".join("1" * 90_000), "compile_error", "RecursionError: maximum recursion depth exceeded during"),
+        ("x = " + "+".join("1" * 90_000), "compile_error", "RecursionError: "),
         ("# coding: klingon", "compile_error", "SyntaxError: unknown encoding: klingon"),
         ("while True: print('x' * 10000)", "runtime_error", "wrote more than"),
         ("open('big', 'wb').truncate(1 << 40)", "runtime_error", "OSError: [Errno 27] File too large"),

@@ -65,7 +65,8 @@ static long fork_sibling(int *tid) {
 #endif
 }
 
-/* Where the C library keeps this thread's id; NULL if the kernel does not say. */
+/* Where the C library keeps this thread's id; NULL if the kernel does not say. A process that was not itself forked may
+ * have told the kernel another place (glibc 2.43 does). */
 static int *thread_number(void) {
     int *found = NULL;
     if (prctl(PR_GET_TID_ADDRESS, &found, 0, 0, 0) < 0 || found == NULL || *found != getpid()) {
