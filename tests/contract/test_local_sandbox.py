@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from patience import PatientSandbox
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Program, Sandbox, Verdict
 from toolyard.testing import EachContract, PythonSemantics, SandboxContract, SessionContract
@@ -28,7 +29,7 @@ class TestFull(SandboxContract, SessionContract, EachContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
-        async with LocalSandbox(workers=2, isolation="required") as sandbox:
+        async with PatientSandbox(workers=2, isolation="required") as sandbox:
             yield sandbox
 
 
@@ -47,7 +48,7 @@ class TestConfined(SandboxContract, SessionContract, EachContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
-        async with LocalSandbox(workers=2, isolation="confined") as sandbox:
+        async with PatientSandbox(workers=2, isolation="confined") as sandbox:
             yield sandbox
 
 
@@ -56,7 +57,7 @@ class TestPythonInConfined(PythonSemantics):
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def sandbox(cls) -> AsyncIterator[LocalSandbox]:
-        async with LocalSandbox(workers=2, isolation="confined") as sandbox:
+        async with PatientSandbox(workers=2, isolation="confined") as sandbox:
             yield await with_numpy_at_hand(sandbox)
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 import pytest_asyncio
 
-from patience import patient
+from patience import again_if_busy, patient
 from toolyard import Execution, Limits, LocalSandbox, Program, Verdict
 from toolyard.errors import ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
 from toolyard.sandbox.host.routing import LIGHT
@@ -243,8 +243,11 @@ class OneOfTwo:
 
     async def run(self, program: Program, limits: Limits | None = None) -> Execution:
         alike = program.model_copy(update={"stdin": None})
-        _, second = [execution async for execution in self.inner.run_each(alike, [program.stdin] * 2, limits)]
-        return second
+
+        async def twice() -> list[Execution]:
+            return [execution async for execution in self.inner.run_each(alike, [program.stdin] * 2, limits)]
+
+        return (await again_if_busy(twice))[1]
 
     def session(self, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
         return self.inner.session(limits)

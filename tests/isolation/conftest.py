@@ -9,10 +9,9 @@ import pytest
 import pytest_asyncio
 from ways import Batch, Run, Session, Way
 
-from toolyard.errors import SandboxError
+from patience import PatientSandbox
 from toolyard.sandbox.isolation import Level
 from toolyard.sandbox.local import LocalSandbox
-from toolyard.sandbox.protocol import Execution, Limits, Program
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,21 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "any_user: about our own bookkeeping, clocks and protocols, which are the same for every user; left out of the "
         "run as an ordinary one",
     )
-
-
-class PatientSandbox(LocalSandbox):
-    """Runs a program again that the machine was too busy for, as its error suggests."""
-
-    async def run(
-        self, program: Program, limits: Limits | None = None, *, start_within: float | None = None
-    ) -> Execution:
-        for _ in range(3):
-            try:
-                return await super().run(program, limits, start_within=start_within)
-            except SandboxError as error:
-                if "the machine is too busy" not in str(error):
-                    raise
-        return await super().run(program, limits, start_within=start_within)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
