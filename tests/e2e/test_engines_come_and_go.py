@@ -312,7 +312,7 @@ async def test_a_run_that_starts_before_its_servers_waits_for_them(job: Path) ->
     ("engine", "more", "why"),
     [
         ({"directory": "nowhere.yaml"}, {}, "nowhere.yaml.*No such file"),
-        ({"urls": ["http://127.0.0.1:9"]}, {}, "engine.urls, too; choose one"),
+        ({"urls": ["http://127.0.0.1:9"]}, {}, "engine.urls is set, too; choose one"),
         ({"kind": "scripted"}, {}, "scripted has no servers"),
         ({"kind": "scripted", "directory": None}, {"adaptive_concurrency": True}, "adaptive_concurrency"),
     ],

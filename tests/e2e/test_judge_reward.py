@@ -197,7 +197,7 @@ async def test_two_unreadable_replies_leave_the_reward_absent(tmp_path: Path) ->
     async with new_server("Great work!") as server, judge(server) as reward:
         error = await failure(reward)
         assert len(server.requests) == 2
-    assert "the judge's reply is no verdict: it has no JSON object" in str(error)
+    assert "the judge's reply is not a verdict: it has no JSON object" in str(error)
     assert "Great work!" in str(error)
     assert blame(error).whose == OURS
     assert not files_in(tmp_path)
@@ -261,7 +261,7 @@ async def test_the_key_comes_from_the_environment_and_shows_up_nowhere(
         ({"model": ""}, "'model'"),
         ({"url": "127.0.0.1:8000"}, "expected http://HOST:PORT"),
         ({"url": "http://user:secret@host"}, "must not have a user"),
-        ({"rubric": "a", "rubric_file": "b"}, "exclude each other"),
+        ({"rubric": "a", "rubric_file": "b"}, "cannot be combined"),
         ({"rubric_file": "/no/such/file"}, "cannot read /no/such/file"),
         ({"api_key_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
         ({"api_key": "sk"}, "unknown option 'api_key'"),
@@ -309,7 +309,7 @@ async def test_a_failed_judgement_is_a_failed_request_with_the_reason() -> None:
     assert (line.score, line.state, line.finish_reason) == (None, "FAILED", "reward_failure")
     assert line.failure is not None
     assert line.failure.whose == OURS
-    assert "the judge's reply is no verdict" in line.failure.error
+    assert "the judge's reply is not a verdict" in line.failure.error
 
 
 async def test_trl_gets_its_scores_and_none_for_failures(server: EngineServer) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="List, change and check an engine directory: the servers of a run, which may change while it goes on.",
+    help="List, change and check an engine directory: a run's servers, which you can change while it runs.",
 )
 
 DirectoryOption = Annotated[
@@ -60,12 +60,12 @@ def add(urls: UrlsArgument, directory: DirectoryOption) -> None:
     """
     from toolyard.engines.http.directory import add_urls
 
-    _tell("added", add_urls(directory, urls), "they are there already")
+    _tell("added", add_urls(directory, urls), "already listed")
 
 
 @app.command()
 def remove(urls: UrlsArgument, directory: DirectoryOption) -> None:
-    """Remove servers. Runs send them nothing more; what they are sampling may end, so wait before you stop them.
+    """Remove servers. Runs send them no new requests but let running ones finish, so wait before you stop them.
 
     Example:
 
@@ -75,7 +75,7 @@ def remove(urls: UrlsArgument, directory: DirectoryOption) -> None:
     """
     from toolyard.engines.http.directory import remove_urls
 
-    _tell("removed", remove_urls(directory, urls), "they are not there")
+    _tell("removed", remove_urls(directory, urls), "not listed")
 
 
 @app.command()

@@ -60,7 +60,7 @@ def tags_by(name: str, tasks: TaskTags | None = None) -> TagsOf:
         return _OF_THE_DUMP[name]
     if tasks is None:
         raise ConfigError(
-            f"--by {name}: a dump has only {', '.join(_OF_THE_DUMP)}; name the task file that was played: --tasks FILE"
+            f"--by {name}: a dump has only {', '.join(_OF_THE_DUMP)}; name the rollout's task file: --tasks FILE"
         )
     return tasks.tags(name)
 

@@ -223,7 +223,7 @@ def _check(messages: Sequence[Message]) -> None:
             if message.tool_call_id not in waiting:
                 raise ApiError(
                     400,
-                    f"messages[{index}]: tool_call_id {message.tool_call_id!r} is no call of the message before",
+                    f"messages[{index}]: tool_call_id {message.tool_call_id!r} matches no call in the last message",
                     code="invalid_value",
                     param=f"messages[{index}].tool_call_id",
                 )

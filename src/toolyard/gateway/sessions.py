@@ -267,7 +267,7 @@ class Sessions:
         session.counts.requests += 1
         session.last_used = time.monotonic()
         if session.in_progress >= session.limits.max_requests:
-            raise ApiError(429, f"session {session.id} has {session.in_progress} requests in progress, the most it may")
+            raise ApiError(429, f"session {session.id} has {session.in_progress} requests in progress, the maximum")
         session.in_progress += 1
         try:
             return await self._answered(session, question, again)

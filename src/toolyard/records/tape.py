@@ -171,9 +171,7 @@ class Replay:
             DivergenceError: the tape has another question here, or none. The message shows the first difference.
         """
         if not self._left:
-            raise DivergenceError(
-                f"{self._place(len(self._entries), kind)}: the tape has no more; asked: {shown(asked)}"
-            )
+            raise DivergenceError(f"{self._place(len(self._entries), kind)}: the tape has ended; asked: {shown(asked)}")
         now = _canonical(asked)
         for at, index in enumerate(self._left):
             entry = self._entries[index]
@@ -195,7 +193,7 @@ class Replay:
             entry = self._entries[self._left[0]]
             raise DivergenceError(
                 f"{self._place(self._left[0], entry.kind)}: the replay ended, but the tape has {len(self._left)} more; "
-                f"the next was asked: {shown(entry.asked)}"
+                f"next on the tape: {shown(entry.asked)}"
             )
 
     def _difference(self, kind: str, asked: Any) -> str:

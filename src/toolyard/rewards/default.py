@@ -139,7 +139,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
             return
         known |= takes
     if unknown := sorted(given.keys() - known):
-        raise ConfigError(f"option {unknown[0]!r}: no reward takes it; known: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
 
 
 def _options_of(function: Callable[..., Any]) -> frozenset[str] | None:

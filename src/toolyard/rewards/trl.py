@@ -54,7 +54,7 @@ def trl_reward(
     if not isinstance(reward, str):
         check_call(reward, options)
     elif load_reward(reward, options) is None:
-        raise ConfigError(f"reward {reward!r}: there is nothing to train on")
+        raise ConfigError(f"reward {reward!r}: it gives no score to train on")
     return TrlReward(reward, name, data_source, deadline_seconds, options)
 
 

@@ -129,7 +129,7 @@ def check_resumed(
     if changes and not config.accept_changes:
         raise ConfigError(
             f"{folder} was started with other settings, and its groups would mix both: {'; '.join(changes)}. Choose "
-            "another --out, or continue with --accept-changes; every new line will name the changes"
+            "another --out, or continue with --accept-changes; each new line will record the changes"
         )
     accepted = [*(before or {}).get(_ACCEPTED, ()), *changes]
     kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: accepted}

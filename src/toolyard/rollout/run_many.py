@@ -257,7 +257,7 @@ class RolloutRun:
                 raise
             return self._died(play, error)
         except StartOverError as why:
-            _log.warning("%s; it is played from its beginning", why)
+            _log.warning("%s; restarting it", why)
         except BaseException:  # from a tape, or Ctrl-C: it ends the run and all workers
             self._closing = True
             raise

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from toolyard.errors import ToolyardError
+from toolyard.errors import OURS, ToolyardError
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.finish import RolloutState
@@ -86,7 +86,8 @@ class Summary:
         failure = trajectory.failure
         if failure is not None:
             last = (failure.error.strip().splitlines() or [""])[-1]
-            told = f"{failure.whose}, in {failure.stage}" + (f", {failure.source}" if failure.source else "")
+            fault = "infrastructure" if failure.whose == OURS else failure.whose
+            told = f"{fault} failure in {failure.stage}" + (f", {failure.source}" if failure.source else "")
             self.failures.setdefault(trajectory.finish_reason, f"{trajectory.request_id} ({told}): {last}")
 
     def as_json(self) -> JSON:

@@ -137,8 +137,8 @@ class LocalSandbox:
             _log.warning("programs run at isolation level %r, not 'full'; see `toolyard doctor`", self.level.value)
         if self._reachable is not None and (self.level is not Level.FULL or self.grants.landlock_abi < _TCP_RULES):
             raise IsolationError(
-                f"reachable: programs can be kept from all other addresses only at level 'full' with Landlock "
-                f"{_TCP_RULES}; here is {self.level.value!r} with Landlock {self.grants.landlock_abi}"
+                f"reachable: blocking all other addresses needs level 'full' with Landlock {_TCP_RULES}; this machine "
+                f"has {self.level.value!r} with Landlock {self.grants.landlock_abi}"
             )
         self._host_directory = None
         if self.level in (Level.CONFINED, Level.NONE):

@@ -112,11 +112,11 @@ class AsynchronousConfig(_Part):
     divides by the probability with which it was sampled."""
 
     max_staleness: NonNegativeInt = 1
-    """Train on tokens whose weights are at most this many updates old: so many steps are played ahead. 0: synchronous
-    training."""
+    """Train on tokens whose weights are at most this many updates old: rollouts run that many steps ahead. 0:
+    synchronous training."""
     on_update: Literal["continue", "finish"] = "continue"
-    """What becomes of requests that run when the weights change. continue: they go on from the same token with the new
-    weights. finish: they are finished with the old ones, and the update waits for them; no other starts meanwhile."""
+    """What to do with running requests when the weights change. continue: sample on from the same token with the new
+    weights. finish: the update waits until they have finished with the old ones; none starts meanwhile."""
 
 
 class TrainConfig(_Part):

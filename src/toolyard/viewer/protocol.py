@@ -77,7 +77,7 @@ class StepSummary:
     step: int
     count: int
     failed: int
-    """Requests that ended by something that says nothing about the model."""
+    """Requests that ended for a reason unrelated to the model."""
     scored: int
     mean_score: float | None
     min_score: float | None

@@ -302,7 +302,7 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path: Path, one
     assert told == [
         f"{tmp_path / 'out.jsonl'}: 1 conversation of 1 task, 0.0 MB",
         "left out: 1 truncated, 1 beyond --per-task or --limit",
-        "1 call tools that nobody names: there is no column tools (see --tools)",
+        "1 call tools, but no schemas are known: no tools column (see --tools)",
     ]
 
 
@@ -313,7 +313,7 @@ def test_tools_are_those_of_the_run_or_of_a_file(tmp_path: Path, one: Trajectory
     [row] = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == ["code_interpreter"]
     (folder / "rollout.json").write_text(json.dumps({"tools": str(tmp_path / "gone.yaml")}))
-    with pytest.raises(ConfigError, match=r"gone\.yaml, which is not there: name it with --tools"):
+    with pytest.raises(ConfigError, match=r"gone\.yaml, which does not exist: set --tools"):
         run(folder, tmp_path / "b.jsonl")
     (tmp_path / "tools.yaml").write_text(
         "tools:\n  - class_name: toolyard.tools.gsm8k.Gsm8kTool\n    config: {type: native}\n"

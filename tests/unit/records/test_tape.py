@@ -240,7 +240,7 @@ def test_another_kind_a_missing_entry_an_unplayed_one_and_an_unknown_request_are
     with pytest.raises(DivergenceError, match=r"the replay ended, but the tape has 1 more"):
         replay.finish()
     replay.next("sample", {"seed": 1})
-    with pytest.raises(DivergenceError, match=r"the tape has no more; asked: 'x'"):
+    with pytest.raises(DivergenceError, match=r"the tape has ended; asked: 'x'"):
         replay.next("sample", "x")
     with pytest.raises(
         DivergenceError, match=r"no entries for request 'other'; it has 1 other requests, the first is 'req'"

@@ -255,7 +255,7 @@ CALL = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
             {**PAIR, "comparison": {"mode": "words"}},
             "comparison.mode: Input should be 'lines', 'trimmed', 'tokens' or 'exact'",
         ),
-        ({**PAIR, "comparison": {"tolerance": 1}}, "comparison.tolerance: Extra inputs.*there is: mode, absolute_t"),
+        ({**PAIR, "comparison": {"tolerance": 1}}, "comparison.tolerance: Extra inputs.*known: mode, absolute_t"),
         ({**PAIR, "comparison": "tokens"}, "comparison: is not JSON"),
         ({**PAIR, "comparison": [1]}, "comparison: Input should be"),
         ({**PAIR, "checker": "if"}, "checker: is not Python"),

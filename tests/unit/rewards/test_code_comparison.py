@@ -355,7 +355,7 @@ def test_ten_equal_megabytes_are_compared_at_once(numbers, comparison):
     started = time.process_time()
     assert difference(again, numbers, comparison) is None
     assert comparison is EXACT or difference(f"{again}\r\n", numbers, comparison) is None
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 3
 
 
 @pytest.mark.parametrize(

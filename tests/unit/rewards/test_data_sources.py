@@ -312,7 +312,7 @@ def test_an_error_of_the_function_is_a_reward_that_could_not_be_computed() -> No
 
 
 def test_a_misspelt_option_is_an_error_and_one_for_others_is_not() -> None:
-    with pytest.raises(ConfigError, match=r"option 'rate_limt': no reward takes it; known: .*rate_limit"):
+    with pytest.raises(ConfigError, match=r"unknown option 'rate_limt'; known: .*rate_limit"):
         default_compute_score("openai/gsm8k", "#### 1", "1", rate_limt=3)
     assert default_compute_score("openai/gsm8k", "#### 1", "1", rate_limit=3, children=1) == 1.0
     assert default_compute_score("openai/gsm8k", "#### 1", "1", reward_router_address="x", reward_model_tokenizer=None)
@@ -400,7 +400,7 @@ def test_it_can_be_sent_to_another_process() -> None:
     ("make", "said"),
     [
         (lambda: trl_reward("gsm9k"), "gsm9k"),
-        (lambda: trl_reward("none"), "nothing to train on"),
+        (lambda: trl_reward("none"), "no score to train on"),
         (lambda: trl_reward("code", rate_limt=3), "rate_limt"),
         (lambda: trl_reward(lambda x: x), "the function takes"),
         (lambda: trl_reward("gsm8k")(completions=["1"], answer=["1"]), "neither a column 'ground_truth'"),

@@ -114,7 +114,7 @@ def test_micro_batches_make_up_a_step_exactly(prompts, n, micro, processes, expe
 
 
 def test_prompts_that_processes_cannot_share_are_refused():
-    with pytest.raises(ConfigError, match="prompts_per_step 8 is not a multiple of the 3 processes"):
+    with pytest.raises(ConfigError, match="prompts_per_step 8 is not a multiple of 3, the number of processes"):
         arguments.Batches.of(load_train_config(None, N4), 3)
 
 

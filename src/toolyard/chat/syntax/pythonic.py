@@ -69,7 +69,7 @@ def _calls(finder: Finder, tag: re.Match[str]) -> Region:
             raise BrokenError(f"the list of calls is not closed with ]{near(text, at)}", at)
         at = skip_space(text, at + bracket)
         if not text.startswith(_CLOSING, at):
-            raise BrokenError(f"the calls are not closed: write {_CLOSING} behind them", at)
+            raise BrokenError(f"the calls are not closed: write {_CLOSING} after them", at)
     except BrokenError as error:
         broken = cut(finder, tag.start(), tag.end(), error, _ENDS)
         return broken._replace(found=(*found, *broken.found))

@@ -37,7 +37,7 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Instead of this machine, judge the pods of this Kubernetes manifest; - reads standard input.",
+            help="Check the pods of this Kubernetes manifest, not this machine; - reads standard input.",
             allow_dash=True,
         ),
     ] = None,

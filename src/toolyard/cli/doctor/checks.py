@@ -185,7 +185,7 @@ _LOST = {
     "network namespace": "programs have no Unix sockets except connected pairs",
     "uts namespace": "programs can read the host's name",
     "landlock": "read-only mounts alone protect files, and without namespaces programs cannot run",
-    "seccomp": "every system call is open, and without namespaces programs cannot run",
+    "seccomp": "all system calls are allowed, and without namespaces programs cannot run",
     "own user id": "programs keep root's user id, with none of its capabilities: they can look up names and sizes of "
     "root's files, and run only with Landlock 6 and a cgroup",
 }
@@ -324,7 +324,7 @@ async def _check_torch() -> Check:
     if importlib.util.find_spec("torch") is None:
         return check(Status.MISSING, "not installed; the sandbox does not need it", "pip install 'toolyard[hf]'")
     worked, said = await _python(_TORCH)
-    return check(Status.OK, f"{said}, computes") if worked else check(Status.BROKEN, said, "reinstall torch")
+    return check(Status.OK, f"{said}, works") if worked else check(Status.BROKEN, said, "reinstall torch")
 
 
 async def _check_gpu(*, with_torch: bool) -> Check:
@@ -338,10 +338,10 @@ async def _check_gpu(*, with_torch: bool) -> Check:
         listed, said = await _try(tool, *query, seconds=30)
     gpus = "; ".join(line.strip() for line in said.splitlines())
     if not with_torch:
-        return check(Status.OK, f"{gpus} (not tried: no torch)") if listed else check(Status.MISSING, f"none: {gpus}")
+        return check(Status.OK, f"{gpus} (not tested: no torch)") if listed else check(Status.MISSING, f"none: {gpus}")
     computes, output = await _python(_TORCH_GPU)
     if computes:
-        return check(Status.OK, f"{gpus if listed else f'{output} seen by torch'}, torch computes on it")
+        return check(Status.OK, f"{gpus if listed else f'{output} seen by torch'}, works with torch")
     if listed:
         return check(Status.BROKEN, f"{gpus}, but {output}", "install the torch build for this driver's CUDA version")
     return check(Status.MISSING, f"none: {gpus}")

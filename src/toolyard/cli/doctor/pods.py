@@ -282,7 +282,7 @@ def _judge_proc(found: _Judgement, own: _Settings, *, privileged: bool) -> None:
         why = ", since the container is privileged" if privileged else ""
         return found.add("/proc", Status.OK, f"not masked{why}")
     remedy = "hostUsers: false on the pod; on the container securityContext: {procMount: Unmasked}"
-    return found.add("/proc", Status.MISSING, "masked: the kernel refuses a private root its own /proc", remedy)
+    return found.add("/proc", Status.MISSING, "masked: a private root cannot mount its own /proc", remedy)
 
 
 def _judge_user(found: _Judgement, own: _Settings, *, privileged: bool) -> None:

@@ -21,7 +21,7 @@ def evaluate(
         ),
     ],
     pool: Annotated[
-        bool, typer.Option("--pool", help="Pool all DUMPs, such as the seeds of one run, in place of comparing two.")
+        bool, typer.Option("--pool", help="Pool all DUMPs, such as several seeds, instead of comparing two.")
     ] = False,
     query: Annotated[
         str,
@@ -29,7 +29,7 @@ def evaluate(
             "--query",
             "-q",
             metavar="QUERY",
-            help="Use only matching trajectories, in the language of `toolyard view`.",
+            help="Use only trajectories that match this `toolyard view` query.",
             show_default=False,
         ),
     ] = "",
@@ -39,7 +39,7 @@ def evaluate(
             metavar="NAME", help="Part of the reward to use, such as final. Default: the score.", show_default=False
         ),
     ] = None,
-    threshold: Annotated[float, typer.Option(help="Least reward of a sample that counts as solved.")] = 0.999,
+    threshold: Annotated[float, typer.Option(help="Minimum reward to count a sample as solved.")] = 0.999,
     ks: Annotated[
         list[int] | None,
         typer.Option(
@@ -54,8 +54,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="TAG",
-            help="Divide by source, step or run, or by a field of the tasks such as ability (see --tasks); repeat it "
-            "for several. Default: by source, if there are several.",
+            help="Group by source, step or run, or by a task field such as ability (see --tasks); repeat it for "
+            "several. Default: by source, if there are several.",
             show_default=False,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Task file that was played; its rows have the tags that a dump does not have.",
+            help="Task file of the rollout, for tags that are not in the dump.",
             show_default=False,
         ),
     ] = None,
@@ -74,7 +74,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed for resampling; the same seed gives the same numbers.", min=0)] = 0,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Also draw it (.png, .svg or .pdf).", show_default=False, dir_okay=False),
+        typer.Option(metavar="FILE.png", help="Save a chart (.png, .svg or .pdf).", show_default=False, dir_okay=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -31,7 +31,7 @@ def export(
             "-q",
             "--query",
             metavar="QUERY",
-            help="Use only matching trajectories, in the language of `toolyard view`, for example score=1.",
+            help="Use only trajectories that match this `toolyard view` query, for example score=1.",
             show_default=False,
         ),
     ] = "",
@@ -52,15 +52,13 @@ def export(
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="Write at most N conversations.", min=1, show_default=False)
     ] = None,
-    keep_duplicates: Annotated[
-        bool, typer.Option("--keep-duplicates", help="Keep conversations that say the same as another one.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Chooses among equal scores of a task.", min=0)] = 0,
+    keep_duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep duplicate conversations.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for ties within a task.", min=0)] = 0,
     tools: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file of the tools that were played with. Default: those of the run (rollout.json in the dump).",
+            help="YAML file of the tools used. Default: those of the run (rollout.json in the dump).",
             show_default=False,
             exists=True,
             dir_okay=False,
@@ -70,15 +68,15 @@ def export(
         str | None,
         typer.Option(
             metavar="MODEL_OR_PATH",
-            help="Write messages as this model's chat template gets them in the run's chat format, and check that it "
-            "renders them to the sampled tokens. Without it, calls are objects and tools a column, for any template "
-            "that shows tools.",
+            help="Write messages for this model's chat template, in the run's chat format, and check that they render "
+            "to the sampled tokens. Default: calls as objects and a tools column, for any template that supports "
+            "tools.",
             show_default=False,
         ),
     ] = None,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="With --tokenizer: only conversations that are rendered to the sampled tokens."),
+        typer.Option("--exact", help="With --tokenizer: only conversations that render to the sampled tokens."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:

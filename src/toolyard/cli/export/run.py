@@ -72,10 +72,10 @@ def _tell(done: SftSummary, target: Path, *, has_tools: bool, rules: SftRules) -
     if done.difference:
         say(f"first difference: {done.difference}", "yellow")
     if done.with_calls and not has_tools:
-        say(f"{done.with_calls:,} call tools that nobody names: there is no column tools (see --tools)", "yellow")
+        say(f"{done.with_calls:,} call tools, but no schemas are known: no tools column (see --tools)", "yellow")
     if done.with_examples and rules.format == "messages":
         say(
-            f"{done.with_examples:,} have messages of an assistant in their prompt, which would be trained on as well: "
+            f"{done.with_examples:,} have assistant messages in their prompt, which would also be trained on: "
             "--format prompt-completion separates them",
             "yellow",
         )
@@ -96,7 +96,7 @@ def _schemas(settings: JSON, tools: Path | None, path: Path) -> list[OpenAIFunct
             return []  # an agent has its own
         named = settings.get("tools")
         if named is not None and not Path(str(named)).is_file():
-            raise ConfigError(f"{path} was played with the tools of {named}, which is not there: name it with --tools")
+            raise ConfigError(f"{path} used the tools in {named}, which does not exist: set --tools")
         tools = None if named is None else Path(str(named))
     return complete(schemas_of(RolloutConfig(tools=None if tools is None else str(tools))))
 

@@ -49,7 +49,7 @@ def gateway(
     ] = None,
     out_dir: Annotated[
         str | None,
-        _session_option("--out", metavar="DIR", help="Write each branch of a session that ends to DIR/STEP.jsonl."),
+        _session_option("--out", metavar="DIR", help="Write each branch of ended sessions to DIR/STEP.jsonl."),
     ] = None,
     max_turns: Annotated[int | None, _session_option(help="Maximum sampled messages per session.", min=1)] = None,
     max_seconds: Annotated[float | None, _session_option(help="Maximum seconds per session.", min=0.001)] = None,
@@ -57,7 +57,7 @@ def gateway(
         int | None, _session_option(help="Maximum tokens of prompt and answer together.", min=1)
     ] = None,
     idle_seconds: Annotated[
-        float, _session_option(help="End a session without requests for this long.", min=0.001)
+        float, _session_option(help="Seconds without a request that end a session.", min=0.001)
     ] = 600.0,
     host: Annotated[str, _server_option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, _server_option(help="Port; 0: any free one.", min=0, max=65535)] = 8090,
@@ -65,7 +65,7 @@ def gateway(
         list[str] | None,
         _server_option(
             help="API key that clients need; repeat it for several. Also from TOOLYARD_GATEWAY_TOKEN, which `ps` does "
-            "not show. Required beyond this machine."
+            "not show. Required beyond loopback."
         ),
     ] = None,
     allow_host: Annotated[
@@ -91,7 +91,7 @@ def gateway(
     toolyard gateway --engine vllm --url http://127.0.0.1:8000 \\
         --model Qwen/Qwen2.5-3B-Instruct --out runs/a
 
-    # an agent that knows nothing of all this
+    # an unmodified agent
     OPENAI_BASE_URL=http://127.0.0.1:8090/s/try-1/v1 OPENAI_API_KEY=x python agent.py
     curl -X POST http://127.0.0.1:8090/sessions/try-1/end \\
         -H 'content-type: application/json' -d '{"score": 1.0}'

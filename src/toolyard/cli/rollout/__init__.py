@@ -58,8 +58,8 @@ def rollout(
         str | None,
         _task_option(
             metavar="COMMAND",
-            help="Let an agent of yours play: a command such as 'python agent.py {task}', or package.module:function. "
-            "It finds the model at OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
+            help="Run your own agent: a command such as 'python agent.py {task}', or package.module:function. "
+            "The model's URL is in OPENAI_BASE_URL and ANTHROPIC_BASE_URL.",
         ),
     ] = None,
     skip_bad_rows: Annotated[
@@ -98,7 +98,7 @@ def rollout(
         bool | None,
         _run_option(
             "--accept-changes",
-            help="Continue in a DIR started with other settings or tasks. Every new line names the changes.",
+            help="Continue a DIR started with different settings or tasks. Each new line records the changes.",
         ),
     ] = None,
     step: Annotated[int | None, _run_option(help="Training step to write into the dump.", min=0)] = None,
@@ -114,8 +114,8 @@ def rollout(
         str | None,
         _run_option(
             metavar="[ADDRESS]",
-            help="Play on a Ray cluster: the one this machine belongs to, host:port, or `local` for a new one of this "
-            "machine alone.",
+            help="Run on a Ray cluster: the one this machine belongs to, host:port, or `local` for a new one on this "
+            "machine only.",
         ),
     ] = None,
     faults: Annotated[

@@ -123,9 +123,9 @@ def _print_faults(report: FaultReport, accounting: Accounting, console: Console)
         table.add_row(kind, str(count.planned), str(count.injected), str(count.survived), ended)
     if table.row_count:
         console.print(table)
-    told = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were hit"
+    told = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were affected"
     if not accounting.problems:
-        told += f"; each of {accounting.in_dump} ids has one line, and no failure of ours has a score"
+        told += f"; each of {accounting.in_dump} ids has one line, and no infrastructure failure has a score"
     console.print(told, soft_wrap=True)
     if report.file is not None and report.kinds:
         console.print(f"each fault: {escape(str(report.file))}", soft_wrap=True)

@@ -64,7 +64,7 @@ def score(
         typer.Option(
             metavar="[ADDRESS]",
             help="Run the answers' programs on all nodes of a Ray cluster: the one this machine belongs to, host:port, "
-            "or `local` for a new one of this machine alone.",
+            "or `local` for a new one on this machine only.",
         ),
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Answers to score at the same time.", min=1)] = 32,

@@ -20,14 +20,14 @@ def top(
         ),
     ] = None,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two looks.", metavar="SECONDS", min=0.1, max=60.0)
+        float, typer.Option(help="Seconds between updates.", metavar="SECONDS", min=0.1, max=60.0)
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch a running rollout: progress, states, rates, nodes, servers, the limiter, and the slowest requests.
 
-    Ctrl-C leaves it; the rollout goes on. It ends when the rollout does. If the output is not a terminal, or with
+    Ctrl-C quits; the rollout continues. Exits when the rollout ends. If the output is not a terminal, or with
     --once or --json, it prints the current state and exits; rates are then means since the start.
 
     Examples:

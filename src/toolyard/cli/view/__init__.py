@@ -35,7 +35,7 @@ def view(
     host: Annotated[
         str,
         _web(
-            help="Address to listen on. Any other one makes the page visible on the network, with a token in its URL."
+            help="Address to listen on. Any other one makes the page visible on the network; its URL then has a token."
         ),
     ] = "127.0.0.1",
     port: Annotated[int, _web(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8420,

@@ -121,7 +121,7 @@ class ChatCompletions:
 def refuse_what_is_not_enforced(body: JSON, harmless: Mapping[str, tuple[Any, ...]]) -> None:
     for name, values in harmless.items():
         if name in body and body[name] not in values:
-            raise unsupported(name, "the gateway cannot make the model keep to it; leave it out")
+            raise unsupported(name, "the gateway cannot enforce it; omit it")
 
 
 def chooses_tools(choice: Any) -> bool:

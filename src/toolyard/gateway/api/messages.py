@@ -48,7 +48,7 @@ class Messages:
     def read(self, body: JSON) -> Question:
         refuse_what_is_not_enforced(body, _NOT_ENFORCED)
         if an_object(body.get("output_config") or {}, "output_config").get("format") is not None:
-            raise unsupported("output_config.format", "the gateway cannot make the model keep to it; leave it out")
+            raise unsupported("output_config.format", "the gateway cannot enforce it; omit it")
         tools = [_tool(index, raw) for index, raw in enumerate(a_list(body.get("tools") or [], "tools"))]
         choice: Any = body.get("tool_choice")
         most = whole_number(body, "max_tokens", least=1)

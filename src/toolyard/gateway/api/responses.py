@@ -225,7 +225,7 @@ def _only_text(text: Any) -> None:
         return
     wanted: Any = an_object(text, "text").get("format")
     if wanted is not None and an_object(wanted, "text.format").get("type") != "text":
-        raise unsupported("text.format", "the gateway cannot make the model keep to a format; leave it out")
+        raise unsupported("text.format", "the gateway cannot enforce it; omit it")
 
 
 def _tool(index: int, raw: Any) -> OpenAIFunctionToolSchema:

@@ -190,7 +190,7 @@ def _read_options(tests: Mapping[str, Any]) -> _Options:
             first = error.errors()[0]
             where = ".".join(map(str, ("comparison", *first["loc"])))
             known = ", ".join(Comparison.model_fields)
-            raise wrong(where, first["input"], f"{first['msg']} (there is: {known})") from None
+            raise wrong(where, first["input"], f"{first['msg']} (known: {known})") from None
     return _Options(language, checker, setup, comparison)
 
 

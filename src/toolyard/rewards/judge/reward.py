@@ -158,7 +158,7 @@ class JudgeReward(FinalReward):
                 why = _why(error, reply, self.settings.max_tokens)
                 messages = asked_again(messages, reply.message.content[:_REPLY_CHARS], why)
         said = reply.message.content[:_SHOWN_CHARS]  # pyright: ignore[reportPossiblyUnboundVariable]
-        raise RewardError(f"reward {self.name!r}: the judge's reply is no verdict: {why}: {said!r}", whose=OURS)
+        raise RewardError(f"reward {self.name!r}: the judge's reply is not a verdict: {why}: {said!r}", whose=OURS)
 
     async def _here(self) -> _Place:
         loop = asyncio.get_running_loop()
@@ -205,7 +205,7 @@ def _rubric(given: JudgeSettings) -> str:
     if given.rubric_file is None:
         return RUBRIC if given.rubric is None else given.rubric
     if given.rubric is not None:
-        raise ConfigError("options 'rubric' and 'rubric_file' exclude each other")
+        raise ConfigError("options 'rubric' and 'rubric_file' cannot be combined")
     try:
         return Path(given.rubric_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -41,7 +41,7 @@ async def open_sandboxed_agent(
 def _checked(agent: AgentConfig, sandbox: AgentSandboxConfig) -> tuple[list[str], str]:
     """The words of the command, and its folder."""
     if is_function(agent.run):
-        raise ConfigError(f"agent.sandbox: {agent.run!r} is a function of this process; only commands can be jailed")
+        raise ConfigError(f"agent.sandbox: {agent.run!r} is a function in this process; only commands can be sandboxed")
     if agent.cwd is not None:
         raise ConfigError("agent.cwd: with agent.sandbox, the command starts in agent.sandbox.folder")
     folder = Path(sandbox.folder).absolute()

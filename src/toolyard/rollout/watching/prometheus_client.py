@@ -328,7 +328,7 @@ class _Now(Collector):
         in_flight = {server.url: server.in_flight for server in servers}
         up = {server.url: int(server.is_up) for server in servers}
         yield _gauges("toolyard_engine_in_flight", "Requests at a server.", "server", in_flight)
-        yield _gauges("toolyard_engine_up", "0 while a server rests after a failure.", "server", up)
+        yield _gauges("toolyard_engine_up", "0 while a server is paused after a failure.", "server", up)
         yield _counters("toolyard_engine_answers", "Answers of a server.", "server", self._answered.totals())
         yield _counters("toolyard_engine_failures", "Failed attempts at a server.", "server", self._failed.totals())
 
@@ -342,14 +342,14 @@ class _Now(Collector):
         yield _gauge("toolyard_sandbox_waiting", "Programs waiting for a worker.", load.waiting)
         yield _gauge("toolyard_sandbox_sessions", "Open sessions.", load.sessions)
         executions = self._executions.totals()
-        yield _counters("toolyard_sandbox_executions", "Programs run to a verdict.", "verdict", executions)
+        yield _counters("toolyard_sandbox_executions", "Finished programs, by verdict.", "verdict", executions)
 
     def _ledger(self) -> Iterable[Metric]:
         figures = self._metrics.ledger
         if not figures:
             return
         yield _gauge("toolyard_ledger_workers", "Workers that report.", figures["workers"])
-        yield _gauge("toolyard_ledger_open", "Requests offered and without a result.", figures["open"])
+        yield _gauge("toolyard_ledger_open", "Requests that have no result yet.", figures["open"])
         yield _gauge("toolyard_ledger_leased", "Requests leased to workers.", figures["leased"])
         yield _counter("toolyard_ledger_committed", "Results accepted.", figures["committed"])
         yield _counter("toolyard_ledger_refused", "Results refused: another one counts.", figures["refused"])

@@ -159,7 +159,7 @@ class Servers:
             async with asyncio.timeout(self.retries.seconds):
                 await self._changed.wait()
         except TimeoutError:
-            raise SandboxError(f"no server is left, and none came within {self.retries.seconds:g} s") from None
+            raise SandboxError(f"no server is left, and none joined within {self.retries.seconds:g} s") from None
 
     def give_back(self, server: Server) -> None:
         self._router.done(server.base)

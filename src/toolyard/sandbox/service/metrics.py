@@ -38,7 +38,7 @@ class ServiceMetrics:
     def __init__(self, statistics: Callable[[], ServedStatistics], in_flight: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._executions = Counter(
-            "toolyard_executions", "Programs run to a verdict.", ["language", "verdict"], registry=self._registry
+            "toolyard_executions", "Finished programs, by verdict.", ["language", "verdict"], registry=self._registry
         )
         self._cells = Counter(
             "toolyard_cells", "Cells of notebooks and sessions run to a verdict.", ["verdict"], registry=self._registry

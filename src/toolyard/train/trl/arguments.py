@@ -222,7 +222,7 @@ class Batches:
         prompts, rest = divmod(config.prompts_per_step, processes)
         if rest:
             raise ConfigError(
-                f"prompts_per_step {config.prompts_per_step} is not a multiple of the {processes} processes; set one"
+                f"prompts_per_step {config.prompts_per_step} is not a multiple of {processes}, the number of processes"
             )
         share = prompts * config.rollout.n
         micro = max(size for size in range(1, min(share, config.micro_batch_size) + 1) if share % size == 0)

@@ -199,7 +199,7 @@ class Overviews(Browser):
     async def action_kind(self) -> None:
         kinds = self._table.rows.table.kinds
         if not kinds:
-            self._say("these rows have no kinds")
+            self._say("no kinds to choose from")
             return
         names = ["", *(name for name, _ in kinds)]
         now = self._kinds.get(self._view, "")

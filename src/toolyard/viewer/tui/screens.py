@@ -111,9 +111,9 @@ KEYS = (
             ("4", "changes: tasks solved, broken, better or worse between two steps"),
             ("5", "waterfall: the requests of a step by wall clock, and what the step waited for"),
             ("enter", "open the row of a page: sets the filter or opens the trajectory; esc goes back"),
-            ("o  f", "sort the rows of a page, show only one kind of them"),
-            ("N  P", "next, previous step; for changes, the later step"),
-            (">  <", "for changes, the next and previous earlier step"),
+            ("o  f", "sort the rows of a page, or show only one kind"),
+            ("N  P", "next, previous step; in changes, the later one"),
+            (">  <", "in changes: next, previous step for the earlier one"),
         ),
     ),
     (

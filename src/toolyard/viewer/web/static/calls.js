@@ -58,7 +58,7 @@
       el("td.right", seconds(one.seconds)), el("td.right", seconds(one.wait)), el("td.name", one.tool), el("td", one.verdict),
       el("td.right", number(one.step)), el("td.right", one.turn + 1),
       el("td", one.key ? el("a.id", { href: Toolyard.address(["t", one.key], { q, turn: one.turn }) }, one.request_id || one.key) : "–"));
-    const names = [["right", "time"], ["right", "of it waiting"], ["", "tool"], ["", "verdict"], ["right", "step"], ["right", "turn"], ["", "request"]];
+    const names = [["right", "time"], ["right", "waiting"], ["", "tool"], ["", "verdict"], ["right", "step"], ["right", "turn"], ["", "request"]];
     return el("section", el("h3", "Slowest calls"), all.length
       ? el("table.slow-calls", el("thead", el("tr", names.map(([kind, name]) => el(kind ? `th.${kind}` : "th", name)))), el("tbody", all.map(row)))
       : el("p.muted", "No timings in this dump"));

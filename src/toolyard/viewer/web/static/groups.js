@@ -45,7 +45,7 @@
 
   const head = (sort) => el("thead", el("tr", el("th", "kind"),
     Toolyard.sortable("mean", "Mean score", sort), Toolyard.sortable("std", "Standard deviation of the scores (n − 1)", sort),
-    Toolyard.sortable("failed", "Requests that ended by something that says nothing about the model", sort),
+    Toolyard.sortable("failed", "Requests that ended for a reason unrelated to the model", sort),
     el("th", "samples"), el("th", "task")));
   const looks = (advantages) => el("div.bar",
     el("label.muted", el("input", { type: "checkbox", name: "advantages", checked: advantages,

@@ -17,7 +17,7 @@
     ["x", "unfold or fold everything"],
     ["1 … 5", "conversation, tokens, timeline, rewards, raw"],
     [". / ,", "next / previous turn"],
-    ["u / U", "tokens: the least likely one, the next by probability / the previous"],
+    ["u / U", "tokens: the least likely, then the next least likely / back"],
     ["t", "timeline"],
     ["d", "compare with another sample; in a comparison, go to the first difference"],
     ["y", "copy the request id"],
@@ -34,7 +34,7 @@
     ["score:0.2..0.8  step:10..12", "ranges"],
     ["score:none", "trajectories without a score"],
     ["finish:length  verdict:timed_out", "text contains; use = for equals"],
-    ["tool:search call_time>2", "a call: tool, verdict, error and call_time are about the same one"],
+    ["tool:search call_time>2", "tool, verdict, error and call_time must match the same call"],
     ['"two words"  text:220000', "text in any message"],
     ["-state:FAILED  score!=1", "negation"],
     ["score=0 or finish:length", "either condition"],
@@ -61,7 +61,7 @@
     const problem = el("p.damaged", { role: "alert" });
     const go = async () => {
       const { rows } = await Toolyard.ask("find", { id: field.value.trim() });
-      if (!rows.length) { problem.textContent = "No request id starts with this, or several do."; return; }
+      if (!rows.length) { problem.textContent = "Matches no request id, or several."; return; }
       dialog.close();
       // If several runs have it, list them all.
       const q = rows.length > 1 ? `id:${rows[0].request_id}` : "";

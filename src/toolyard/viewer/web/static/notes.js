@@ -54,7 +54,7 @@
 
   // `saved`: the views and why nothing can be written. `onQuery(text)`: the user chose a view.
   Toolyard.savedViews = (saved, onQuery) => {
-    readOnly = Toolyard.exported ? "This is a report." : saved.read_only;
+    readOnly = Toolyard.exported ? "Reports are read-only." : saved.read_only;
     const menu = document.getElementById("views");
     const list = el("div");
     const name = el("input", { id: "view-name", autocomplete: "off", maxlength: 100, placeholder: "name", "aria-label": "Name of the view" });

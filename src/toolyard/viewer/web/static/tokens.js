@@ -112,8 +112,8 @@
   const button = (id, name, title, onclick) => el("button.small", { type: "button", id, title, onclick }, name);
   const jumps = (move) => el("span.jumps", "least likely token: ",
     button("least-likely", "go there", "The least likely sampled token (u)", move.first), " ",
-    button("likelier-before", "previous", "The one before it (U)", () => move.next(-1)), " ",
-    button("likelier-next", "next", "The next one by probability (u)", () => move.next(1)));
+    button("likelier-before", "previous", "Back (U)", () => move.next(-1)), " ",
+    button("likelier-next", "next", "The next least likely (u)", () => move.next(1)));
 
   Toolyard.tokens = async (detail) => {
     if (!detail.has_tokens) return el("p.muted", "No tokens in this dump: it has only text.");
