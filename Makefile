@@ -35,7 +35,7 @@ demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model pla
 # Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. Tests marked `alone` have the machine
 # to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait
 # for each other.
-PYTEST := $(BIN)/python -m pytest --durations 10
+PYTEST := $(BIN)/python -m pytest --durations 10 --tb short
 # Two more than there are processors, since tests also wait.
 WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 6 ? processors + 2 : 8)))
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,7 +22,17 @@ def patient(seconds: float) -> float:
     with open("/proc/loadavg") as file:
         last_minute, _, _, now, _ = file.read().split()
     to_compute = max(float(last_minute), float(now.partition("/")[0]))
-    return seconds * max(1.0, 2 * to_compute / len(os.sched_getaffinity(0)))
+    return processor_time(seconds) * max(1.0, 2 * to_compute / len(os.sched_getaffinity(0)))
+
+
+def processor_time(seconds: float) -> float:
+    """Seconds of a processor that something may take, if it may take `seconds` where most tests were written.
+
+    Processors of virtual machines are now and then several times slower than that.
+    """
+    began = time.process_time()
+    sum(number * number for number in range(100_000))
+    return seconds * max(1.0, (time.process_time() - began) / 0.01)
 
 
 async def again_if_busy(run: Callable[[], Awaitable[T]]) -> T:

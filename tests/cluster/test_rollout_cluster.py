@@ -268,7 +268,7 @@ def test_a_lost_node_is_replaced_by_the_others_and_one_that_joins_gets_work(node
 def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
     node = nodes.add("127.0.0.11")
-    run = job.start("--ray", nodes.address, seconds=1)
+    run = job.start("--ray", nodes.address, seconds=5)
     until(lambda: len({line[3] for line in job.log()}) == 5, "work of five nodes")
     subprocess.run(
         [Path(sys.executable).with_name("ray"), "drain-node", f"--address={nodes.address}", f"--node-id={node.node_id}",
@@ -277,12 +277,13 @@ def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, 
     )  # fmt: skip
     drained = time.time()  # the command itself takes seconds
     try:
+        until(lambda: f"node {node.node_id[:8]} is about to go" in job.stderr.read_text(), "word of the drained node")
+        (job.folder / "seconds").write_text("0.5")
         assert job.end(run)["completed"] == 48
     finally:
         nodes.remove(node)
     assert set(job.check().values()) == {1}
     told = job.stderr.read_text()
-    assert f"node {node.node_id[:8]} is about to go" in told
     (pid,) = re.findall(rf"worker {node.node_id[:8]}-\w+ \(process (\d+)\)", told)
     assert not [
         line for line in job.log() if line[:1] == ("begin",) and line[2:4] == (0, int(pid)) and line[4] > drained + 3

@@ -40,7 +40,7 @@ class Window:
 
     def __init__(self, browser: Browser) -> None:
         self.page = browser.new_context(viewport=SIZE).new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(60_000)
         self._complaints: list[str] = []
         self.page.on("console", lambda message: self._complaints.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
@@ -62,8 +62,10 @@ class Window:
 def served_to(page: Page, folder: Path, *, decode: Decode | None = None, of: type[Answers] = Answers) -> Generator[str]:
     """The URL of a server over that folder. The page leaves it before the server stops, or it would log an error."""
     with served(folder, decode=decode, of=of) as url:
-        yield url
-        page.goto("about:blank")
+        try:
+            yield url
+        finally:
+            page.goto("about:blank")
 
 
 def visit(page: Page, url: str, hash_: str = "#/") -> None:
@@ -82,7 +84,7 @@ def go(page: Page, hash_: str) -> None:
 
 def until(page: Page, condition: str) -> None:
     """Wait for it. Playwright's own way evaluates a text within the page, which the page's policy forbids."""
-    seconds = patient(15)
+    seconds = patient(30)
     deadline = time.monotonic() + seconds
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {condition}"

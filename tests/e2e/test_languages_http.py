@@ -60,7 +60,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def url(stand_ins: Path) -> Iterator[str]:
     limits = Limits(memory_bytes=640 * MIB)
-    with service_in_thread(lambda: LocalSandbox(workers=2, gpu=True), limits=limits, max_wait_seconds=120) as base:
+    with service_in_thread(lambda: LocalSandbox(workers=2, gpu=True), limits=limits, max_wait_seconds=300) as base:
         yield base
 
 
@@ -76,9 +76,9 @@ def marked(name: str, *, quick: bool) -> Any:
 
 def ask(url: str, code: str, language: str, **fields: Any) -> RunCodeResponse:
     request = RunCodeRequest.construct(
-        **{"code": code, "language": language, "compile_timeout": 60, "run_timeout": 30, "files": {}, **fields}
+        **{"code": code, "language": language, "compile_timeout": 120, "run_timeout": 120, "files": {}, **fields}
     )  # unchecked, for `c` is a name of ours
-    return run_code(request, endpoint=url, max_attempts=1, client_timeout=120)
+    return run_code(request, endpoint=url, max_attempts=1, client_timeout=600)
 
 
 @pytest.mark.parametrize("name", [marked(row.name, quick=row.name in QUICK) for row in languages.ALL])
@@ -136,7 +136,7 @@ async def test_many_inputs_of_compiled_programs_and_test_runners_give_what_each_
     name: str, url: str
 ) -> None:
     quick = name not in ("pytest", "jest", "junit")  # the others need seconds to start
-    limits = Limits(compile_seconds=60, run_seconds=1 if quick else 30, memory_bytes=640 * MIB)
+    limits = Limits(compile_seconds=120, run_seconds=1 if quick else 120, memory_bytes=640 * MIB)
     program = Program(PROGRAMS[name].read_text(), name, files={"greeting.txt": GREETING.encode(), "new": os.urandom(8)})
     modes = ["files\n", "assert\n", *(["loop\n"] if quick else []), "files\n"]
     async with RemoteSandbox(url) as remote:

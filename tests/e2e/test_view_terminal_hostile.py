@@ -15,6 +15,7 @@ from viewing import VERL_LINE, demo_lines, hostile_line, write_lines
 from viewing_terminal import Terminal, viewing
 
 from expensive import examples
+from patience import patient
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.drawing import Pen, length
 from toolyard.viewer.tui.palette import DARK, palette
@@ -189,7 +190,7 @@ async def test_ten_megabytes_do_not_stop_it_and_can_be_read_whole(tmp_path):
         begun = time.monotonic()
         await terminal.press("n", "p", "n")
         await terminal.until(lambda: "more characters · press a to show all" in terminal.page.text)
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < patient(15)
         await terminal.enter("s", "the needle")
         assert "the needle" in terminal.screen
         await terminal.press("a")

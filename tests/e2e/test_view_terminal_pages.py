@@ -12,6 +12,7 @@ from textual.widgets import Input
 from viewing import DAMAGED, VERL_LINE, demo_lines, write_lines
 from viewing_terminal import Terminal, viewing
 
+from patience import patient
 from toolyard.records.lines import to_line
 from toolyard.viewer.tui.completion import completions
 from toolyard.viewer.tui.tables.table import TableView
@@ -438,4 +439,4 @@ async def test_pages_of_100_000_trajectories_open_at_once(tmp_path):
             began = time.perf_counter()
             await terminal.press(key)
             await terminal.until(lambda seen=seen: seen in terminal.screen)
-            assert time.perf_counter() - began < 10, key  # about a second when the machine is idle
+            assert time.perf_counter() - began < patient(10), key  # about a second when the machine is idle

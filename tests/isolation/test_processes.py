@@ -244,7 +244,7 @@ async def test_processor_time_is_counted_over_all_processes(full_way: Way) -> No
         run_seconds=60,
     )
     assert execution.verdict is Verdict.CPU_EXCEEDED
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < patient(20)
 
 
 @pytest.mark.kernel("namespaces")

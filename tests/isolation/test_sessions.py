@@ -243,7 +243,7 @@ threading.Thread(target=stop, daemon=True).start()
             for _ in range(100):
                 await session.read_files(["a"])
                 await session.write_files({"a": b"x" * size})
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < patient(20)
         assert (await session.run("print(1)")).stdout == "1\n"
 
 
