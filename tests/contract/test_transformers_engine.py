@@ -450,6 +450,13 @@ async def test_models_and_options_that_do_not_work_are_refused_on_entering(folde
         engines.TransformersEngine(folder, max_batch_size=0)
 
 
+async def test_a_gpu_that_this_torch_cannot_use_is_refused(folder):
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    with pytest.raises(ConfigError, match="cannot be loaded on cuda"):
+        await engines.TransformersEngine(folder, device="cuda").__aenter__()
+
+
 async def test_a_model_with_another_attention_is_refused(tmp_path):
     torch.manual_seed(0)
     small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,14 @@ def saying(text: str | Callable[[str], str]) -> Callable[[dict[str, Any]], dict[
 
 
 def new_server(text: str | Callable[[str], str] = RIGHT, **options: Any) -> EngineServer:
-    return EngineServer([OPENAI], chat=saying(text), context=1 << 20, **options)
+    server = EngineServer([OPENAI], chat=saying(text), context=1 << 20, **options)
+    server.rewrite = partial(finished, "stop")
+    return server
+
+
+def finished(reason: str, answer: Any) -> Any:
+    """The answer, ended for that reason: the server's own model never stops by itself."""
+    return {**answer, "choices": [{**choice, "finish_reason": reason} for choice in answer["choices"]]}
 
 
 @pytest.fixture
@@ -191,6 +199,14 @@ async def test_an_unreadable_reply_is_asked_for_once_more(server: EngineServer) 
         first, second = server.posts("/v1/chat/completions")
     assert second["messages"][: len(first["messages"])] == first["messages"]
     assert second["messages"][-2] == {"role": "assistant", "content": "0.8, I think"}
+
+
+async def test_a_reply_that_was_cut_off_is_no_verdict_whatever_it_has(server: EngineServer, tmp_path: Path) -> None:
+    """It may be a draft of a judge that thinks aloud, or a quotation from the answer."""
+    server.rewrite = partial(finished, "length")
+    async with judge(server) as reward:
+        assert "cut off after" in str(await failure(reward))
+    assert not files_in(tmp_path)
 
 
 async def test_two_unreadable_replies_leave_the_reward_absent(tmp_path: Path) -> None:

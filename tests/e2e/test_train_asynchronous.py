@@ -7,6 +7,7 @@ import asyncio
 import copy
 import os
 import signal
+import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -45,6 +46,11 @@ def late(data_source, solution_str, ground_truth, extra_info):
     time.sleep((sum(map(ord, solution_str)) % 4) / 10)
     return earned(data_source, solution_str, ground_truth, extra_info)
 
+def known(data_source, solution_str, ground_truth, extra_info):
+    if ground_truth == "unknown":
+        raise RuntimeError("no idea")
+    return earned(data_source, solution_str, ground_truth, extra_info)
+
 async def hangs(data_source, solution_str, ground_truth, extra_info):
     await asyncio.sleep(100)
 
@@ -70,6 +76,10 @@ def trained(*overrides: str, resume: bool = False, observer: TrainObserver | Non
     from toolyard.train.trl.run import run_training
 
     return run_training(load_train_config("train.yaml", overrides), observer, resume=resume)
+
+
+def dumped_in(folder: str) -> list[Trajectory]:
+    return [line.trajectory for line in read_dump(folder)]
 
 
 def running() -> Counter[str]:
@@ -250,6 +260,40 @@ def test_evaluations_and_replaced_groups_do_not_make_anything_older_than_allowed
         assert max(ages) <= 2
 
 
+def test_an_evaluation_of_a_task_that_is_played_ahead_is_another_request(model, tmp_path):
+    """Tools know their trajectories by id."""
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
+
+    config = small_config(model, write_tasks(tmp_path / "tasks.jsonl"))
+    with ToolyardRollout(config, stream=StreamSettings(asynchronous=AsynchronousConfig(max_staleness=3))) as rollout:
+        trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer, max_steps=4)
+        prompts = [row["prompt"] for row in rollout.dataset()]
+        trained = rollout(prompts, trainer)["trajectory"]
+        trainer.state.global_step = 1
+        trainer.model.eval()
+        evaluated = rollout(prompts, trainer)["trajectory"]
+        trainer.model.train()
+        for trainer.state.global_step in (1, 2, 3):
+            trained += rollout(prompts, trainer)["trajectory"]
+    assert {one.batch_data_id for one in evaluated} & {one.batch_data_id for one in trained}
+    assert not {one.request_id for one in evaluated} & {one.request_id for one in trained}
+
+
+def test_an_evaluation_shares_the_runs_endpoint_and_may_be_without_any_score(place):
+    (place / "other.jsonl").write_text('{"id": "x", "prompt": "?", "answer": "unknown"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = trained(
+        "output_dir=runs/a",
+        "steps=1",
+        f"rollout.metrics={{port: {port}}}",
+        "rollout.rewards.final=async_reward:known",
+        "evaluate={tasks: {path: other.jsonl}}",
+    )
+    assert [line["step"] for line in result.evaluations] == [0, 1]
+    assert [one.score for one in dumped_in("runs/a/rollouts/eval")] == [None, None]
+
+
 # Ending ---------------------------------------------------------------------------------------------------------------
 
 
@@ -362,8 +406,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("settings", "told"),
         [
-            (["rollout.engine={kind: vllm, urls: ['http://a']}"], "use rollout.engine.kind transformers or sglang"),
-            (["rollout.sampling.temperature=0.7"], "rollout.sampling.temperature is 0.7; set it to 1.0"),
+            (["rollout.engine={kind: vllm, urls: ['http://a']}"], "use engine.kind transformers or sglang"),
+            (["rollout.sampling.temperature=0.7"], "sampling.temperature is 0.7; set it to 1.0"),
             (["rollout.cluster={}"], "asynchronous: not supported with rollout.cluster"),
             (["asynchronous.max_staleness=-1"], "max_staleness"),
         ],
@@ -372,3 +416,19 @@ class TestRefused:
         with pytest.raises(ConfigError) as refused:
             load_train_config(None, ["rollout.n=2", "asynchronous={}", *settings])
         assert told in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            (
+                {"engine": {"kind": "vllm", "model": "m", "urls": ["http://a"]}},
+                "use engine.kind transformers or sglang",
+            ),
+            ({"sampling": {"temperature": 0.7}}, "sampling.temperature is 0.7"),
+            ({"cluster": {}}, "not supported with `cluster`"),
+        ],
+    )
+    def test_settings_that_cannot_be_exact_in_a_loop_of_your_own(self, model, tmp_path, change, told):
+        config = small_config(model, write_tasks(tmp_path / "tasks.jsonl"), **change)
+        with pytest.raises(ConfigError, match=told):
+            ToolyardRollout(config, stream=StreamSettings(asynchronous=AsynchronousConfig()))

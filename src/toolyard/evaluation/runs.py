@@ -84,8 +84,11 @@ def read_run(
             last = {(one.file, one.request_id or number): one for number, one in enumerate(found)}
             run.repeated += len(found) - len(last)
             run.attempts += last.values()
+            folders = sorted({one.run for one in last.values()})
             run.damaged += library.count(_DAMAGED)
             reward_names.update(library.reward_names())
+            if len(folders) > 1:
+                run.notes.append(pooled_runs(path, folders))
     if not run.attempts:
         raise ConfigError(
             f"{run.name}: {'no trajectory matches the query' if str(asked) else 'it has no trajectories'}"
@@ -95,6 +98,12 @@ def read_run(
         raise ConfigError(f"{run.name}: no line has a reward {reward!r}; {known}")
     run.notes += _notes(run)
     return run
+
+
+def pooled_runs(path: Path, names: Sequence[str]) -> str:
+    """What to tell about a folder whose subfolders are used, too: `eval` of a training run has other tasks."""
+    shown = ", ".join(name or "." for name in names)
+    return f"{path}: the runs {shown} are taken together; run:NAME in the query selects one, -run:NAME leaves one out"
 
 
 def _matching(path: str) -> list[Path]:

@@ -53,6 +53,8 @@ class SftSummary:
 
     conversations: int = 0
     tasks: int = 0
+    runs: tuple[str, ...] = ()
+    """Names of the folders that matching trajectories are in; empty for the dump's own."""
     size: int = 0
     """In bytes."""
     left_out: Counter[LeftOut] = field(default_factory=Counter[LeftOut])
@@ -89,7 +91,9 @@ def write_sft(
     if library.has_file(path):
         raise ConfigError(f"{path} belongs to the dump; choose another name")
     with whole_file(path, overwrite=overwrite) as file:
-        done = _Export(library, writing, rules, file).run(library.attempts(query), progress)
+        attempts = library.attempts(query)
+        done = _Export(library, writing, rules, file).run(attempts, progress)
+        done.runs = tuple(sorted({attempt.run for attempt in attempts}))
         if not done.conversations:
             why = ", ".join(f"{count} {reason}" for reason, count in done.left_out.most_common())
             raise ConfigError(f"no trajectory can be exported: {why or 'none matches the query'}")

@@ -15,7 +15,8 @@ from toolyard.errors import MissingDependencyError, TaskError, summarize
 
 SCHEME = "hf://"
 _NAME = re.compile(
-    r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+?))?(?:/(?P<config>[\w.-]+))?"
+    r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+?)"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[\w.-]+|[\w./-]+?))?(?:/(?P<config>[\w.-]+))?"
     r"(?::(?P<split>[\w.-]+))?",
     re.ASCII,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -106,6 +107,20 @@ class DynamicSamplingConfig(_Part):
     """Sample at most this many groups for each one that is trained, per step. Then groups of equal scores fill up the
     step."""
 
+    def spare(self, groups: int) -> int:
+        """How many groups a step of so many may replace.
+
+        Raises:
+            ConfigError: none, although more than one may be sampled for each.
+        """
+        spare = floor(round((self.max_groups - 1) * groups, 6))
+        if not spare and self.max_groups > 1:
+            raise ConfigError(
+                f"dynamic_sampling.max_groups {self.max_groups:g}: with {groups} per step in each process, no group "
+                f"could be replaced; set it to at least {1 + 1 / groups:.3g}"
+            )
+        return spare
+
 
 class AsynchronousConfig(_Part):
     """Rollouts go on while the trainer updates. Every sampled token has the version of its weights, and the loss
@@ -199,19 +214,7 @@ class TrainConfig(_Part):
         for name in ("dynamic_sampling", "asynchronous"):
             if getattr(self, name) is not None and self.rollout.cluster is not None:
                 raise ConfigError(f"{name}: not supported with rollout.cluster; remove one of them")
-        if self.asynchronous is None or not self.asynchronous.max_staleness:
-            return
-        if self.rollout.engine.kind == "vllm":
-            raise ConfigError(
-                "asynchronous: TRL changes the weights of its vLLM server while requests run, and does not say which "
-                "token has which; use rollout.engine.kind transformers or sglang"
-            )
-        temperature = self.rollout.sampling.temperature
-        if self.rollout.engine.kind == "transformers" and temperature != 1.0:
-            raise ConfigError(
-                f"asynchronous: the embedded engine's log-probabilities are those at temperature 1, but "
-                f"rollout.sampling.temperature is {temperature:g}; set it to 1.0, or use sglang"
-            )
+        check_asynchronous(self.rollout, self.asynchronous)
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:
@@ -222,6 +225,26 @@ class TrainConfig(_Part):
         folder = self.rollout.rollout_data_dir or f"{output_dir}/{ROLLOUTS}"
         rollout = self.rollout.model_copy(update={"rollout_data_dir": folder})
         return self.model_copy(update={"output_dir": output_dir, "rollout": rollout})
+
+
+def check_asynchronous(rollout: RolloutConfig, asynchronous: AsynchronousConfig | None) -> None:
+    """
+    Raises:
+        ConfigError: these rollouts cannot go on while the trainer updates.
+    """
+    if asynchronous is None or not asynchronous.max_staleness:
+        return
+    if rollout.engine.kind == "vllm":
+        raise ConfigError(
+            "asynchronous: TRL changes the weights of its vLLM server while requests run, and does not say which "
+            "token has which; use engine.kind transformers or sglang for the rollouts"
+        )
+    temperature = rollout.sampling.temperature
+    if rollout.engine.kind == "transformers" and temperature != 1.0:
+        raise ConfigError(
+            f"asynchronous: the embedded engine's log-probabilities are those at temperature 1, but the rollouts' "
+            f"sampling.temperature is {temperature:g}; set it to 1.0, or use sglang"
+        )
 
 
 def load_train_config(

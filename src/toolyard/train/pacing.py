@@ -71,8 +71,7 @@ class Pacing:
 
     @property
     def position(self) -> Position:
-        aside = self._aside()
-        waiting = [group.place for group in self._groups if group not in aside]
+        waiting = (group.place for group in self._groups)
         return Position(self._next_place, (*waiting, *self._again))
 
     def begin_step(self) -> None:

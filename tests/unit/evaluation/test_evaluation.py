@@ -97,6 +97,18 @@ def test_the_tasks_with_too_few_samples_are_left_out_of_pass_at_k_and_counted(tm
     assert (found.estimates["pass@2"].tasks, found.estimates["pass@1"].tasks) == (2, 3)
 
 
+def test_runs_in_subfolders_are_named_and_can_be_left_out(tmp_path: Path) -> None:
+    """Such as a training run's evaluations, whose tasks are others."""
+    dump(tmp_path, task("a", 1.0, 0.0))
+    (tmp_path / "eval").mkdir()
+    dump(tmp_path / "eval", task("b", 1.0))
+    both = read_run(tmp_path)
+    assert len(both.attempts) == 3
+    assert any("the runs ., eval are taken together" in note for note in both.notes), both.notes
+    alone = read_run(tmp_path, query="-run:eval")
+    assert (len(alone.attempts), alone.notes) == (2, [])
+
+
 def test_the_threshold_says_what_is_solved(tmp_path: Path) -> None:
     run = read_run(dump(tmp_path, task("a", 0.5, 0.9)))
     assert evaluate(run, QUICK).whole.estimates["pass@1"].value == 0.0

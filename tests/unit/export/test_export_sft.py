@@ -129,6 +129,16 @@ def test_what_is_no_good_example_is_left_out_with_its_reason(one: Trajectory, ch
     assert conversation_of(change(one)) is reason
 
 
+def test_runs_in_subfolders_are_named_since_they_may_be_evaluations(tmp_path: Path, one: Trajectory) -> None:
+    dump(tmp_path / "a", other(one, 1))
+    dump(tmp_path / "a/eval", other(one, 2, task="held out"))
+    assert exported(tmp_path / "a", tmp_path / "sft.jsonl")[0].runs == ("", "eval")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "a"), str(tmp_path / "cli.jsonl")])
+    assert "the runs ., eval are taken together" in " ".join(done.stderr.split())
+    done, rows = exported(tmp_path / "a", tmp_path / "alone.jsonl", "-run:eval")
+    assert (done.runs, len(rows)) == (("",), 1)
+
+
 async def test_a_call_that_could_not_be_read_is_left_out() -> None:
     broken = await played(["<tool_call>\n{bad\n</tool_call>", "It is 42."], [Echo()])
     assert conversation_of(broken) is LeftOut.MALFORMED_CALL

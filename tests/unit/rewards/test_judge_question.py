@@ -55,6 +55,7 @@ def test_a_verdict_is_found_whatever_is_written_around_it(reply: str) -> None:
         ('{"score": NaN}', "not a number"),
         ('{"score": "high"}', "not a number"),
         ('{"score": 1e999}', "not a number"),
+        (f'{{"score": {"9" * 400}}}', "not a number"),
         ('The answer says {"score": 1}. {"reason": "wrong", "score": 0}', "several scores"),
     ],
 )

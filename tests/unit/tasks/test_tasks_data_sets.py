@@ -202,6 +202,8 @@ def test_fields_of_rows_can_be_renamed(tmp_path: Path) -> None:
         ("hf://openai/gsm8k/main:test", ("openai/gsm8k", None, "main", "test")),
         ("hf://openai/gsm8k:test", ("openai/gsm8k", None, None, "test")),
         ("hf://datasets/openai/gsm8k@v1.0/main", ("openai/gsm8k", "v1.0", "main", None)),
+        ("hf://openai/gsm8k@refs/convert/parquet:test", ("openai/gsm8k", "refs/convert/parquet", None, "test")),
+        ("hf://openai/gsm8k@refs/pr/3/main", ("openai/gsm8k", "refs/pr/3", "main", None)),
         ("hf://HuggingFaceH4/MATH-500:test", ("HuggingFaceH4/MATH-500", None, None, "test")),
     ],
 )

@@ -13,7 +13,7 @@ from late import Late
 from toolyard.errors import ConfigError, RecordError
 from toolyard.rollout.config import EMBEDDED as EMBEDDED_ROLLOUT
 from toolyard.rollout.config import load_config
-from toolyard.train.config import EMBEDDED, TrainConfig, load_train_config
+from toolyard.train.config import EMBEDDED, DynamicSamplingConfig, TrainConfig, load_train_config
 from toolyard.train.metrics import MetricsFile
 from toolyard.train.order import Position, TaskOrder
 from toolyard.train.run_folder import POSITIONS, RunFolder, last_checkpoint, position_line, read_position, settings_of
@@ -133,6 +133,18 @@ def test_processes_share_the_order_and_a_task_that_comes_twice_in_a_step_has_oth
     shares = [stream.StreamShare(order, tasks, 2, process, 2) for process in range(2)]
     assert [shares[0].at(place) for place in range(4)] == [("a", 0, 0), ("b", 0, 0), ("b", 1, 0), ("c", 1, 0)]
     assert [shares[1].at(place) for place in range(4)] == [("c", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("most", "groups", "spare"), [(1.2, 10, 2), (1.4, 5, 2), (2.0, 3, 3), (1.5, 3, 1), (1.0, 4, 0)]
+)
+def test_so_many_groups_may_be_replaced(most, groups, spare):
+    assert DynamicSamplingConfig(max_groups=most).spare(groups) == spare
+
+
+def test_a_budget_that_could_replace_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"max_groups 1\.5: with 1 per step .* at least 2"):
+        DynamicSamplingConfig(max_groups=1.5).spare(1)
 
 
 def test_the_position_of_each_process_is_found_again(tmp_path):

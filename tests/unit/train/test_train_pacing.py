@@ -132,6 +132,7 @@ class TestAhead:
                 if running:
                     ended(pacing, running.pop(chance.randrange(len(running))), flat=chance.random() < 0.3)
                     go_on(step)
+            assert {*pacing.position.waiting} == began.keys() - {*trained}, "what a resumed run plays again"
         assert len(trained) == len(set(trained))
         waiting = {*pacing.position.waiting}
         assert not waiting & {*trained}

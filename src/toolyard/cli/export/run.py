@@ -13,6 +13,7 @@ from rich.progress import MofNCompleteColumn
 from toolyard.cli.console import INTERRUPTED, complete, err
 from toolyard.cli.view.run import open_library, progress_bar
 from toolyard.errors import ConfigError
+from toolyard.evaluation.runs import pooled_runs
 from toolyard.export.rendering import Match, PlainWriting, TemplateWriting
 from toolyard.export.sft import SftRules, SftSummary, write_sft
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
@@ -49,6 +50,8 @@ def export_sft(
         except KeyboardInterrupt:
             err().print("interrupted; nothing was written", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
+    if len(done.runs) > 1:
+        err().print(pooled_runs(path, done.runs), style="yellow", markup=False)
     _tell(done, target, has_tools=bool(schemas), rules=rules)
 
 

@@ -260,7 +260,7 @@ def load(
             if added is not None:
                 added.merge_into(loaded)
             loaded.eval().requires_grad_(False).to(place)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, AssertionError) as error:  # of a torch without CUDA
         raise ConfigError(f"model {str(model)!r} cannot be loaded on {place}: {error}") from error
     except KeyError as error:  # from a model that has its own table of attentions
         why = f"its attention cannot be replaced ({error} is unknown to it)"

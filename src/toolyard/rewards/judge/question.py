@@ -104,15 +104,14 @@ def verdict_of(fields: dict[str, Any]) -> Verdict:
     Raises:
         UnreadableReplyError: see `verdict_in`.
     """
-    score = fields.get("score")
-    if isinstance(score, str):
-        try:
-            score = float(score)
-        except ValueError:
-            score = None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    given = fields.get("score")
+    try:
+        score = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else math.nan
+    except (ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
         raise UnreadableReplyError("its score is not a number")
     if not 0 <= score <= 1:
         raise UnreadableReplyError(f"its score is {score:g}, not from 0 to 1")
     reason = fields.get("reason")
-    return Verdict(float(score), reason if isinstance(reason, str) else "")
+    return Verdict(score, reason if isinstance(reason, str) else "")

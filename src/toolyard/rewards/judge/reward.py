@@ -153,9 +153,9 @@ class JudgeReward(FinalReward):
             self.asked += 1
             reply = await engine.chat(messages, (), sampling, request_id=f"judge-{key[:24]}-{attempt}")
             try:
-                return verdict_in(reply.message.content)
+                return _read(reply, self.settings.max_tokens)
             except UnreadableReplyError as error:
-                why = _why(error, reply, self.settings.max_tokens)
+                why = str(error)
                 messages = asked_again(messages, reply.message.content[:_REPLY_CHARS], why)
         said = reply.message.content[:_SHOWN_CHARS]  # pyright: ignore[reportPossiblyUnboundVariable]
         raise RewardError(f"reward {self.name!r}: the judge's reply is not a verdict: {why}: {said!r}", whose=OURS)
@@ -193,8 +193,14 @@ class _Place:
         self.slots = asyncio.Semaphore(concurrency)
 
 
-def _why(error: UnreadableReplyError, reply: ChatGeneration, max_tokens: int) -> str:
-    return f"{error}; it was cut off after {max_tokens} tokens" if reply.finish is Finish.LENGTH else str(error)
+def _read(reply: ChatGeneration, max_tokens: int) -> Verdict:
+    """
+    Raises:
+        UnreadableReplyError: it is not a verdict.
+    """
+    if reply.finish is Finish.LENGTH:  # what it has may be a draft, or a quotation from the answer
+        raise UnreadableReplyError(f"it was cut off after {max_tokens} tokens")
+    return verdict_in(reply.message.content)
 
 
 def _text(value: Any) -> str:

@@ -103,6 +103,8 @@ class TrainingCallback(transformers.TrainerCallback):
     # ------------------------------------------------------------------------------------------------------------ parts
     def _evaluate(self, step: int) -> None:
         assert self._config.evaluate is not None
+        if self._config.rollout.engine.kind == "sglang":  # the evaluation gives the same servers new weights
+            self._rollout.prepare_stream(self.trainer)
         mine = evaluate(self._config, self._config.evaluate, self.trainer, self._observer)
         line = evaluation_line(step, Measure.of_all(self._processes.gather(mine)))
         if self._files is not None:
@@ -126,7 +128,8 @@ def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observ
         ToolyardError: the engine or the tools cannot be opened.
     """
     sampling = config.rollout.sampling.model_copy(update={"temperature": settings.temperature})
-    changed = {"tasks": settings.tasks, "sampling": sampling, "n": settings.n}
+    # The training's rollout serves metrics and writes logs for the whole process.
+    changed = {"tasks": settings.tasks, "sampling": sampling, "n": settings.n, "metrics": None, "logs": None}
     reports = Reports(observer)
     if trainer.use_vllm:  # TRL does this before its own rollouts, but not for these
         trainer.vllm_generation.sync_weights()

@@ -19,6 +19,7 @@ from toolyard.rollout.cluster.worker import Payload, Weights
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.observer import Observer
 from toolyard.tasks.protocol import Task
+from toolyard.train.trl.stream import GroupStream
 from toolyard.train.trl.weights import FolderSync, SyncedByTrainer, WeightSync, whole_weights
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class ClusterStage:
 
     def __init__(self, run: ClusterRun, sync: WeightSync, observer: Observer) -> None:
         self.sync, self.observer = sync, observer
+        self.stream: GroupStream | None = None  # not on a cluster
         self._run = run
         self._indices = itertools.count()
         self._plays = itertools.count(1)

@@ -18,7 +18,7 @@ from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.observer import Observer
 from toolyard.rollout.play.speaker import TokenSpeaker
-from toolyard.rollout.request import create_request
+from toolyard.rollout.request import create_request, request_id_of
 from toolyard.rollout.run_many import RolloutRun, Stuck
 from toolyard.rollout.summary import Summary
 from toolyard.rollout.watching.setup import watched
@@ -41,6 +41,7 @@ class _Stage(Protocol):
 
     sync: WeightSync
     observer: Observer
+    stream: GroupStream | None
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
@@ -57,12 +58,16 @@ class _Here:
     observer: Observer
     parts: AsyncExitStack
     """What is closed before engine and tools."""
+    stream: GroupStream | None = None
 
     async def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
         schemas, seed = self.rollout.tool_schemas, self.config.seed
         requests = [create_request(task, at, tool_schemas=schemas, step=step, seed=seed) for task, at in numbered]
+        if self.stream is not None:  # it may be playing the same tasks for the same step
+            for request, (task, at) in zip(requests, numbered, strict=True):
+                request.request_id = request_id_of(f"{EVALUATIONS}\0{task.id}", at, step)
         found: dict[str, Trajectory] = {}
         run = RolloutRun(
             self.rollout.setting, requests, concurrency=self.config.in_flight, on_stuck=self.observer.stuck
@@ -84,8 +89,6 @@ class Player:
         self._summary, self._begun = Summary(), 0
         """Of all steps."""
         self._stage: _Stage | None = None
-        self._stream: GroupStream | None = None
-        """A part of the stage."""
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
         """Steps that this run has dumped, and whether they were evaluations."""
@@ -103,26 +106,34 @@ class Player:
                 config = config.model_copy(update={"metrics": None, "logs": None})
             self._stage = blocking.run(self._opened(config, process))
         if self._synced != step:
-            if self._stream is not None:
-                blocking.run(self._stream.before_update())
+            stream = self._stage.stream
+            if stream is not None:
+                blocking.run(stream.before_update())
+                trainer.accelerator.wait_for_everyone()  # processes may share servers
             self._stage.sync.hand_over(trainer, str(step))
-            if self._stream is not None:
-                blocking.run(self._stream.after_update())
+            if stream is not None:
+                blocking.run(stream.after_update())
             self._synced = step
+
+    def prepare_stream(self, trainer: Any, step: int) -> None:
+        """Like `prepare`, if a stream is running."""
+        if self._stage is not None and self._stage.stream is not None:
+            self.prepare(trainer, step)
 
     def play(
         self, numbered: Sequence[tuple[Task, int]], step: int, ended: Callable[[Trajectory], None]
     ) -> list[Trajectory]:
         """One trajectory for each task and offset, in their order."""
-        assert self._stage is not None, "after `prepare`"
-        self._counts_begun(self._stage, len(numbered))
+        stage = self._stage
+        assert stage is not None, "after `prepare`"
+        self._counts_begun(stage, len(numbered))
         try:
-            played = blocking.run(self._stage.play(numbered, step, self._counted(self._stage, ended)))
+            played = blocking.run(stage.play(numbered, step, self._counted(stage, ended)))
         except BaseException:  # a cluster would go on playing
             self.close()
             raise
-        if self._stream is not None:  # it is still there, and is watched again
-            self._stage.observer.began(self._stream.run)
+        if stage.stream is not None:  # it is still there, and is watched again
+            stage.observer.began(stage.stream.run)
         return played
 
     def take(
@@ -156,9 +167,9 @@ class Player:
             return await stage.parts.enter_async_context(stream)
 
         try:
-            if self._stream is None:
-                self._stream = blocking.run(opened())
-            return blocking.run(self._stream.take(step))
+            if stage.stream is None:
+                stage.stream = blocking.run(opened())
+            return blocking.run(stage.stream.take(step))
         except BaseException:
             self.close()
             raise
@@ -190,7 +201,7 @@ class Player:
             blocking.run(self._dump(place, trajectories, step, keep=again or not is_whole))
 
     def close(self) -> None:
-        stage, self._stage, self._stream = self._stage, None, None
+        stage, self._stage = self._stage, None
         self._synced = None
         if stage is not None:
             blocking.run(blocking.discard(self))

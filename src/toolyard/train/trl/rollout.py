@@ -31,6 +31,7 @@ from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.config import RolloutConfig
 from toolyard.rollout.summary import Summary
 from toolyard.tasks.protocol import Task
+from toolyard.train.config import check_asynchronous
 from toolyard.train.order import Position, TaskOrder
 from toolyard.train.samples import Refused, TrainingSample, sample_of
 from toolyard.train.trl.playing import Player
@@ -115,6 +116,10 @@ class ToolyardRollout:
         if config.engine.kind not in ("transformers", "vllm", "sglang"):
             kind = config.engine.kind
             raise ConfigError(f"engine.kind {kind!r}: training needs transformers, vllm or sglang")
+        if stream is not None:
+            if config.cluster is not None:
+                raise ConfigError("stream: not supported with `cluster`; remove one of them")
+            check_asynchronous(config, stream.asynchronous)
         self.config = config
         self.observer = observer or StepObserver()
         self.reward = RolloutReward()
@@ -156,7 +161,7 @@ class ToolyardRollout:
         Raises:
             ConfigError: a prompt belongs to none of the tasks, or the trainer's settings contradict the rollout's.
             ToolyardError: the tools or the engine cannot be opened.
-            TrainError: no trajectory of any process can be trained on.
+            TrainError: no trajectory of any process can be trained on. In evaluations, they only have no score.
         """
         evaluation, step = not trainer.model.training, int(trainer.state.global_step)
         _check_trainer(self.config, trainer)
@@ -174,6 +179,11 @@ class ToolyardRollout:
         judged = [sample_of(trajectory) for trajectory in trajectories]
         self._report(trajectories, judged, step, evaluation, seconds)
         return self._handed_over(trajectories, judged, trainer, step, evaluation)
+
+    def prepare_stream(self, trainer: Any) -> None:
+        """Give the engine the trainer's current weights now, as the next step would, if a stream is running. All
+        processes must call it together."""
+        self._player.prepare_stream(trainer, int(trainer.state.global_step))
 
     def close(self) -> None:
         """Close engine and tools. Closing twice is allowed."""
@@ -231,7 +241,7 @@ class ToolyardRollout:
         if trainer.accelerator.is_main_process:
             every = [one for share, _, _ in played for one in share]
             self._player.dump(every, step, evaluation, is_whole=self._stream is not None)
-        if all(len(refused) == count for _, refused, count in played):
+        if not evaluation and all(len(refused) == count for _, refused, count in played):
             raise TrainError(f"step {step}: none of the trajectories can be trained on; the first: {played[0][1][0]}")
         return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
 

@@ -53,11 +53,10 @@ class StreamSettings:
 
     def pacing(self, groups: int, step: int, steps: int | None) -> Pacing:
         """For `groups` groups per step, from `step` on."""
-        dynamic = self.dynamic_sampling
         return Pacing(
             groups,
             max_staleness=self.max_staleness,
-            spare=0 if dynamic is None else int((dynamic.max_groups - 1) * groups),
+            spare=0 if self.dynamic_sampling is None else self.dynamic_sampling.spare(groups),
             steps=None if steps is None else steps - step,
             start=self.start or Position(step * groups),
         )
