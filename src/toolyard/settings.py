@@ -1,4 +1,5 @@
-"""The only module that reads environment variables. Everything else takes its settings as arguments.
+"""The only module that reads environment variables. Everything else takes its settings as arguments, except that
+`sandbox.guest`, which cannot import this module, reads `TOOLYARD_NATIVE`.
 
 `TOOLYARD_SANDBOX_TOKEN`: bearer token for `toolyard sandbox serve` and `RemoteSandbox`.
 `TOOLYARD_SANDBOX_TOKENS`: more tokens for `toolyard sandbox serve`, each `NAME SECRET`, separated by commas or lines.
@@ -8,6 +9,7 @@
 `TOOLYARD_JUDGE_API_KEY`: API key for the server of the reward `judge`, which can name another variable.
 `TOOLYARD_CACHE_DIR`: directory for precompiled headers, models, judges' verdicts and indexes of read-only dumps
 (default: `$XDG_CACHE_HOME/toolyard`).
+`TOOLYARD_NATIVE`: 0 runs the cases of a batch one by one, without the compiled library.
 Any variable that a user's file refers to as `${NAME}`: see `expanded`.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any, cast
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}", re.ASCII)
 
@@ -67,15 +70,28 @@ def search_path() -> str:
     return os.environ.get("PATH") or os.defpath
 
 
-def expanded(text: str) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` with values from the environment. All other text stays as it is.
+class UnsetVariableError(LookupError):
+    """A user's file refers to a variable that is not set."""
+
+
+def expanded(value: Any, place: str) -> Any:
+    """Replace `${NAME}` and `${NAME:-default}` in all strings of parsed JSON or YAML with values from the environment.
+    Everything else stays as it is.
 
     Raises:
-        KeyError: a variable is not set and has no default.
+        UnsetVariableError: one is not set and has no default. The message begins with `place`, where `value` is.
     """
 
-    def value(found: re.Match[str]) -> str:
+    def variable_in(found: re.Match[str]) -> str:
         name, default = found.groups()
+        if default is None and name not in os.environ:
+            raise UnsetVariableError(f"{place}: the environment variable {name!r} is not set")
         return os.environ[name] if default is None else os.environ.get(name) or default
 
-    return _VARIABLE.sub(value, text)
+    if isinstance(value, str):
+        return _VARIABLE.sub(variable_in, value)
+    if isinstance(value, list):
+        return [expanded(one, f"{place}[{index}]") for index, one in enumerate(cast("list[Any]", value))]
+    if isinstance(value, dict):
+        return {key: expanded(one, f"{place}.{key}") for key, one in cast("dict[Any, Any]", value).items()}
+    return value

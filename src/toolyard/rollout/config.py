@@ -319,14 +319,17 @@ def validated(
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the file"
         unknown, missing = first["type"] == "extra_forbidden", first["type"] == "missing"
-        problem = "unknown key" if unknown else first["msg"]
+        problem = "unknown key" if unknown else first["msg"].removeprefix("Value error, ")
         known = _keys_beside(model, first["loc"]) if unknown else ""
         blamed = _override_of(first["loc"][:-1] if missing else first["loc"], overrides)
         if blamed is not None:
             place = "overrides" if isinstance(overrides, Mapping) else f"override {blamed[:_SHOWN]!r}"
             shown = "" if blamed.partition("=")[0] == key else f"{key}: "
             raise ConfigError(f"{place}: {shown}{problem}{known}") from None
-        value = "" if missing else f"; given: {str(first['input'])[:_SHOWN]!r}"
+        # A section may contain keys of APIs, and need not be shown.
+        is_section = isinstance(cast("object", first["input"]), Mapping)
+        hidden = missing or is_section or first["loc"][-1:] == ("api_key",)
+        value = "" if hidden else f"; given: {str(first['input'])[:_SHOWN]!r}"
         raise ConfigError(f"{place}: {key}: {problem}{value}{known}") from None
 
 
@@ -376,25 +379,25 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def read_settings(path: Path) -> JSON:
-    """Read a YAML file of settings; `${NAME}` is replaced from the environment.
+    """Read a YAML file of settings; `${NAME}` in a value is replaced from the environment.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     try:
-        text = settings.expanded(path.read_text(encoding="utf-8"))
-        found: Any = yaml.safe_load(text)
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except KeyError as error:
-        raise ConfigError(f"{path}: the environment variable {error} is not set") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if found is None:
         return {}
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, not {type(found).__name__}")
-    return cast("JSON", found)
+    try:  # only now: a value must not be taken for YAML, or be shown in a complaint about it
+        return {key: settings.expanded(value, f"{path}: {key}") for key, value in cast("JSON", found).items()}
+    except settings.UnsetVariableError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _parsed(override: str) -> JSON:

@@ -66,3 +66,25 @@ def test_a_long_override_is_cut() -> None:
 @pytest.mark.parametrize("override", ["n", "=3", "a..b=3", "n={"])
 def test_what_is_no_override_is_named(override: str) -> None:
     assert refusal(None, [override]).startswith(f"override {override!r}: ")
+
+
+@pytest.mark.parametrize("secret", ["abc #def", "@sekret", "a: b", "{", "12", "'"])
+def test_a_variable_is_taken_as_it_is_whatever_yaml_would_make_of_it(file, monkeypatch, secret):
+    monkeypatch.setenv("MY_KEY", secret)
+    file.write_text("engine:\n  api_key: ${MY_KEY}\n  max_batch_size: ${MY_ABSENT:-8}\n")
+    engine = load_config(file).engine
+    assert engine.api_key is not None
+    assert (engine.api_key.get_secret_value(), engine.max_batch_size) == (secret, 8)
+
+
+def test_a_variable_that_is_not_set_is_named_with_its_place(file):
+    file.write_text("engine:\n  urls: ['http://a', '${MY_ABSENT}']  # not ${THIS_ONE}\n")
+    assert refusal(file, ()) == f"{file}: engine.urls[1]: the environment variable 'MY_ABSENT' is not set"
+
+
+@pytest.mark.parametrize("wrong", ["agent: x\ncluster: {}", "concurrency: no"])
+def test_no_key_is_shown_in_a_complaint(file, wrong):
+    file.write_text(f"engine: {{kind: openai, api_key: sk-SECRET}}\n{wrong}\n")
+    assert "SECRET" not in refusal(file, ())
+    file.write_text("engine: {api_key: [sk-SECRET]}\n")
+    assert refusal(file, ()) == f"{file}: engine.api_key: Input should be a valid string"

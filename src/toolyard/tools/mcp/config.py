@@ -182,11 +182,13 @@ def _entry(place: str, folder: Path, raw: Any) -> ServerEntry:
     transport = _transport(place, fields)
     if (transport is Transport.STDIO) != ("command" in fields):
         raise ConfigError(f"{place}.type: {transport.value!r} requires {'command' if 'url' in fields else 'url'!r}")
-    fields = {key: _expanded(f"{place}.{key}", value) for key, value in fields.items()}
     try:
+        fields = settings.expanded(fields, place)
         if transport is not Transport.STDIO:
             return HttpServer.model_validate({**fields, "transport": transport})
         server = StdioServer.model_validate(fields)
+    except settings.UnsetVariableError as error:
+        raise ConfigError(str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"])
@@ -207,19 +209,6 @@ def _transport(place: str, fields: dict[str, Any]) -> Transport:
     if value not in _TRANSPORTS:
         raise ConfigError(f"{place}.{key}: unknown {value!r}; expected one of {', '.join(map(repr, _TRANSPORTS))}")
     return _TRANSPORTS[value]
-
-
-def _expanded(place: str, value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return settings.expanded(value)
-        except KeyError as error:
-            raise ConfigError(f"{place}: the environment variable {error} is not set") from None
-    if isinstance(value, list):
-        return [_expanded(f"{place}[{index}]", one) for index, one in enumerate(value)]  # pyright: ignore
-    if _is_object(value):
-        return {key: _expanded(f"{place}.{key}", one) for key, one in value.items()}
-    return value
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
