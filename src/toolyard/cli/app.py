@@ -76,8 +76,8 @@ def root(
     ```
     toolyard rollout               let a small model solve word problems, with a sandbox for its code
     toolyard train                 train that model on its own rollouts (GRPO)
-    toolyard eval DUMP             mean reward and pass@k with intervals; two dumps are compared
-    toolyard doctor                check what works on this machine, and how to fix the rest
+    toolyard eval DUMP [OTHER]     mean reward and pass@k with intervals; or compare two dumps
+    toolyard doctor                show what works on this machine, and how to fix the rest
     toolyard sandbox tour          run good and bad programs in the sandbox
     toolyard sandbox run hello.py  run one program
     toolyard sandbox serve         serve SandboxFusion's API on http://127.0.0.1:8080

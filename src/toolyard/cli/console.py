@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from toolyard.cli import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _NOT_A_TERMINAL_WIDTH = 120
 """Width of tables in files and logs; 80 columns would wrap every line."""
@@ -38,6 +40,45 @@ def err() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Escape line breaks, escape sequences of terminals, and lone surrogates, which cannot be encoded. For whatever a
+    model, a tool or a dump says."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def marked(text: object) -> str:
+    """`text` as it is, for rich: printable, and without markup."""
+    from rich.markup import escape
+
+    return escape(printable(str(text)))
+
+
+def new_table(*titles: str) -> Table:
+    """A table of numbers; the first column has names."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, title in enumerate(titles):
+        made.add_column(title, justify="right" if index else "left", no_wrap=True)
+    return made
+
+
+def print_json(value: Any) -> None:
+    """Print JSON to standard output; values that it does not know become strings."""
+    print_text(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_text(text: str) -> None:
+    """Print to standard output as it is, on lines of its own; nothing if it is empty. Lone surrogates are escaped: they
+    cannot be encoded."""
+    if not text:
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write((text if text.endswith("\n") else f"{text}\n").encode("utf-8", "backslashreplace"))
+    sys.stdout.flush()
 
 
 def complain(message: object) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolyard.cli.console import complete, err, out
+from toolyard.cli.console import complete, err, out, print_json
 from toolyard.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def remove(urls: UrlsArgument, directory: DirectoryOption) -> None:
 
 @app.command()
 def check(directory: DirectoryOption, as_json: JsonOption = False) -> None:
-    """Ask all servers: health, version of the weights, running and waiting requests (– if a server does not say).
+    """Show each server's health, weight version, and running and waiting requests (– if it does not report them).
 
     Exits with 1 if one of them is not healthy.
 
@@ -94,7 +93,7 @@ def check(directory: DirectoryOption, as_json: JsonOption = False) -> None:
 
     rows = complete(_ask(read_directory(directory)))
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolyard.cli.console import err, out
+from toolyard.cli.console import err, out, print_json
 from toolyard.cli.options import JsonOption
 from toolyard.errors import ConfigError
 
@@ -91,7 +90,7 @@ def list_models(
         for model in EMBEDDED.values()
     ]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape

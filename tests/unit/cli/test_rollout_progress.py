@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,21 @@ def test_a_run_that_was_stopped_says_how_it_goes_on(is_new, told):
     said = console.file.getvalue()
     assert f"1 were already in the dump; 12 remaining; {told}\n" in said
     assert "  toolyard view 'my runs/1'\n" in said
+
+
+@pytest.mark.parametrize("name", ["\ud800x", "x\x1b]0;mine\x07\x1b[2J", "[red]x[/]"])
+def test_what_a_model_calls_a_tool_is_never_obeyed_by_the_terminal(name, capsysbinary):
+    result = RolloutResult(dump=None)
+    result.summary.trajectories = 1
+    result.summary.outcomes[name, "unknown_tool"] += 1
+    result.summary.failures["tool_failure"] = f"r1: {name}"
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    print_result(result, RolloutConfig(), 1.0, console)
+    said = console.file.getvalue()
+    assert "\x1b" not in said
+    assert said.encode().count(name.encode("unicode_escape")) == 2
+    print_result(result, RolloutConfig(), 1.0, None)
+    assert json.loads(capsysbinary.readouterr().out)["failures"] == {"tool_failure": f"r1: {name}"}
 
 
 def test_a_machine_that_is_merely_busy_is_no_alarm():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ def test_a_frame_fits_the_screen_and_fills_it(width: int, height: int, text: str
         for part in ("done 5000/10000 (50 %)", "generating 200", "servers (", "nodes (", "slowest requests ("):
             assert part in shown, part
         assert shown.count(24 * "a") >= 4, "requests have room"
+        hidden = re.search(r"nodes \((\d+) more\)", shown)
+        assert hidden is not None
+        assert int(hidden[1]) > 900, "also those that the page leaves out"
 
 
 def test_rates_are_over_the_last_seconds_and_begin_anew_with_another_run() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolyard.chat.protocol import Tokenizer
+from toolyard.cli.console import print_json, printable
 from toolyard.errors import RecordError
 from toolyard.records.audit import Problem, ProblemKind, audit
 from toolyard.records.dump import dump_files, lines_of, read_line
@@ -143,8 +142,7 @@ def print_findings(findings: Findings, console: Console | None) -> int:
     """Print tables to `console`, or JSON to stdout if it is None. Returns the exit status."""
     status = 1 if findings.problems else 0
     if console is None:
-        text = json.dumps(_fields(findings), indent=2) + "\n"
-        sys.stdout.write(text)
+        print_json(_fields(findings))
         return status
     if findings.first:
         _print_problems(findings, console)
@@ -157,8 +155,8 @@ def _print_problems(findings: Findings, console: Console) -> None:
 
     for found in findings.first:
         request = f" · {found.request_id}" if found.request_id else ""
-        console.print(Text(_printable(f"{found.file}:{found.line}{request}"), style="bold"), soft_wrap=True)
-        console.print(Text(_printable(f"  {found.problem}")), soft_wrap=True)
+        console.print(Text(printable(f"{found.file}:{found.line}{request}"), style="bold"), soft_wrap=True)
+        console.print(Text(printable(f"  {found.problem}")), soft_wrap=True)
     hidden = findings.problems.total() - len(findings.first)
     if hidden:
         console.print(f"and {hidden} more; --limit {findings.problems.total()} shows all", style="dim")
@@ -214,8 +212,3 @@ def _fields(findings: Findings) -> dict[str, Any]:
             for found in findings.first
         ],
     }
-
-
-def _printable(text: str) -> str:
-    """Escape line breaks, lone surrogates (they cannot be encoded) and terminal escape sequences."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

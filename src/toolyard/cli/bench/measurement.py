@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from toolyard.cli.console import print_json
 from toolyard.cli.outcomes import duration
 from toolyard.errors import SandboxError
 from toolyard.sandbox.local import LocalSandbox
@@ -86,7 +86,7 @@ async def _timed(run: Callable[[], Awaitable[None]], in_flight: int, seconds: fl
 def print_rows(rows: Sequence[Row], console: Console | None) -> None:
     """Print a table to `console`, or JSON to stdout if it is None."""
     if console is None:
-        print(json.dumps([asdict(row) for row in rows], indent=2))  # noqa: T201
+        print_json([asdict(row) for row in rows])
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

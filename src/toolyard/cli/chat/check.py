@@ -12,6 +12,7 @@ from toolyard.chat.conformance import ConformanceReport, Outcome
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizers.opening import load_tokenizer
+from toolyard.cli.console import print_json
 from toolyard.errors import ConfigError
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 
@@ -43,7 +44,7 @@ def print_report(report: ConformanceReport, console: Console | None) -> None:
         ]
         head = {"format": report.format, "tokenizer": report.tokenizer, "seed": report.seed}
         fields = {**head, "conversations": report.conversations, "passed": report.passed, "checks": checks}
-        typer.echo(json.dumps(fields, indent=2, ensure_ascii=False))
+        print_json(fields)
         return
     from rich.table import Table
     from rich.text import Text

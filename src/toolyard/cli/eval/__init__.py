@@ -54,7 +54,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="TAG",
-            help="Group by source, step or run, or by a task field such as ability (see --tasks); repeat it for "
+            help="Group by source, step, run or task, or by a task field such as ability (see --tasks); repeat it for "
             "several. Default: by source, if there are several.",
             show_default=False,
         ),
@@ -83,8 +83,8 @@ def evaluate(
     Every task has the same weight. Intervals are bootstrapped over tasks, not samples. pass@k is the unbiased estimate
     1 - C(n-c, k) / C(n, k). Samples without a reward are counted and left out, never taken as 0.
 
-    With two dumps, tasks are paired by id. The difference is OTHER - DUMP, with a paired bootstrap interval, and the p
-    of a paired permutation test. Exits with 1 if the dumps have no task in common.
+    With two dumps, tasks are paired by id. The difference is OTHER - DUMP, with a paired bootstrap interval and the
+    p-value of a paired permutation test. Exits with 1 if the dumps have no task in common.
 
     Examples:
 

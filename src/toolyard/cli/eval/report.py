@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolyard.cli.console import err, out
+from toolyard.cli.console import err, marked, new_table, out, print_json
 from toolyard.evaluation.comparison import ComparedSlice, Comparison, Difference
 from toolyard.evaluation.estimators import Interval
 from toolyard.evaluation.results import MEAN, Estimate, Evaluation, Slice
@@ -24,7 +23,7 @@ def print_result(result: Evaluation | Comparison, *, as_json: bool, picture: Pat
     """Print tables, or JSON. Returns the exit status."""
     status = 1 if isinstance(result, Comparison) and not result.whole.tasks else 0
     if as_json:
-        print(json.dumps(result.as_json(), indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(result.as_json())
     elif isinstance(result, Comparison):
         _print_comparison(result, out())
     else:
@@ -36,7 +35,7 @@ def print_result(result: Evaluation | Comparison, *, as_json: bool, picture: Pat
 
 def _print_evaluation(found: Evaluation, console: Console) -> None:
     _print_size(found, console)
-    table = _table("", "value", "95 % interval", "tasks")
+    table = new_table("", "value", "95 % interval", "tasks")
     for name, estimate in found.whole.estimates.items():
         table.add_row(_metric(name), _number(estimate.value), _interval(estimate.interval), f"{estimate.tasks:,}")
     console.print(table)
@@ -47,13 +46,13 @@ def _print_evaluation(found: Evaluation, console: Console) -> None:
 
 def _print_slices(found: Evaluation, tag: str, slices: Sequence[Slice], console: Console) -> None:
     passes = [f"pass@{k}" for k in found.ks]
-    table = _table(tag, "tasks", "samples", "mean reward", "95 % interval", *passes)
+    table = new_table(tag, "tasks", "samples", "mean reward", "95 % interval", *passes)
     for one in slices[:_MOST_ROWS]:
         whole: Estimate = one.estimates[MEAN]
         numbers = [_number(one.estimates[name].value) for name in passes]
         samples = f"{one.attempts - sum(one.without_reward.values()):,}"
         table.add_row(
-            _text(one.value), f"{one.tasks:,}", samples, _number(whole.value), _interval(whole.interval), *numbers
+            marked(one.value), f"{one.tasks:,}", samples, _number(whole.value), _interval(whole.interval), *numbers
         )
     _print_rows(table, len(slices), console)
 
@@ -73,7 +72,7 @@ def _print_comparison(found: Comparison, console: Console) -> None:
             "no task is in both dumps: tasks are paired by id, or by prompt if lines have none", style="bold red"
         )
     else:
-        table = _table("", "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
+        table = new_table("", "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
         for name, one in found.whole.differences.items():
             table.add_row(_metric(name), *_difference(one), f"{one.tasks:,}")
         console.print(table)
@@ -84,9 +83,9 @@ def _print_comparison(found: Comparison, console: Console) -> None:
 
 
 def _print_compared(tag: str, slices: Sequence[ComparedSlice], console: Console) -> None:
-    table = _table(tag, "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
+    table = new_table(tag, "before", "after", "difference", "95 % interval", "p", "better", "worse", "tasks")
     for one in slices[:_MOST_ROWS]:
-        table.add_row(_text(one.value), *_difference(one.differences[MEAN]), f"{one.tasks:,}")
+        table.add_row(marked(one.value), *_difference(one.differences[MEAN]), f"{one.tasks:,}")
     _print_rows(table, len(slices), console)
 
 
@@ -147,19 +146,3 @@ def _interval(found: Interval | None) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _text(value: str) -> str:
-    from rich.markup import escape
-
-    return escape("".join(char if char.isprintable() else "\ufffd" for char in value))
-
-
-def _table(*titles: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", no_wrap=True)
-    return table

@@ -80,7 +80,7 @@ def export(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Export selected trajectories for supervised fine-tuning with TRL: its conversational format, one per line.
+    """Export selected trajectories for supervised fine-tuning: one conversation per line, in TRL's format.
 
     Only complete conversations are written: those that failed, have no score, were cut off by a limit, have a call that
     could not be read, or contain images are left out and counted. OUT.jsonl appears when it is complete.

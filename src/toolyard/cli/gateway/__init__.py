@@ -41,7 +41,10 @@ def gateway(
     ] = None,
     max_tokens: Annotated[int | None, _model_option(help="Maximum tokens per answer.", min=1)] = None,
     fixed_sampling: Annotated[
-        bool, _model_option("--fixed-sampling", help="Ignore temperature, top_p, top_k and seed of requests.")
+        bool,
+        _model_option(
+            "--fixed-sampling", help="Ignore the temperature, top_p, top_k, min_p and seed that requests ask for."
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -76,7 +79,7 @@ def gateway(
 
     Agents need only a base URL. Each agent run is a session, named in the URL (http://127.0.0.1:8090/s/NAME/v1), in the
     header X-Toolyard-Session, or by the API key. A request that continues a conversation extends its tokens; anything
-    else begins a branch. End a session with a score, and its branches are in the dump:
+    else begins a branch. End a session with a score to write its branches to the dump:
     POST /sessions/NAME/end {"score": 1.0}.
 
     To run an agent on many tasks, use `toolyard rollout --agent`, which has a gateway of its own.

@@ -198,7 +198,7 @@ def rollout(
     # with metrics; `toolyard top runs/a` shows them live
     toolyard rollout rollout.yaml --metrics-port 9464 --out runs/a
 
-    # what survives when engine, tools and sandbox fail now and then
+    # see which trajectories survive when the engine, tools and sandbox fail at random
     toolyard rollout --faults chaos
 
     # record a run, then replay it without the model and the sandbox

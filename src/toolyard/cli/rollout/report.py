@@ -7,10 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
+from toolyard.cli.console import marked, new_table, print_json
 from toolyard.durations import duration
 from toolyard.rollout.config import RewardConfig, RolloutConfig
 from toolyard.rollout.faults.report import FaultReport
@@ -38,7 +37,7 @@ def print_result(
     `is_new_folder`: the same command would choose another one.
     """
     if console is None:
-        print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
+        print_json({**result.as_json(), "wall_seconds": round(seconds, 3)})
         return
     summary = result.summary
     if summary.trajectories:
@@ -48,23 +47,23 @@ def print_result(
     if result.faults is not None:
         _print_faults(result.faults, result.accounting, console)
     for what, count in summary.abandoned.most_common():
-        console.print(f"[yellow]abandoned[/] {count} ×: {escape(what)}")
+        console.print(f"[yellow]abandoned[/] {count} ×: {marked(what)}")
     for stall in result.stalls:
-        console.print(f"[yellow]blocked[/]: {escape(str(stall))}")
+        console.print(f"[yellow]blocked[/]: {marked(stall)}")
     for reason, example in summary.failures.items():
-        console.print(f"[red]{escape(reason)}[/], for example: {escape(example)}")
+        console.print(f"[red]{marked(reason)}[/], for example: {marked(example)}")
     failed = summary.trajectories - summary.completed
     text = f"{summary.trajectories} trajectories in {duration(seconds)}: {summary.completed} completed"
     text += f", {failed} failed" if failed else ""
     text += f"; {result.done_before} were already in the dump" if result.done_before else ""
     if result.missing:
         there = f" with --out {shlex.quote(config.rollout_data_dir or '')}" if is_new_folder else ""
-        text += f"; {result.missing} remaining; run the same command{escape(there)} to continue"
+        text += f"; {result.missing} remaining; run the same command{marked(there)} to continue"
     good = (summary.completed or result.done_before) and not result.accounting.problems
     console.print(f"{'[bold green]✔' if good else '[bold red]✘'} {text}.[/]")
-    console.print(f"accounting: {escape(str(result.accounting))}", soft_wrap=True)
+    console.print(f"accounting: {marked(result.accounting)}", soft_wrap=True)
     if result.dump is not None and (summary.trajectories or result.done_before):
-        console.print(f"dump: [bold]{escape(str(result.dump))}[/]", soft_wrap=True)
+        console.print(f"dump: [bold]{marked(result.dump)}[/]", soft_wrap=True)
         console.print("next:")
         for command in next_commands(result.dump.parent, config.rewards, summary):
             console.print(f"  {command}", markup=False, soft_wrap=True)
@@ -82,23 +81,16 @@ def next_commands(folder: Path, rewards: RewardConfig, summary: Summary) -> list
     return [shlex.join(command) for command in commands]
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def _rewards(summary: Summary) -> Table:
-    table = _table("reward", "mean", "std", "trajectories")
+    table = new_table("reward", "mean", "std", "trajectories")
     spreads = {"score": summary.score, **summary.rewards}
     for name, spread in spreads.items():
-        table.add_row(escape(name), *mean_and_std(spread), str(spread.count))
+        table.add_row(marked(name), *mean_and_std(spread), str(spread.count))
     return table
 
 
 def _finish_reasons(summary: Summary) -> Table:
-    table = _table("finish reason", "trajectories", "state")
+    table = new_table("finish reason", "trajectories", "state")
     for reason, count in summary.finish_reasons.most_common():
         state = FinishReason(reason).state.value
         table.add_row(reason, str(count), state if state == RolloutState.COMPLETED else f"[red]{state}[/]")
@@ -106,9 +98,9 @@ def _finish_reasons(summary: Summary) -> Table:
 
 
 def _calls(summary: Summary) -> Table:
-    table = _table("tool", "verdict", "calls")
+    table = new_table("tool", "verdict", "calls")
     for (tool, outcome), count in summary.outcomes.most_common():
-        table.add_row(escape(tool), escape(outcome), str(count))
+        table.add_row(marked(tool), marked(outcome), str(count))
     if table.row_count:
         table.add_row("[dim]trajectories with ≥ 1 successful tool call[/]", "", str(summary.with_calls))
     if summary.near_misses:
@@ -117,22 +109,22 @@ def _calls(summary: Summary) -> Table:
 
 
 def _print_faults(report: FaultReport, accounting: Accounting, console: Console) -> None:
-    table = _table("fault", "planned", "injected", "survived", "ended the trajectory")
+    table = new_table("fault", "planned", "injected", "survived", "ended the trajectory")
     for kind, count in report.kinds.items():
         ended = ", ".join(f"{number} × {how}" for how, number in count.ended.most_common()) or "0"
         table.add_row(kind, str(count.planned), str(count.injected), str(count.survived), ended)
     if table.row_count:
         console.print(table)
-    told = f"faults: {escape(report.profile)}, seed {report.seed}; {report.hit} trajectories were affected"
+    told = f"faults: {marked(report.profile)}, seed {report.seed}; {report.hit} trajectories were affected"
     if not accounting.problems:
         told += f"; each of {accounting.in_dump} ids has one line, and no infrastructure failure has a score"
     console.print(told, soft_wrap=True)
     if report.file is not None and report.kinds:
-        console.print(f"each fault: {escape(str(report.file))}", soft_wrap=True)
+        console.print(f"each fault: {marked(report.file)}", soft_wrap=True)
 
 
 def _times(summary: Summary, seconds: float) -> Table:
-    table = _table("stage", "time", "share")
+    table = new_table("stage", "time", "share")
     whole = sum(summary.seconds.values()) or 1.0
     for stage, spent in summary.seconds.most_common():
         table.add_row(stage, duration(spent), f"{100 * spent / whole:.0f} %")

@@ -117,8 +117,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Packages to import in advance, e.g. numpy,pandas, so that programs using them start at once; repeat "
-            "it for several sets. Common scientific packages are preloaded by default.",
+            help="Packages to import in advance, e.g. numpy,pandas, so that programs using them start "
+            "immediately; repeat it for several sets. Common scientific packages are preloaded by default.",
         ),
     ] = None,
     read_only: Annotated[
@@ -151,7 +151,8 @@ def serve(
 ) -> None:
     """Serve the sandbox over SandboxFusion's HTTP API, until Ctrl-C.
 
-    Serves POST /run_code, POST /run_jupyter, POST /submit and GET /v1/ping, plus /healthz and /metrics (Prometheus). A
+    Serves POST /run_code, /run_cases, /run_jupyter and /submit, /v1/sessions and GET /v1/ping, plus /healthz and
+    /metrics (Prometheus). A
     second Ctrl-C stops without waiting for running programs. Needs `pip install 'toolyard[server]'`.
 
     Examples:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
+from toolyard.cli.console import print_json
 from toolyard.cli.outcomes import duration, ending, exit_status, size
 from toolyard.errors import ConfigError
 from toolyard.sandbox import languages
@@ -81,7 +81,7 @@ async def run_program(program: Program, limits: Limits, where: Where) -> Executi
 def print_execution(execution: Execution, limits: Limits, *, as_json: bool, verdict_on: Console | None) -> int:
     """Print the program's output and verdict, or everything as JSON. Returns the exit status of the command."""
     if as_json:
-        sys.stdout.write(json.dumps(as_fields(execution), indent=2, ensure_ascii=False) + "\n")
+        print_json(as_fields(execution))
         return exit_status(execution)
     if execution.compile:
         _write_raw(sys.stderr, execution.compile.stdout_bytes + execution.compile.stderr_bytes)

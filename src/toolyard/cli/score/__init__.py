@@ -74,9 +74,9 @@ def score(
     """Score a dump again with another final reward, and show what changes.
 
     Answers and ground truths come from the dump, Toolyard's or verl's. Only the final reward is recomputed; it is
-    combined by the weights with the dump's rewards of steps, tools and interactions. In verl's dumps the final reward
-    is the score. An answer that cannot be scored gets no score, never 0. Trajectories that failed for another reason
-    are left unchanged.
+    then combined, using the weights, with the step, tool and interaction rewards in the dump. In verl's dumps the
+    final reward is the score. An answer that cannot be scored gets no score, never 0. Trajectories that failed for
+    another reason are left unchanged.
 
     Ctrl-C stops cleanly and reports what is done. Exits with 1 if a line is damaged or an answer could not be scored.
 

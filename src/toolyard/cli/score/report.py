@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from toolyard.cli.console import new_table, print_json, printable
 from toolyard.cli.outcomes import duration
 from toolyard.rewards.combination import Weights
 from toolyard.rollout.rescore.scoring import Change, MissingInput, Rescored, Rescoring
@@ -199,7 +199,7 @@ def one_line(why: str) -> str:
     """`why` as one short line: the first and the last line of a traceback. Escape sequences are escaped."""
     lines = [line.strip() for line in why.splitlines() if line.strip()]
     text = lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}" if lines else ""
-    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    text = printable(text)
     return text if len(text) <= _WHY_CHARS else f"{text[:_WHY_CHARS]}…"
 
 
@@ -209,7 +209,7 @@ def one_line(why: str) -> str:
 def print_report(report: ScoreReport, console: Console | None) -> None:
     """Print tables to `console`, or JSON to stdout if it is None."""
     if console is None:
-        print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(report.as_json())
         return
     from rich.markup import escape
 
@@ -234,7 +234,7 @@ def print_report(report: ScoreReport, console: Console | None) -> None:
 
 def _by_step(report: ScoreReport) -> Table:
     shown = [change for change in Change if change in _ALWAYS_SHOWN or report.total.changes[change]]
-    table = _table("step", "trajectories", *shown, "mean before", "mean after")
+    table = new_table("step", "trajectories", *shown, "mean before", "mean after")
     steps = sorted(report.steps)
     rows = [(str(step), report.steps[step]) for step in steps[-_STEPS:]]
     if len(steps) > _STEPS:
@@ -287,13 +287,3 @@ def _left_out(report: ScoreReport) -> str:
 
 def _score(value: float | None) -> str:
     return "absent" if value is None else f"{value:.4g}"
-
-
-def _table(*titles: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", no_wrap=True)
-    return table

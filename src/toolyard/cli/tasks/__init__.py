@@ -37,7 +37,7 @@ FieldOption = Annotated[
     typer.Option(
         "--field",
         metavar="NAME=FIELD",
-        help="Take FIELD of a row as NAME, as in prompt=problem; repeat it for several. A rollout does the same with "
+        help="Read NAME from the field FIELD, e.g. prompt=problem; repeat it for several. A rollout does the same with "
         "--set tasks.fields.prompt=problem.",
         show_default=False,
     ),

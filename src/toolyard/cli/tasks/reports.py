@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolyard.cli.console import print_json
 from toolyard.errors import ConfigError, TaskError
 from toolyard.tasks.files import BadRow, open_tasks
 from toolyard.tasks.prepare import Prepared
@@ -25,7 +24,7 @@ _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "ye
 def print_tasks(tasks: Iterable[Task], console: Console | None) -> None:
     """Print to `console`, or JSON to stdout if it is None."""
     if console is None:
-        _write(json.dumps([_fields(task) for task in tasks], indent=2, ensure_ascii=False, default=str))
+        print_json([_fields(task) for task in tasks])
         return
     for task in tasks:
         console.print(task.id, style="bold", end="", markup=False)
@@ -62,7 +61,7 @@ def check_tasks(source: str, fields: Mapping[str, str], console: Console | None)
     if console is None:
         listed = [{row.unit: row.number, "problem": row.problem} for row in bad]
         counts = {"rows": reader.tasks + reader.bad, "tasks": reader.tasks, "shapes": shapes}
-        _write(json.dumps({**counts, "data_sources": sources, "bad": listed}, indent=2, ensure_ascii=False))
+        print_json({**counts, "data_sources": sources, "bad": listed})
     else:
         console.print(_counts(shapes, sources, reader.bad))
         found = "all valid" if not reader.bad else f"{reader.bad:,} of them bad"
@@ -138,8 +137,3 @@ def _fields(task: Task) -> dict[str, Any]:
 def _one_line(value: Any) -> str:
     written = " ".join(str(value).split())
     return "none" if value is None else written if len(written) <= 60 else written[:60] + "…"
-
-
-def _write(text: str) -> None:
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
-    sys.stdout.flush()

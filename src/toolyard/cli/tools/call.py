@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolyard.cli.console import print_json, print_text
 from toolyard.cli.outcomes import duration
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON, decode_arguments
@@ -70,7 +70,7 @@ def print_list(tools: Sequence[BaseTool], console: Console | None) -> None:
     """Print a table to `console`, or JSON to stdout if it is None."""
     rows = [_fields(tool) for tool in tools]
     if console is None:
-        _write(_as_json(rows))
+        print_json(rows)
         return
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
@@ -88,7 +88,7 @@ def print_list(tools: Sequence[BaseTool], console: Console | None) -> None:
 
 def print_schemas(tools: Sequence[BaseTool], *, one: bool) -> None:
     schemas = [tool.tool_schema.model_dump(mode="json") for tool in tools]
-    _write(_as_json(schemas[0] if one else schemas))
+    print_json(schemas[0] if one else schemas)
 
 
 def _fields(tool: BaseTool) -> dict[str, Any]:
@@ -142,13 +142,13 @@ def print_calls(called: CalledTool, console: Console | None) -> int:
     """
     instance, status = called.instance, 0 if called.ok else 1
     if console is None:
-        _write(_as_json(_call_fields(called)))
+        print_json(_call_fields(called))
         return status
     if not instance.creation.is_empty():
-        _write(instance.creation.text or "")
+        print_text(instance.creation.text or "")
         console.print(f"[{' · '.join(['create', *_media(instance.creation)])}]", markup=False)
     for result in called.results:
-        _write(result.response.text or "")
+        print_text(result.response.text or "")
         if result.outcome is ToolOutcome.RAISED:  # a bug in the tool: show its author the traceback
             console.print(result.error, style="dim", markup=False)
         elif result.outcome is ToolOutcome.FAILED:
@@ -213,14 +213,3 @@ def _call_fields(called: CalledTool) -> dict[str, Any]:
         "reward": instance.reward,
         "problems": instance.problems,
     }
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
-
-
-def _write(text: str) -> None:
-    """Write `text` and a newline. Lone surrogates are escaped: they cannot be encoded."""
-    if text:
-        sys.stdout.buffer.write((text if text.endswith("\n") else text + "\n").encode("utf-8", "backslashreplace"))
-        sys.stdout.flush()

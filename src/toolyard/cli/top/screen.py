@@ -65,13 +65,17 @@ def frame(
     width, height = size or (None, _PLENTY)
     lines = _header(page, rates, url, problem)[:height]
     left = height - len(lines)
-    servers, nodes = _servers(page), _nodes(page)
+    servers, nodes, slowest = _servers(page), _nodes(page), _slowest(page)
     tables: list[RenderableType] = []
-    for title, rows, share in (("servers", servers, 4), ("nodes", nodes, 3), ("slowest requests", _slowest(page), 1)):
+    for title, rows, count, share in (
+        ("servers", servers, len(page.servers), 4),
+        ("nodes", nodes, page.node_count, 3),
+        ("slowest requests", slowest, len(slowest) - 1, 1),
+    ):
         room = max(1, left // share - 2)  # a title, and an empty line before it
         if len(rows) > 1 and left > 2:
             shown = rows[: 1 + room]
-            tables.append(_table(title, shown, len(rows) - len(shown), width))
+            tables.append(_table(title, shown, count - len(shown) + 1, width))
             left -= len(shown) + 1
     return Group(*(Text(line, no_wrap=True, overflow="ellipsis", style=style) for line, style in lines), *tables)
 

@@ -58,8 +58,8 @@ def train(
     rewards. The folder gets metrics.jsonl (one line per step), metrics.png, a dump of every step for `toolyard view`,
     checkpoints, and finally the model.
 
-    Ctrl-C finishes the step, saves a checkpoint and exits with 130; a second Ctrl-C stops at once. --resume continues
-    from the last checkpoint, even after the process was killed.
+    Ctrl-C finishes the step, saves a checkpoint and exits with 130; a second Ctrl-C stops immediately. --resume
+    continues from the last checkpoint, even after the process was killed.
 
     Examples:
 
@@ -73,7 +73,7 @@ def train(
     # a settings file, with some settings changed
     toolyard train -c train.yaml steps=500 rollout.n=16 lora.rank=32
 
-    # the settings of a rollout, and none of the embedded ones
+    # a rollout's settings file instead of the built-in defaults
     toolyard train rollout_from=rollout.yaml rollout.n=8 --out runs/a
 
     # continue after a kill or an interrupt, or train longer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from toolyard.cli.console import INTERRUPTED
+from toolyard.cli.console import INTERRUPTED, marked, new_table, print_json
 from toolyard.durations import duration, elapsed
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
@@ -118,7 +115,7 @@ class ProgressDisplay(TrainObserver):
 
     def note(self, text: str) -> None:
         self.is_main = True
-        self._console.print(escape(text), style="dim")
+        self._console.print(marked(text), style="dim")
 
     def began(self, done: int, steps: int) -> None:
         self.is_main = True
@@ -201,7 +198,7 @@ class ProgressDisplay(TrainObserver):
 def print_result(result: TrainResult, config: TrainConfig, seconds: float, console: Console | None) -> None:
     """Print tables to `console`, or JSON to stdout if it is None."""
     if console is None:
-        print(json.dumps({**result.as_json(), "wall_seconds": round(seconds, 3)}, indent=2, ensure_ascii=False))  # noqa: T201
+        print_json({**result.as_json(), "wall_seconds": round(seconds, 3)})
         return
     if result.lines:
         console.print(_progress(result.lines, result.evaluations))
@@ -223,7 +220,7 @@ def print_result(result: TrainResult, config: TrainConfig, seconds: float, conso
     }
     for name, place in places.items():
         if place is not None:
-            console.print(f"{name}: [bold]{escape(str(place))}[/]", soft_wrap=True)
+            console.print(f"{name}: [bold]{marked(str(place))}[/]", soft_wrap=True)
     if result.lines:
         folder = config.rollout.rollout_data_dir or str(result.folder / "rollouts")
         console.print("next:")
@@ -231,19 +228,12 @@ def print_result(result: TrainResult, config: TrainConfig, seconds: float, conso
             console.print(f"  toolyard {command} {shlex.quote(folder)}", markup=False, soft_wrap=True)
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
     size = max(1, min(_COMPARED, len(lines) // 3))
     first, last = lines[:size], lines[-size:]
     titles = [_steps(first), _steps(last)] if len(lines) > 1 else [_steps(first)]
     titles += [f"evaluation after {line['step']}" for line in (*evaluations[:1], *evaluations[1:][-1:])]
-    table = _table("mean of", *titles)
+    table = new_table("mean of", *titles)
     columns = [first, last] if len(lines) > 1 else [first]
     columns += [[line] for line in (*evaluations[:1], *evaluations[1:][-1:])]
     rows: tuple[tuple[str, str, int | None], ...] = (
@@ -265,7 +255,7 @@ def _progress(lines: list[JSON], evaluations: list[JSON]) -> Table:
 
 
 def _times(lines: list[JSON]) -> Table:
-    table = _table("stage", "time", "share")
+    table = new_table("stage", "time", "share")
     stages = [stage for stage in ("sync", "rollout", "update") if any(stage in line["seconds"] for line in lines)]
     spent = {stage: sum(line["seconds"].get(stage, 0.0) for line in lines) for stage in stages}
     whole = sum(spent.values()) or 1.0

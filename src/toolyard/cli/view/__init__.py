@@ -84,13 +84,13 @@ def view(
     """Browse the trajectories of a dump, even while it is being written.
 
     Opens in the terminal, or with --web in the browser. The first time, an index is built in DIR/.toolyard-index; after
-    that, dumps of any size open at once. Press `?` to list the keys, `m` to write a note on a trajectory, `v` to save
-    the current filter.
+    that, dumps of any size open immediately. Press `?` to list the keys, `m` to write a note on a trajectory, `v` to
+    save the current filter.
 
     --to copies the selected lines to another dump file; --export writes them as a page that needs no server.
 
-    A query has conditions on score, tools, turns, length, prompt, chars, time, step, line, sample, finish, state,
-    source, task, id, verdict and file. Other words are searched for in all messages.
+    A query has conditions on fields such as score, tools, turns, length, time, step, finish, state, task, tool,
+    verdict, run and reward.NAME. Other words are searched for in all messages. `?` lists all fields.
 
     Examples:
 

@@ -307,7 +307,8 @@ class Play:
         assert self._spoken is not None
         request, limits, parsed = self.request, self.setting.limits, self._spoken.parsed
         made = parsed.calls[: limits.max_parallel_calls]
-        request.waits_for = ", ".join(call.name for call in made)
+        names = ", ".join(call.name for call in made)
+        request.waits_for = names.encode("utf-8", "backslashreplace").decode()  # a model can write half a character
         results = await self._asked(
             "tools",
             partial(_question_of, made),
