@@ -181,7 +181,7 @@ REPEATED = {
     "test_rollout_replay::test_what_was_changed_is_shown_as_the_first_divergence": 1,
     "test_rollout_screen::test_it_says_what_it_is_doing_how_far_it_is_and_what_to_do_next": 1,
     "test_rollout_storm::test_512_requests_all_end_with_their_reason_and_leave_nothing": 0,
-    "test_run_each::test_each_gives_what_run_gives": 20,
+    "test_run_each::test_run_each_returns_what_run_returns": 20,
     "test_run_each::test_each_gives_what_run_gives_below_full": 6,
     "test_run_each::test_time_and_memory_are_each_ones_own": 1,
     "test_run_each_lifetimes::test_cancelling_at_any_moment_leaves_a_working_sandbox": 7,

@@ -1,7 +1,9 @@
-"""Chooses which of several servers gets a request. No I/O happens here; the caller passes the time in."""
+"""Chooses which of several servers gets a request; and what the HTTP clients of such servers share. No I/O happens
+here; the caller passes the time in."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,7 +14,10 @@ _FIRST_REST = 1.0
 _LONGEST_REST = 30.0
 _FIRST_HOLD = 30.0
 _LONGEST_HOLD = 600.0
+_LONGEST_WAIT = 3600.0
+"""Seconds that a server may ask its clients to wait."""
 _REMEMBERED = 65_536
+_AT_ONCE_BYTES = 512 * 1024
 _FAIR = 1.25
 """A server may have this many times the mean load before it is passed over for a request whose prefix it has."""
 
@@ -38,7 +43,7 @@ class _Server:
     errors: int = 0
     """All answers and all failures."""
     version: int | None = None
-    """Of its model's weights, if it is known; see `Router.know_version`."""
+    """The version of its model's weights, if it is known; see `Router.know_version`."""
 
 
 class Router:
@@ -203,6 +208,21 @@ class Router:
         if len(self._homes) > self._remembered:
             _, forgotten = self._homes.popitem(last=False)
             self._servers[forgotten].at_home -= 1
+
+
+def retry_after_seconds(header: str | None) -> float | None:
+    """The value of a Retry-After header; None if there is none, or it makes no sense. The date form is ignored: it
+    would compare the clocks of two machines."""
+    try:
+        seconds = float(header or "")
+    except ValueError:
+        return None
+    return min(seconds, _LONGEST_WAIT) if 0 <= seconds < math.inf else None
+
+
+def payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Send a large body in pieces: written at once it would block the event loop, and aiohttp warns about it."""
+    return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
 
 
 def _hash(server: str, key: str) -> bytes:

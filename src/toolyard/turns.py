@@ -90,7 +90,7 @@ class Retries:
                     raise asyncio.CancelledError from error  # it was cancelled, whatever the engine raised for that
                 if not error.retryable or attempts > self.count:
                     raise
-                told(f"{name}, attempt {attempts + 1} (the last: {error})")
+                told(f"{name}, attempt {attempts + 1} (last error: {error})")
             await asyncio.sleep(pause)
             pause *= 2
             began = time.monotonic()

@@ -277,7 +277,7 @@ def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, 
     )  # fmt: skip
     drained = time.time()  # the command itself takes seconds
     try:
-        until(lambda: f"node {node.node_id[:8]} is about to go" in job.stderr.read_text(), "word of the drained node")
+        until(lambda: f"node {node.node_id[:8]} is being drained" in job.stderr.read_text(), "word of the drained node")
         (job.folder / "seconds").write_text("0.5")
         assert job.end(run)["completed"] == 48
     finally:

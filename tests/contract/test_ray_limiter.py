@@ -23,13 +23,13 @@ from toolyard.limits.cluster.ray import NAMESPACE, PREFIX, RayLimiter  # noqa: E
 class TestRay(LimiterContract):
     quick_tests = frozenset(
         {
-            "test_as_many_as_the_limit_run_and_no_more",
-            "test_cancelling_who_waits_loses_no_permit",
-            "test_two_of_one_name_and_limit_share_their_permits",
-            "test_a_second_of_the_same_name_and_another_limit_is_an_error_that_shows_both",
-            "test_a_lower_limit_interrupts_nobody_and_starts_nobody_until_few_enough_are_left",
-            "test_closing_tells_those_who_wait_and_those_who_come_later_and_lets_the_others_finish",
-            "test_statistics_tell_who_runs_and_who_waits",
+            "test_exactly_as_many_as_the_limit_run_at_once",
+            "test_a_cancelled_waiter_loses_no_permit",
+            "test_limiters_with_the_same_name_and_limit_share_permits",
+            "test_the_same_name_with_another_limit_is_an_error_that_shows_both",
+            "test_a_lower_limit_interrupts_nobody_and_starts_nobody_until_enough_have_left",
+            "test_closing_fails_waiters_and_newcomers_and_lets_holders_finish",
+            "test_statistics_show_who_runs_and_who_waits",
         }
     )
     """Each test starts a process of Ray's: `make test-all` runs the others, which `TestLocal` runs as well."""

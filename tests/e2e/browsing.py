@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from viewing import served
 
 from patience import patient
-from toolyard.viewer.token_runs import Decode
+from toolyard.records.audit import Decode
 from toolyard.viewer.web.answers import Answers
 
 SIZE = ViewportSize(width=1366, height=820)

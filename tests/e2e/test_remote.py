@@ -211,6 +211,16 @@ class TestTriesAgain:
                 await remote.run(Program("x"))
         assert (len(server.requests), caught.value.retry_after) == (1, 3600)
 
+    @pytest.mark.parametrize("header", ["inf", "nan", "-5"])
+    async def test_a_retry_after_that_makes_no_sense_is_ignored(self, header: str) -> None:
+        async with (
+            peer(http(503, "", Retry_After=header)) as server,
+            RemoteSandbox(server.url, retries=Retries(attempts=2)) as remote,
+        ):
+            with pytest.raises(SandboxBusyError) as caught:
+                await remote.run(Program("x"))
+        assert (len(server.requests), caught.value.retry_after) == (2, None)
+
     async def test_a_server_that_comes_up_late_is_found(self) -> None:
         async with peer(http(200, FOREIGN_OK)) as probe:
             port = int(probe.url.rsplit(":", 1)[1])

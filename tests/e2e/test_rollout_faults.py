@@ -262,7 +262,7 @@ async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(
     stuck = [line for line in done.stderr.splitlines() if line.startswith("slow: request ")]
     stuck = [line for line in stuck if not line.endswith("try 1")]
     assert stuck
-    named = re.compile(r"(try|attempt) \d+ \(the last: ")
+    named = re.compile(r"(try|attempt) \d+ \(last error: ")
     assert [line for line in stuck if not (named.search(line) and broken in line and last in line)] == []
 
 

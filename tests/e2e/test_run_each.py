@@ -218,7 +218,7 @@ async def compare(sandbox: LocalSandbox, kind: Kind) -> None:
 @pytest.mark.kernel("full")
 @pytest.mark.parametrize("sandbox", ["best"], indirect=True)
 @pytest.mark.parametrize("name", KINDS)
-async def test_each_gives_what_run_gives(sandbox: LocalSandbox, name: str) -> None:
+async def test_run_each_returns_what_run_returns(sandbox: LocalSandbox, name: str) -> None:
     await compare(sandbox, KINDS[name])
 
 
@@ -278,7 +278,7 @@ class TestPython(PythonSemantics):
 
 
 # ---------------------------------------------------------------------------------------------------- one after another
-async def test_each_comes_as_soon_as_it_is_there(sandbox: LocalSandbox) -> None:
+async def test_each_result_arrives_as_soon_as_it_is_ready(sandbox: LocalSandbox) -> None:
     """And not when the next is done, or all are."""
     program = Program("import time\nprint(time.sleep(float(input())))")
     seen = [time.monotonic() async for _ in sandbox.run_each(program, ["0", "0", "0.5", "1"])]
@@ -353,7 +353,7 @@ async def test_no_input_at_all_is_no_run_at_all(sandbox: LocalSandbox) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- refused
-async def test_a_program_with_an_input_of_its_own_is_refused(sandbox: LocalSandbox) -> None:
+async def test_a_program_with_its_own_stdin_is_refused(sandbox: LocalSandbox) -> None:
     with pytest.raises(ProgramError, match="stdin of its own"):
         await collect(sandbox, Program("input()", stdin="x"), ["y"])
 

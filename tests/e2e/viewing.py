@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from toolyard.records.audit import Decode
 from toolyard.viewer.library import Library
 from toolyard.viewer.notes import Notes
-from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers
 from toolyard.viewer.web.server import Server
 

@@ -1,4 +1,4 @@
-"""Imports only point downwards, as design.md draws it. Read from the source, so that lazy imports count as well."""
+"""Imports only point downwards, as docs/architecture.md says. Read from the source, so lazy imports count too."""
 
 from __future__ import annotations
 

@@ -14,16 +14,14 @@ from itertools import chain, islice
 from typing import Any
 
 from toolyard.chat.protocol import MalformedCall, ParsedCall, ParsedTurn, Tools
-from toolyard.chat.syntax import SYNTAXES
+from toolyard.chat.syntax import CALL_NAME, SIGNED_SYNTAXES
 from toolyard.chat.syntax.scanning import BrokenError, decode_value, quote, scan_object
 from toolyard.errors import ChatError
 from toolyard.messages import JSON, decode_arguments
 
-_SYNTAXES = tuple(syntax for syntax in (make() for make in SYNTAXES.values()) if syntax.sign)
-_SIGNS = tuple(dict.fromkeys(['"name"', *(syntax.sign for syntax in _SYNTAXES)]))
+_SIGNS = tuple(dict.fromkeys(['"name"', *(syntax.sign for syntax in SIGNED_SYNTAXES)]))
 _OBJECT = re.compile(r'\{\s*+"')
 _FENCE = re.compile(r"```\w*+\s(.*?)(?:```|\Z)", re.DOTALL)
-_NAME = re.compile(r"[\w.:/-]{1,64}")
 _WRAPPERS = ("function", "function_call", "tool_call", "tool_calls")
 _DEPTH = 4
 """How many wrappers and lists are unwrapped: OpenAI's tool_calls, a list of functions, take three."""
@@ -62,7 +60,7 @@ def with_near_misses(turn: ParsedTurn, tools: Tools, write: Callable[[ParsedCall
 def _tagged(text: str, tools: Tools, offered: set[str]) -> Iterator[tuple[str, _Call]]:
     """Find calls in any syntax, with their text."""
     last = 0
-    for syntax in _SYNTAXES:
+    for syntax in SIGNED_SYNTAXES:
         if syntax.sign not in text:
             continue
         for region in syntax.regions(text, 0, tools):
@@ -93,7 +91,7 @@ def _alone(text: str, offered: set[str]) -> Iterator[tuple[str, _Call]]:
     """Find JSON that is the whole text, or a whole fence, and calls a tool that is not offered."""
     for part in chain([text], (fence[1] for fence in _FENCE.finditer(text))):
         for name, given in _calls_of(part.strip()):
-            if name not in offered and _NAME.fullmatch(name):
+            if name not in offered and CALL_NAME.fullmatch(name):
                 yield part.strip(), (name, given)
 
 

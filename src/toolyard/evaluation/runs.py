@@ -94,7 +94,7 @@ def read_run(
             f"{run.name}: {'no trajectory matches the query' if str(asked) else 'it has no trajectories'}"
         )
     if reward is not None and reward not in reward_names:
-        known = f"there are {', '.join(sorted(reward_names))}" if reward_names else "its lines name no parts"
+        known = f"available: {', '.join(sorted(reward_names))}" if reward_names else "its lines name no parts"
         raise ConfigError(f"{run.name}: no line has a reward {reward!r}; {known}")
     run.notes += _notes(run)
     return run

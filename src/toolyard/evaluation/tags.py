@@ -46,7 +46,7 @@ class TaskTags:
         if not any(values.values()):
             named = sorted({key for fields in self._fields.values() for key in fields if _values(fields, key)})
             listed = ", ".join(named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
-            raise ConfigError(f"--by {name}: no task of {self.path} has such a field; there are {listed or 'none'}")
+            raise ConfigError(f"--by {name}: no task of {self.path} has such a field; available: {listed or 'none'}")
         return lambda attempt: values.get(attempt.task, ())
 
 

@@ -412,7 +412,7 @@ def _read(model: type[M], body: JSON) -> M:
 
 def _bad_name(name: str) -> ApiError:
     known = f"expected letters, digits and . _ ~ : @ + -, without a dot first and without {BRANCH!r}"
-    return ApiError(400, f"{name[:80]!r} is no name of a session: {known}")
+    return ApiError(400, f"{name[:80]!r} is not a valid session name: {known}")
 
 
 def _api_key(scope: Scope) -> str:

@@ -18,6 +18,7 @@ from toolyard.records.trajectory import Tokens, Trajectory, Turn, session_of
 from toolyard.tokens import ids_crc
 
 Decode = Callable[[Sequence[int]], str]
+"""Turns ids into text. Raises an exception of any kind for an id that the tokenizer does not have."""
 
 _NO_LOGPROB = -9999.0
 """Some servers return this value for a missing logprob."""
@@ -89,6 +90,14 @@ class Difference:
             f"at {self.index}: expected {self.expected} {self.expected_next}, found {found} {self.found_next}, "
             f"after {self.before}"
         )
+
+
+def try_decode(ids: Sequence[int], decode: Decode) -> str | None:
+    """The text of `ids`; None if the tokenizer does not have one of them."""
+    try:
+        return decode(ids)
+    except Exception:
+        return None
 
 
 def check_extension(
@@ -310,12 +319,8 @@ def _text(name: str, text: str, ids: Sequence[int], decode: Decode) -> Iterator[
 
 
 def _say(ids: Sequence[int], decode: Decode | None) -> str:
-    if decode is not None and ids:
-        try:
-            return repr(decode(ids))
-        except Exception:  # ids unknown to the tokenizer are the very problem to show
-            return str(list(ids))
-    return str(list(ids))
+    text = try_decode(ids, decode) if decode is not None and ids else None
+    return str(list(ids)) if text is None else repr(text)  # unknown ids are the very problem to show
 
 
 # The rest -------------------------------------------------------------------------------------------------------------

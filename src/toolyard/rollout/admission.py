@@ -24,10 +24,10 @@ from toolyard.engines.protocol import Load
 
 _FIRST = 32
 _MOST_WAITING, _LEFT_WAITING, _LEAST_WAITING = 1 / 2, 1 / 4, 1 / 8
-"""Of the requests that run: cut above, cut to, grow below."""
+"""Waiting requests per running one: cut above the first, cut to the second, grow up to the third."""
 _STEP = 1 / 16
 _FULL = 0.9
-"""Of the KV cache: from here on, more requests would only evict each other."""
+"""Use of the KV cache, from 0 to 1, at which more requests would only evict each other."""
 
 
 Loads = Callable[[], Awaitable[Sequence[Load]]]

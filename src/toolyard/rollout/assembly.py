@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from toolyard.chat.formats import open_format
 from toolyard.chat.protocol import ChatFormat, Tokenizer
 from toolyard.chat.tokenizers.opening import load_tokenizer
-from toolyard.engines.models import need_packages, resolve_model
+from toolyard.engines.models import DEFAULT_MODEL, need_packages, resolve_model
 from toolyard.engines.protocol import ChatEngine, Engine, Sampling
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from toolyard.rollout.faults.inject import Faults
 
 Note = Callable[[str], None]
-DEFAULT_MODEL = "smollm2-135m"
 _TURN_START = 3
 """Tokens before an assistant's turn that tell it from a user's with the same text."""
 _TAKE_IMAGES = frozenset({"sglang", "vllm", "scripted", "replay"})
@@ -130,7 +129,7 @@ async def with_agent(
         return
     speaker, limits = setting.speaker, setting.limits
     if not isinstance(speaker, TokenSpeaker):
-        raise ConfigError("agent: the engine openai has no tokens; use transformers, sglang or vllm")
+        raise ConfigError("agent: engine.kind 'openai' does not return tokens; use transformers, sglang or vllm")
     if replay:
         yield replace(setting, agent=AgentSetting(None, None, speaker.chat, agent.score_from))
         return
@@ -362,7 +361,7 @@ async def open_token_engine(config: RolloutConfig, stack: AsyncExitStack, stage:
         ConfigError, EngineError: a setting is invalid, or it cannot be opened.
     """
     if config.engine.kind == "openai":
-        raise ConfigError("engine.kind 'openai': it has no tokens; use transformers, sglang or vllm")
+        raise ConfigError("engine.kind 'openai' does not return tokens; use transformers, sglang or vllm")
     if config.engine.kind == "transformers":
         need_packages(otherwise="sample from a server: --engine vllm --url URL --model NAME")
     if config.engine.directory is not None:

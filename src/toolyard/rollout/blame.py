@@ -44,10 +44,8 @@ def stage_failure(raised: BaseException, stage: RolloutState) -> StageFailure:
     return StageFailure(reason, Failure(whose or found.whose, stage.value, told, found.source, found.cause))
 
 
-def our_failure(
-    reason: FinishReason, stage: RolloutState, what: str, source: str = "", cause: str = ""
-) -> StageFailure:
-    return StageFailure(reason, Failure(OURS, stage.value, what, source, cause))
+def our_failure(reason: FinishReason, stage: RolloutState, what: str, cause: str = "") -> StageFailure:
+    return StageFailure(reason, Failure(OURS, stage.value, what, cause=cause))
 
 
 def _judged(error: BaseException, stage: RolloutState) -> tuple[FinishReason, str | None]:

@@ -95,7 +95,7 @@ def _choose(folder: Path, splits: Iterable[str], wanted: str | None) -> str:
     if wanted is not None:
         chosen = wanted if wanted in known else _SPLITS.get(wanted, wanted)
         if chosen not in known:
-            raise TaskError(f"{folder}: no split {wanted!r}; there are: {told}")
+            raise TaskError(f"{folder}: no split {wanted!r}; available: {told}")
         return chosen
     if not known:
         raise TaskError(f"{folder}: the saved data sets have no data")

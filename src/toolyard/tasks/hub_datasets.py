@@ -70,7 +70,7 @@ def hub_rows(source: str) -> Iterator[Any]:
     if isinstance(found, dict):  # by split
         if len(found) != 1:  # pyright: ignore[reportUnknownArgumentType]
             names = ", ".join(sorted(found))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            raise TaskError(f"{source}: has several splits; name one, as in {source}:test; there are: {names}")
+            raise TaskError(f"{source}: has several splits; name one, as in {source}:test; available: {names}")
         [found] = found.values()  # pyright: ignore[reportUnknownVariableType]
     return _rows(source, found)
 

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from toolyard.records.audit import Decode, try_decode
 from toolyard.records.differences import excerpt, first_index
 from toolyard.records.trajectory import Trajectory, Turn
 from toolyard.viewer.foreign import ForeignCounts, counts_in
 from toolyard.viewer.protocol import Comparison, DiffLine, Divergence, Origin, TokenRun, TurnDiff
 from toolyard.viewer.timeline import request_timeline
-from toolyard.viewer.token_runs import Decode, origin_at
+from toolyard.viewer.token_runs import origin_at
 
 _MOST_EDITS = 1000
 """Beyond this nothing is matched: the time grows quadratically, and the result would be unreadable."""
@@ -218,12 +219,8 @@ def _around(ids: Sequence[int], place: int, decode: Decode | None) -> str:
     if not shown:
         return "the end"
     plain = " ".join(str(number)[:20] for number in shown)
-    if decode is None:
-        return plain
-    try:
-        return decode(shown)
-    except Exception:  # an id that this tokenizer does not have
-        return plain
+    text = None if decode is None else try_decode(shown, decode)
+    return plain if text is None else text
 
 
 def _facts(left: Trajectory, right: Trajectory) -> list[tuple[str, str, str]]:

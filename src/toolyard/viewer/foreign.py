@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from toolyard.chat.protocol import ParsedCall, ParsedTurn
-from toolyard.chat.syntax import SYNTAXES
+from toolyard.chat.syntax import CALL_NAME, SIGNED_SYNTAXES, SYNTAXES
 from toolyard.chat.syntax.base import TextSyntax
 from toolyard.viewer.protocol import Role
 from toolyard.viewer.speakers import PLAIN, Speech, Template, speeches_in, template_of
 
-_SYNTAXES = tuple(syntax for syntax in (make() for make in SYNTAXES.values()) if syntax.sign)
 _HERMES = SYNTAXES["hermes"]()
 _WRAPPERS = tuple(
     (re.compile(rf"\s*+{re.escape(begin)}"), re.compile(rf"{re.escape(end)}\s*+{re.escape(begin)}"), end)
@@ -40,11 +39,7 @@ _CONTENTS = (
     re.compile(r"response:[^{\n]{0,200}\{(?:value:)?(.*)\}", re.DOTALL),
 )
 """How Mistral and Gemma write results, which have their own role."""
-
-
-_NAME = re.compile(r"[\w.:/-]{1,64}")
-"""A syntax that finds other names is not the one the model calls in."""
-_SIGNS = tuple({syntax.sign for syntax in _SYNTAXES})
+_SIGNS = tuple({syntax.sign for syntax in SIGNED_SYNTAXES})
 _OTHER_SIGNS = tuple(sign for sign in _SIGNS if "<" not in sign)
 
 
@@ -137,13 +132,13 @@ def _answered(turn: ParsedTurn, answers: Sequence[str], otherwise: bool | None) 
 def _parsed(text: str, *, answered: bool) -> ParsedTurn:
     """Parse a turn in the syntax that fits best. `answered`: results follow, so there must have been calls."""
     best: ParsedTurn | None = None
-    for syntax in _SYNTAXES:
+    for syntax in SIGNED_SYNTAXES:
         if syntax.sign not in text and not (syntax.name == "llama3" and text.lstrip().startswith("{")):
             continue
         turn = syntax.parse(text)
         if answered and not turn.calls:
             turn = replace(turn, calls=_calls_anywhere(syntax, text))
-        fits = all(map(_NAME.fullmatch, (call.name for call in turn.calls)))
+        fits = all(map(CALL_NAME.fullmatch, (call.name for call in turn.calls)))
         if fits and turn.calls and not turn.malformed:
             return turn
         if best is None or (fits and len(turn.calls) > len(best.calls)):
@@ -240,6 +235,6 @@ def _plain_calls(text: str) -> int | None:
 def _is_plain_call(text: str) -> bool:
     try:
         said: Any = orjson.loads(text)
-        return type(said["arguments"]) is dict and _NAME.fullmatch(said["name"]) is not None
+        return type(said["arguments"]) is dict and CALL_NAME.fullmatch(said["name"]) is not None
     except (ValueError, TypeError, KeyError):
         return False

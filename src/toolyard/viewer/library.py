@@ -404,11 +404,11 @@ class Library:
             found = connection.execute("SELECT run FROM files GROUP BY run ORDER BY min(place)")
             return [run for (run,) in found]
 
-    def values(self, field: str, prefix: str = "", *, limit: int = 20) -> list[tuple[str, int]]:
-        """The most frequent values of a text field that contain `prefix`, those that begin with it first, and how many
-        rows or calls have them."""
+    def values(self, field: str, prefix: str = "") -> list[tuple[str, int]]:
+        """The 20 most frequent values of a text field that contain `prefix`, those that begin with it first, and how
+        many rows or calls have them."""
         with self._index.store.reading() as connection:
-            return values_of(connection, field, prefix, limit)
+            return values_of(connection, field, prefix)
 
     def reward_names(self) -> list[str]:
         with self._index.store.reading() as connection:

@@ -117,7 +117,7 @@ class Group:
     scores: tuple[float | None, ...]
     mean: float | None
     std: float | None
-    """Of the sample, as GRPO has it: divided by n - 1. None if fewer than two are scored."""
+    """The sample standard deviation (divided by n - 1), as in GRPO. None if fewer than two are scored."""
     advantages: tuple[float | None, ...]
     """(score - mean) / std; 0 if all scores are equal."""
     failed: int
@@ -196,15 +196,15 @@ class CallErrors:
     number: int
     """A row with such a call."""
     turn: int
-    """Of that call, from 0."""
+    """The turn of that call, from 0."""
     verdict: str
-    """Of that call. Equal to `error` if the calls say nothing else."""
+    """The verdict of that call. Equal to `error` if the calls say nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
     number: int
-    """Of its row."""
+    """The number of its row."""
     turn: int
     """From 0."""
     tool: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from toolyard.records.audit import Decode, try_decode
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.protocol import Origin, TokenRun
-
-Decode = Callable[[Sequence[int]], str]
 
 UNKNOWN = -1
 """Replaces anything in a line's ids that is not an id."""
@@ -94,8 +93,7 @@ def texts_of(ids: Sequence[int], decode: Decode, before: Sequence[int] = ()) -> 
 
 def _added(context: Sequence[int], ids: Sequence[int], decode: Decode) -> str | None:
     """The text of `ids` after `context`. Alone they may decode differently: some tokenizers drop a leading space."""
-    try:
-        base, whole = decode(context) if context else "", decode([*context, *ids])
-        return whole[len(base) :] if whole.startswith(base) else decode(ids)
-    except Exception:  # an id that this tokenizer does not have
+    base, whole = try_decode(context, decode) if context else "", try_decode([*context, *ids], decode)
+    if base is None or whole is None:
         return None
+    return whole[len(base) :] if whole.startswith(base) else try_decode(ids, decode)

@@ -96,6 +96,7 @@ def test_values_that_are_text_are_found_again_if_the_schema_is_known(name: str, 
 @given(codes=st.lists(TEXTS.filter(str.strip), min_size=1, max_size=3))
 @example(codes=['x = """\n```\n"""'])
 @example(codes=["```\n````\n`````"])
+@example(codes=["`" * 12, f"`````\n{'`' * 31}"])
 @example(codes=["</code>", "<code>", "</think>"])
 @settings(max_examples=examples(100), deadline=None)
 def test_code_is_found_again(codes: list[str]) -> None:

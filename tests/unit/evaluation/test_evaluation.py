@@ -124,7 +124,7 @@ def test_a_part_of_the_reward_can_be_evaluated(tmp_path: Path) -> None:
     found = evaluate(read_run(tmp_path, reward="final"), QUICK).whole
     assert found.estimates["mean"].value == 1.0
     assert sum(found.without_reward.values()) == 1
-    with pytest.raises(ConfigError, match=r"no line has a reward 'finale'; there are final, step"):
+    with pytest.raises(ConfigError, match=r"no line has a reward 'finale'; available: final, step"):
         read_run(tmp_path, reward="finale")
 
 
@@ -259,7 +259,7 @@ def test_tags_of_the_task_file_divide_a_dump(tmp_path: Path) -> None:
     assert [(one.value, one.estimates["mean"].value) for one in found["level"]] == [("3", 1.0), ("5", 0.0), ("–", 1.0)]
     assert [(one.value, one.tasks) for one in found["tags"]] == [("sums", 2), ("easy", 1), ("–", 1)]
     assert [(one.value, one.tasks) for one in found["inner.x"]] == [("y", 1), ("–", 2)]
-    with pytest.raises(ConfigError, match=r"no task of .* has such a field; there are level, tags"):
+    with pytest.raises(ConfigError, match=r"no task of .* has such a field; available: level, tags"):
         tags_by("levels", tags)
     with pytest.raises(ConfigError, match="--tasks FILE"):
         tags_by("level")

@@ -1,4 +1,4 @@
-"""What a zygote hears of a worker that it starts."""
+"""What a zygote imports, and what it hears of a worker that it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from toolyard.sandbox.guest.zygote import Zygote
+from toolyard.sandbox.guest.zygote import Zygote, preload
 
 
 @pytest.mark.parametrize("order", [(b"p\x07\0\0\0", b"r"), (b"r", b"p\x07\0\0\0")])
@@ -29,3 +29,11 @@ def test_a_worker_is_ready_when_both_it_and_its_launcher_have_said_so(order: tup
             os.close(handle)
         control.close()
         other.close()
+
+
+def test_a_module_that_fails_to_import_is_reported_unless_it_is_not_installed(tmp_path, monkeypatch) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("toolyard.sandbox.guest.zygote.os.listdir", lambda _: ["one thread"])
+    assert preload(["no_such_package", "no_such_package.part", "json"]) == []
+    assert preload(["broken"]) == ["broken: ModuleNotFoundError: No module named 'no_such_module'"]

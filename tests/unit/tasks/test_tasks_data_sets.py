@@ -85,7 +85,7 @@ def test_splits_are_found_as_on_the_hub(tmp_path: Path, layout: dict[str, str]) 
     assert next(read_tasks(f"{tmp_path}:test")).id == f"{tmp_path.name}-test-000001"
     with pytest.raises(TaskError, match=rf"has several splits \(test, train\); name one: {tmp_path}:train"):
         read_tasks(tmp_path)
-    with pytest.raises(TaskError, match="no split 'dev'; there are: test, train"):
+    with pytest.raises(TaskError, match="no split 'dev'; available: test, train"):
         read_tasks(f"{tmp_path}:dev")
 
 
@@ -151,7 +151,7 @@ def test_a_saved_data_set_is_read_without_the_library(saved: Path, monkeypatch: 
     assert truths(saved / "selected") == ["5", "3"]
     with pytest.raises(TaskError, match=r"has several splits \(test, train\)"):
         read_tasks(saved / "both")
-    with pytest.raises(TaskError, match="no split 'train'; there are: none"):
+    with pytest.raises(TaskError, match="no split 'train'; available: none"):
         read_tasks(f"{saved / 'one'}:train")
 
 
@@ -271,7 +271,7 @@ def test_without_a_split_the_only_one_is_taken_and_several_are_named(monkeypatch
     Hub(monkeypatch, {"train": rows(1)})
     assert truths("hf://a/b") == ["1"]
     Hub(monkeypatch, {"train": rows(1), "test": rows(2)})
-    with pytest.raises(TaskError, match=r"hf://a/b: has several splits; .*there are: test, train"):
+    with pytest.raises(TaskError, match=r"hf://a/b: has several splits; .*available: test, train"):
         open_tasks("hf://a/b")
 
 

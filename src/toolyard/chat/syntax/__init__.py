@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +44,10 @@ _ROWS: tuple[type[TextSyntax], ...] = (
     Functionary31, SolarOpen, Hy3, Atem, MiniCpm5, KimiK3,
 )  # fmt: skip
 SYNTAXES: Mapping[str, Callable[..., TextSyntax]] = MappingProxyType({row.name: row for row in _ROWS})
+SIGNED_SYNTAXES = tuple(syntax for syntax in (make() for make in SYNTAXES.values()) if syntax.sign)
+"""Those that can be recognized in a turn of another format."""
+CALL_NAME = re.compile(r"[\w.:/-]{1,64}")
+"""A syntax that finds other names is not the one the model calls in."""
 
 
 def syntax_of(name: str, **options: Any) -> TextSyntax:

@@ -37,6 +37,8 @@ class TextSyntax(ABC):
     """A string that occurs only in calls, to recognize one in a turn of another format; "" if there is none."""
     turn_end: str = ""
     """The end of the last call, if it also ends the turn."""
+    rewrites_arguments: bool = False
+    """Arguments are not written as their JSON: the values survive a round trip, the spelling does not."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools = ()) -> ParsedTurn:
@@ -71,9 +73,12 @@ class TextSyntax(ABC):
     def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
         """Whether `written` is parsed as `calls` and nothing else."""
         turn = self.parse(written)
-        read = [(call.name, call.arguments) for call in turn.calls]
-        meant = [(call.name, call.arguments.strip()) for call in calls]
+        read = [(call.name, self._meaning(call.arguments)) for call in turn.calls]
+        meant = [(call.name, self._meaning(call.arguments)) for call in calls]
         return read == meant and not turn.malformed and not turn.text
+
+    def _meaning(self, arguments: str) -> object:
+        return decode_arguments(arguments)[0] if self.rewrites_arguments else arguments.strip()
 
     def introduce(self, tools: Tools) -> str:
         """Describe the tools for the system message, if the template does not; "" if there are none."""

@@ -26,8 +26,8 @@ _BEGIN = re.compile(
 """Small models also open a block in the middle of a line."""
 _PYTHON_LINE = re.compile(rf"^[ \t]*+{_LINE}", re.MULTILINE)
 _FENCE_IN_TAG = re.compile(rf"\s*+{_LINE}")
-_LONGEST = 8
-"""A longer fence is closed by one of this length."""
+_LONGEST = 32
+"""A longer fence is closed by one of this length, and is never written."""
 _CLOSE = {count: re.compile(rf"^[ \t]*+`{{{count},}}[ \t\r]*+$", re.MULTILINE) for count in range(3, _LONGEST + 1)}
 _TAG_END = re.compile("</code>")
 _TAG_AFTER_FENCE = re.compile(r"\s*+</code>")
@@ -53,6 +53,7 @@ class CodeBlock(ProseSyntax):
     """
 
     name = "code_block"
+    rewrites_arguments = True
     stop = ("\n```\n", "</code>")
 
     def __init__(
@@ -117,13 +118,11 @@ class CodeBlock(ProseSyntax):
                 f"code_block cannot express this call of {call.name!r}: "
                 f"only {self.tool!r} can be called, with {self.argument!r} alone, which is text"
             )
-        fence = "`" * max([3, *(len(line[1]) + 1 for line in _FENCE_LINE.finditer(code))])
+        longest = max((len(line[1]) for line in _FENCE_LINE.finditer(code)), default=0)
+        if longest >= _LONGEST:
+            raise ChatError(f"code with a line of {longest} backticks cannot be written as a block")
+        fence = "`" * max(3, longest + 1)
         return f"{fence}python\n{code}\n{fence}"
-
-    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
-        turn = self.parse(written)
-        read = [decode_arguments(call.arguments) for call in turn.calls]
-        return read == [decode_arguments(call.arguments) for call in calls] and not turn.malformed and not turn.text
 
     def introduce(self, tools: Tools) -> str:
         if all(tool.function.name != self.tool for tool in tools):

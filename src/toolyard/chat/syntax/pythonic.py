@@ -33,6 +33,7 @@ class Lfm2(ProseSyntax):
 
     name = "lfm2"
     sign = _OPENING
+    rewrites_arguments = True
 
     def regions(self, text: str, start: int, tools: Tools) -> list[Region]:
         finder, found, at = Finder(text), list[Region](), start
@@ -44,12 +45,6 @@ class Lfm2(ProseSyntax):
 
     def spell(self, calls: Sequence[ParsedCall]) -> str:
         return f"{_OPENING}[{', '.join(map(_spelled, calls))}]{_CLOSING}"
-
-    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
-        turn = self.parse(written)
-        read = [(call.name, decode_arguments(call.arguments)[0]) for call in turn.calls]
-        meant = [(call.name, decode_arguments(call.arguments)[0]) for call in calls]
-        return read == meant and not turn.malformed and not turn.text
 
 
 def _calls(finder: Finder, tag: re.Match[str]) -> Region:

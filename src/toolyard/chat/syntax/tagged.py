@@ -223,6 +223,7 @@ class Gemma4(Tagged):
     """
 
     name = "gemma4"
+    rewrites_arguments = True
     thinking = (("<|channel>thought", "<channel|>"),)
     call = ("<|tool_call>", "<tool_call|>")
     _head = re.compile(r"\s*+call:([^{<\n]*+)(?=\{)")
@@ -271,9 +272,3 @@ class Gemma4(Tagged):
         if isinstance(value, list):
             return "[" + ",".join(map(self._spelled, value)) + "]"  # pyright: ignore[reportUnknownArgumentType]
         return json.dumps(value)
-
-    def roundtrips(self, written: str, calls: Sequence[ParsedCall]) -> bool:
-        turn = self.parse(written)
-        read = [(call.name, decode_arguments(call.arguments)[0]) for call in turn.calls]
-        meant = [(call.name, decode_arguments(call.arguments)[0]) for call in calls]
-        return read == meant and not turn.malformed and not turn.text

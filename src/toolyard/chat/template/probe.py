@@ -159,7 +159,6 @@ def called(
     *ids: str,
     name: str = "probe",
     names: Sequence[str] = (),
-    content: str = "",
     arguments: JSON | None = None,
     as_text: bool = False,
 ) -> JSON:
@@ -170,7 +169,7 @@ def called(
         {"id": one, "type": "function", "function": {"name": tool, "arguments": given}}
         for one, tool in zip(ids, names or [name] * len(ids), strict=True)
     ]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def shared(one: str, other: str) -> str:

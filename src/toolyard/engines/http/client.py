@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, TypeVar
 
 from toolyard.engines.http.exchange import (
-    JSON,
     Exchanges,
     RefusedError,
     ServerFailedError,
@@ -32,6 +31,7 @@ from toolyard.engines.http.watchdog import Watchdog
 from toolyard.engines.protocol import Load, ServerLoad
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
 from toolyard.failover import Router
+from toolyard.messages import JSON
 from toolyard.supervision import Scope, loop_clock
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class _Run:
 
     def __str__(self) -> str:
         where = self.base or "a server"
-        failed = f" (the last: {self.last_error})" if self.last_error else ""
+        failed = f" (last error: {self.last_error})" if self.last_error else ""
         return f"{where}, try {self.tries}{failed}"
 
 
@@ -149,7 +149,7 @@ class HttpEngine:
         """`set_urls` was called."""
         self._unhealthy: set[str] = set()
         """Servers that have not joined yet, and about which the log says so."""
-        self._vigil = Watchdog(
+        self._watchdog = Watchdog(
             self._router,
             is_healthy=self._is_healthy,
             move=self._move,
@@ -162,8 +162,8 @@ class HttpEngine:
         self._models: dict[str, asyncio.Task[ServedModel]] = {}
         self.retried = 0
         """Number of attempts beyond the first of each request, since the engine was created."""
-        self._born = secrets.token_hex(4)
-        self._born_requests = 0
+        self._rid_prefix = secrets.token_hex(4)
+        self._rid_count = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._bases)})"
@@ -251,7 +251,7 @@ class HttpEngine:
 
     def _watch(self) -> None:
         start = asyncio.get_running_loop().create_task
-        self._watching = [start(self._vigil.watch()), start(self._tend())]
+        self._watching = [start(self._watchdog.watch()), start(self._tend())]
 
     async def _tend(self) -> None:
         while True:
@@ -343,7 +343,7 @@ class HttpEngine:
             run.attempt = Scope(task, clock, self._request_timeout)
             began, answered = _now(), False
             answer: Any = None
-            self._vigil.sent(base)
+            self._watchdog.sent(base)
             try:
                 with run.attempt:
                     answer = await attempt(base, run.rid)
@@ -358,9 +358,11 @@ class HttpEngine:
                     return None
                 run.last_error = str(error)
                 run.failures += not (self._waits and error.gone)
-                delay = error.wish + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(run.tries, 10)))
+                delay = error.retry_after + _random.uniform(
+                    0, min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(run.tries, 10))
+                )
                 left = run.deadline - clock.now()
-                if run.failures > self._retries or delay > left or error.wish > _MAX_RETRY_AFTER:
+                if run.failures > self._retries or delay > left or error.retry_after > _MAX_RETRY_AFTER:
                     raise _at(base, f"{error} (tries: {run.tries})") from error
             except EngineRequestError as error:
                 answered = True
@@ -377,7 +379,7 @@ class HttpEngine:
                 return answer if run.tries == 1 else replace(answer, queue_seconds=round(began - asked, 6))
             finally:
                 run.attempt = None
-                self._vigil.ended(base, answered=answered, seconds=_now() - began)
+                self._watchdog.ended(base, answered=answered, seconds=_now() - began)
                 self._router.done(base)
             run.base = None
             self.retried += 1
@@ -398,8 +400,8 @@ class HttpEngine:
     def _new_rid(self, request_id: str) -> str:
         """Return the request's id at the server: different for each attempt, and never a prefix of another, since
         SGLang aborts by prefix."""
-        self._born_requests += 1
-        return f"{self._born}{self._born_requests:08x}-{request_id}"
+        self._rid_count += 1
+        return f"{self._rid_prefix}{self._rid_count:08x}-{request_id}"
 
     async def _end(self, run: _Run) -> None:
         run.is_aborted = True

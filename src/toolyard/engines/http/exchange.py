@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
@@ -11,10 +10,9 @@ import aiohttp
 import orjson
 
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
+from toolyard.failover import payload, retry_after_seconds
+from toolyard.messages import JSON
 
-JSON = dict[str, Any]
-
-_AT_ONCE_BYTES = 512 * 1024
 _ERROR_BYTES = 64 * 1024
 _WORDS = 300
 _TRY_AGAIN = frozenset({408, 425, 429})
@@ -24,12 +22,12 @@ _AWAY = frozenset({502, 503, 504})
 class ServerFailedError(EngineError):
     """One attempt at one server failed. `gone`: the server itself seems unavailable, not just this answer invalid."""
 
-    def __init__(self, message: str, *, gone: bool = False, busy: bool = False, wish: float = 0.0) -> None:
+    def __init__(self, message: str, *, gone: bool = False, busy: bool = False, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.gone = gone
         self.busy = busy
         """It works, but is overloaded."""
-        self.wish = wish
+        self.retry_after = retry_after
         """Seconds it asks to wait."""
 
 
@@ -101,7 +99,7 @@ class Exchanges:
         if session is None:
             raise permanent(f"the engine was closed before {where} was asked")
         try:
-            data = None if body is None else _payload(orjson.dumps(body))
+            data = None if body is None else payload(orjson.dumps(body))
         except TypeError as error:
             raise EngineRequestError(f"{where}: the request cannot be written as JSON: {error}") from error
         if data is not None:
@@ -134,11 +132,14 @@ class Exchanges:
         if self._api_key:
             words = words.replace(self._api_key, "***")  # some servers repeat the key they refuse
         if (status >= 500 and status != 501) or status in _TRY_AGAIN:
-            wish = _retry_after(response)
+            retry_after = retry_after_seconds(response.headers.get("Retry-After"))
             # A server that says when to retry is not unavailable.
-            busy = status == 429 or (status == 503 and wish is not None)
+            busy = status == 429 or (status == 503 and retry_after is not None)
             return ServerFailedError(
-                f"{where}: HTTP {status}: {words}", gone=status in _AWAY and not busy, busy=busy, wish=wish or 0.0
+                f"{where}: HTTP {status}: {words}",
+                gone=status in _AWAY and not busy,
+                busy=busy,
+                retry_after=retry_after or 0.0,
             )
         return RefusedError(f"{where} refused (HTTP {status}): {words}", status, words)
 
@@ -186,11 +187,6 @@ async def _read(where: str, response: aiohttp.ClientResponse, most: int) -> byte
     return b"".join(pieces)
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """Send a large body in pieces: written at once it would block the event loop, and aiohttp warns about it."""
-    return io.BytesIO(body) if len(body) > _AT_ONCE_BYTES else body
-
-
 def _short(content: bytes | str) -> str:
     text = content[: 4 * _WORDS].decode("utf-8", "replace") if isinstance(content, bytes) else content
     text = " ".join(text.split())
@@ -209,12 +205,3 @@ def _words_of(content: bytes) -> str:
             break
         found = next((fields[name] for name in ("error", "message", "detail") if fields.get(name)), str(fields))
     return _short(str(found))
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Return seconds. The date form is ignored: it would compare the clocks of two machines."""
-    try:
-        wish = float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        return None
-    return wish if 0 <= wish < float("inf") else None

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from toolyard.engines.http.client import HttpEngine, HttpOptions
 from toolyard.engines.http.exchange import (
-    JSON,
     RefusedError,
     ServerFailedError,
     a_list,
@@ -25,7 +24,7 @@ from toolyard.engines.http.exchange import (
 from toolyard.engines.http.wire import integers, log_probabilities, wire_seed
 from toolyard.engines.protocol import ChatGeneration, Finish, Sampling
 from toolyard.errors import EngineRequestError
-from toolyard.messages import Message, OpenAIFunctionToolSchema
+from toolyard.messages import JSON, Message, OpenAIFunctionToolSchema
 
 _FINISHES = {
     "stop": Finish.STOP,

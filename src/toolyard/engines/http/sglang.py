@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from toolyard.engines.http.client import HttpEngine
-from toolyard.engines.http.exchange import JSON, ServerFailedError, a_list, an_object, routing_headers
+from toolyard.engines.http.exchange import ServerFailedError, a_list, an_object, routing_headers
 from toolyard.engines.http.wire import (
     aborted,
     checked_prompt,
@@ -28,6 +28,7 @@ from toolyard.engines.http.wire import (
 from toolyard.engines.protocol import Generation, Ids, Sampling
 from toolyard.errors import EngineError
 from toolyard.images import Image
+from toolyard.messages import JSON
 
 PauseMode: TypeAlias = Literal["abort", "retract", "in_place"]
 

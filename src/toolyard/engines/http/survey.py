@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from toolyard.engines.http.exchange import JSON, Exchanges, RefusedError, a_list, an_object
+from toolyard.engines.http.exchange import Exchanges, RefusedError, a_list, an_object
 from toolyard.engines.protocol import Load
 from toolyard.errors import EngineError
+from toolyard.messages import JSON
 
 T = TypeVar("T")
 _GAUGE = re.compile(r"(?m)^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:{.*})? (\S+)$")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from toolyard.engines.http.client import HttpEngine, HttpOptions
-from toolyard.engines.http.exchange import JSON, RefusedError, ServerFailedError, a_list, an_object, routing_headers
+from toolyard.engines.http.exchange import RefusedError, ServerFailedError, a_list, an_object, routing_headers
 from toolyard.engines.http.wire import (
     aborted,
     checked_prompt,
@@ -29,6 +29,7 @@ from toolyard.engines.http.wire import (
 from toolyard.engines.protocol import Generation, Ids, Sampling
 from toolyard.errors import EngineRequestError
 from toolyard.images import Image
+from toolyard.messages import JSON
 
 _TOKENS, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 _ABORTS = ("/inference/v1/abort_requests", "/abort_requests")

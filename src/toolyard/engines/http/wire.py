@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from toolyard.engines.http.exchange import JSON, ServerFailedError, a_list, an_object, permanent
+from toolyard.engines.http.exchange import ServerFailedError, a_list, an_object, permanent
 from toolyard.engines.protocol import Finish, Generation, Ids, Sampling
 from toolyard.errors import EngineRequestError
+from toolyard.messages import JSON
 
 _NO_LOGPROB = -9999.0
 """vLLM's placeholder for a missing log-probability. Used as one, it would ruin a training step."""

@@ -136,10 +136,10 @@ def written(data: JSON) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def pieces(text: str, size: int = 64) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str]:
     """`text` as a stream delivers it. A turn is sampled and parsed as a whole before it is sent."""
-    for start in range(0, len(text), size):
-        yield text[start : start + size]
+    for start in range(0, len(text), 64):
+        yield text[start : start + 64]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ _CLOSE_SECONDS = 5.0
 """How long the end of a run waits for the rest to be sent."""
 _CLOSE_SECONDS_IF_FAILING = 1.0
 _MOST_CHARS = 200
-"""Of the exporter's message about a failure."""
+"""Maximum characters of the exporter's message about a failure."""
 _SCOPE = InstrumentationScope("toolyard", __version__)
 
 

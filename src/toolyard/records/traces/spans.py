@@ -31,7 +31,7 @@ Attributes = Mapping[str, Attribute | None]
 """Those that are None are left out."""
 _NONE: Attributes = {}
 _MOST_CHARS = 128
-"""Of an attribute: ids of tasks may have any length."""
+"""Maximum characters of an attribute: ids of tasks may have any length."""
 _MOST = (1 << 63) - 1
 _LATEST = 1.8e10
 """Unix seconds whose nanoseconds fit into 64 bits."""

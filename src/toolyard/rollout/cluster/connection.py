@@ -13,7 +13,8 @@ try:
 except ImportError as error:
     raise MissingDependencyError("ray", "ray", "a cluster") from error
 
-NAMESPACE = "toolyard"
+from toolyard.limits.cluster.actor import NAMESPACE
+
 _CONNECT_SECONDS = 3.0
 
 

@@ -50,7 +50,7 @@ class Entry:
     """It was leased before, and its worker was lost or handed it over."""
     result: Result | None = None
     number: int = 0
-    """Of its result, in the order of commits."""
+    """The number of its result, in the order of commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Report:
     finished: Sequence[tuple[int, Any]] = ()
     """Results that this ledger has neither accepted nor refused: index and place."""
     journals: Sequence[tuple[int, int, Sequence[bytes]]] = ()
-    """Of requests it holds: index, number of an entry, and all entries from there on."""
+    """The journals of requests it holds: index, number of an entry, and all entries from there on."""
     shares: bool = True
     """Whether it sees the shared folder, where its journals and results are."""
     draining: bool = False

@@ -47,6 +47,7 @@ _ORDER_SECONDS = 0.1
 _ASK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _LATE_SECONDS = 30.0
+_WORKER_DEATH_SECONDS = 30.0
 _LEAST_WINDOW = 256
 _CHUNK_BYTES = 8 << 20
 """Results fetched from a worker at a time."""
@@ -66,13 +67,13 @@ class Offer:
 class ClusterResult:
     index: int
     line: bytes
-    """Of the dump."""
+    """The dump's line."""
     entries: Sequence[bytes]
-    """Of the tape."""
+    """The tape's entries."""
 
 
 @dataclass(slots=True, eq=False)
-class _Hand:
+class _Worker:
     """A worker, as the driver sees it."""
 
     name: str
@@ -135,7 +136,7 @@ class ClusterRun:
         self._dead: list[str] = []
         self._collecting: set[int] = set()
         self._collected: asyncio.Queue[ClusterResult | None] = asyncio.Queue()
-        self._hands: dict[str, _Hand] = {}
+        self._workers: dict[str, _Worker] = {}
         self._deaths: Counter[str] = Counter()
         """Quick deaths in a row by node."""
         self._not_before: dict[str, float] = {}
@@ -220,7 +221,7 @@ class ClusterRun:
             ToolyardError: the workers' model has no such weights.
         """
         self._weights = await asyncio.to_thread(ray.put, weights)
-        for given in [hand.actor.update_weights.remote(self._weights) for hand in self._hands.values()]:
+        for given in [worker.actor.update_weights.remote(self._weights) for worker in self._workers.values()]:
             try:
                 await given
             except ray.exceptions.RayTaskError as error:
@@ -238,13 +239,13 @@ class ClusterRun:
 
         `choose`: which one of a number of workers.
         """
-        known = [hand for hand in self._hands.values() if hand.shares is not None or hand.name in self._statuses]
-        begun = sorted(known, key=lambda hand: hand.began)
+        workers = sorted(self._workers.values(), key=lambda worker: worker.began)
+        begun = [worker for worker in workers if worker.shares is not None or worker.name in self._statuses]
         if not begun:
             return None
-        hand = begun[choose(len(begun))]
-        hand.actor.die.remote()
-        return hand.name
+        worker = begun[choose(len(begun))]
+        worker.actor.die.remote()
+        return worker.name
 
     async def __aenter__(self) -> Self:
         """
@@ -312,7 +313,7 @@ class ClusterRun:
             self._collected.put_nowait(None)
 
     def _refill(self) -> None:
-        window = max(_LEAST_WINDOW, 4 * self._config.in_flight * len(self._hands))  # as many again as are leased
+        window = max(_LEAST_WINDOW, 4 * self._config.in_flight * len(self._workers))  # as many again as are leased
         while not self._exhausted and len(self._open) < window:
             offer = next(self._offers, None)
             if offer is None:
@@ -330,8 +331,8 @@ class ClusterRun:
         try:
             state: State = await _get(self._ledger.order.remote(orders))
             if not state.known:
-                # To the first ledger, nobody comes with requests; to a later one, even a worker that has just started.
-                workers = list(self._hands) if self._ledger_id else []
+                # The first ledger has no workers to wait for; a later one waits for all, even those just started.
+                workers = list(self._workers) if self._ledger_id else []
                 self._ledger_id = await _get(self._ledger.open.remote(workers))
                 self._after = 0
                 self._new = [(index, group, payload) for index, (group, payload) in self._open.items()]
@@ -378,13 +379,13 @@ class ClusterRun:
             else:
                 self._deliver(result.index, data)
 
-    async def _fetch(self, worker: str, results: Sequence[Result]) -> None:
-        hand = self._hands.get(worker.partition("/")[0])
+    async def _fetch(self, name: str, results: Sequence[Result]) -> None:
+        worker = self._workers.get(name.partition("/")[0])
         for chunk in _chunks(results):
             try:
-                if hand is None:
-                    raise RecordError(f"worker {worker} is gone, with {len(chunk)} results")
-                found: list[bytes | None] = await _get(hand.actor.fetch.remote([result.index for result in chunk]))
+                if worker is None:
+                    raise RecordError(f"worker {name} is gone, with {len(chunk)} results")
+                found: list[bytes | None] = await _get(worker.actor.fetch.remote([result.index for result in chunk]))
             except (RecordError, ray.exceptions.RayError, TimeoutError) as error:
                 for result in chunk:
                     self._withdraw(result.index, error)
@@ -416,17 +417,17 @@ class ClusterRun:
             for node in nodes
             if node["Alive"] and node["NodeID"] not in draining and self._fits(node["Resources"])
         ]
-        if not fit and not self._hands:
+        if not fit and not self._workers:
             what = f" with the resource {self._cluster.resource!r}" if self._cluster.resource else ""
             raise ClusterError(f"the cluster has no node{what} and {self._cluster.cpus:g} CPUs for a worker")
         await self._bury(set(fit))
-        for hand in self._hands.values():
-            if hand.node in draining and not hand.draining:
-                hand.draining = True
-                hand.actor.drain.remote()
-                self._note(f"node {hand.node[:8]} is about to go: worker {hand.name} takes on nothing more")
-        count = Counter(hand.node for hand in self._hands.values())
-        while len(self._hands) < (self._cluster.workers or len(fit)):
+        for worker in self._workers.values():
+            if worker.node in draining and not worker.draining:
+                worker.draining = True
+                worker.actor.drain.remote()
+                self._note(f"node {worker.node[:8]} is being drained: worker {worker.name} accepts no more requests")
+        count = Counter(worker.node for worker in self._workers.values())
+        while len(self._workers) < (self._cluster.workers or len(fit)):
             now = time.monotonic()
             free = [node for node in fit if self._not_before.get(node, 0.0) <= now]
             node = min(free, key=lambda node: count[node], default=None)
@@ -457,57 +458,57 @@ class ClusterRun:
             )
             .remote(name, self._setup, self._ledger, self._weights)
         )
-        self._hands[name] = _Hand(name, node, actor, actor.run.remote(), actor.hello.remote(), time.monotonic())
+        self._workers[name] = _Worker(name, node, actor, actor.run.remote(), actor.hello.remote(), time.monotonic())
 
     async def _bury(self, alive: set[str]) -> None:
         """Notice workers that have ended, and what they said at first."""
-        for hand in list(self._hands.values()):
-            if hand.shares is None and ray.wait([hand.hello], timeout=0)[0]:
+        for worker in list(self._workers.values()):
+            if worker.shares is None and ray.wait([worker.hello], timeout=0)[0]:
                 with contextlib.suppress(ray.exceptions.RayError):
-                    hand.shares, pid = await _get(hand.hello)
-                    how = "writes to the shared folder" if hand.shares else "sends its results and journals"
-                    self._note(f"worker {hand.name} (process {pid}) {how}")
-            elif hand.shares is None and not hand.is_late and time.monotonic() - hand.began > _LATE_SECONDS:
-                hand.is_late = True
-                free = f"are {self._cluster.cpus:g} CPUs free on node {hand.node[:8]}? (cluster.cpus)"
-                self._note(f"worker {hand.name} has not started for {_LATE_SECONDS:g} s: {free}")
-            if not ray.wait([hand.running], timeout=0)[0]:
+                    worker.shares, pid = await _get(worker.hello)
+                    how = "writes to the shared folder" if worker.shares else "sends its results and journals"
+                    self._note(f"worker {worker.name} (process {pid}) {how}")
+            elif worker.shares is None and not worker.is_late and time.monotonic() - worker.began > _LATE_SECONDS:
+                worker.is_late = True
+                free = f"are {self._cluster.cpus:g} CPUs free on node {worker.node[:8]}? (cluster.cpus)"
+                self._note(f"worker {worker.name} has not started for {_LATE_SECONDS:g} s: {free}")
+            if not ray.wait([worker.running], timeout=0)[0]:
                 continue
-            del self._hands[hand.name]
-            self._statuses.pop(hand.name, None)
-            self._dead.append(hand.name)
+            del self._workers[worker.name]
+            self._statuses.pop(worker.name, None)
+            self._dead.append(worker.name)
             try:
-                await _get(hand.running)
+                await _get(worker.running)
             except ray.exceptions.RayTaskError as error:
-                raise _cause(error, f"worker {hand.name}: ") from None
+                raise _cause(error, f"worker {worker.name}: ") from None
             except ray.exceptions.RayError as error:
-                self._died(hand, str(error).strip().partition("\n")[0], on_live_node=hand.node in alive)
+                self._died(worker, str(error).strip().partition("\n")[0], on_live_node=worker.node in alive)
 
     def _set_engine_urls(self, urls: tuple[str, ...]) -> None:
         """The engine directory has changed. Workers hear of it from here: not all of them may see the file."""
         self._setup = replace(self._setup, engine_urls=urls)
         self._engine_changes += 1
-        for hand in self._hands.values():
-            hand.actor.set_engine_urls.remote(urls, self._engine_changes)
+        for worker in self._workers.values():
+            worker.actor.set_engine_urls.remote(urls, self._engine_changes)
 
-    def _died(self, hand: _Hand, why: str, *, on_live_node: bool) -> None:
-        self._note(f"worker {hand.name} died; others play its requests")
-        quick = on_live_node and time.monotonic() - hand.began < _QUICK_DEATH_SECONDS and hand.shares is None
-        self._deaths[hand.node] = self._deaths[hand.node] + 1 if quick else 0
-        if self._deaths[hand.node] >= _QUICK_DEATHS:
-            raise ClusterError(f"{_QUICK_DEATHS} workers in a row died at their start on node {hand.node[:8]}: {why}")
-        self._not_before[hand.node] = time.monotonic() + 0.2 * 2 ** self._deaths[hand.node] - 0.2
+    def _died(self, worker: _Worker, why: str, *, on_live_node: bool) -> None:
+        self._note(f"worker {worker.name} died; others play its requests")
+        quick = on_live_node and time.monotonic() - worker.began < _QUICK_DEATH_SECONDS and worker.shares is None
+        self._deaths[worker.node] = self._deaths[worker.node] + 1 if quick else 0
+        if self._deaths[worker.node] >= _QUICK_DEATHS:
+            raise ClusterError(f"{_QUICK_DEATHS} workers in a row died at their start on node {worker.node[:8]}: {why}")
+        self._not_before[worker.node] = time.monotonic() + 0.2 * 2 ** self._deaths[worker.node] - 0.2
 
     async def _end_workers(self) -> None:
-        hands = list(self._hands.values())
-        for hand in hands:
-            hand.actor.stop.remote()
-        if hands:
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.actor.stop.remote()
+        if workers:
             await asyncio.to_thread(
-                ray.wait, [hand.running for hand in hands], num_returns=len(hands), timeout=_STOP_SECONDS
+                ray.wait, [worker.running for worker in workers], num_returns=len(workers), timeout=_STOP_SECONDS
             )
-        for hand in hands:
-            ray.kill(hand.actor)
+        for worker in workers:
+            ray.kill(worker.actor)
         if self._ledger is not None:
             ray.kill(self._ledger)
 
@@ -521,14 +522,14 @@ def offers_of(config: RolloutConfig, digests: Mapping[str, str], wanted: Collect
                 yield Offer(group * config.n + offset, group, Payload(task, offset, config.step, digests[request_id]))
 
 
-def leftovers(folder: Path, *, wait_seconds: float = 30.0) -> Iterator[list[bytes]]:
+def leftovers(folder: Path) -> Iterator[list[bytes]]:
     """The results of a run that was killed, each as its lines. Waits until its workers are dead, then removes them.
 
     Raises:
         RecordError: its workers live on.
     """
     shards = sorted((folder / SHARDS).glob("*.jsonl")) if folder.exists() else []
-    until = time.monotonic() + wait_seconds
+    until = time.monotonic() + _WORKER_DEATH_SECONDS
     for shard in shards:
         with shard.open("rb") as file:
             while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import pickle
 import threading
@@ -39,7 +38,6 @@ from toolyard.rollout.watching.logs import logging_to
 from toolyard.supervision import Stall
 from toolyard.tasks.protocol import Task
 
-_log = logging.getLogger(__name__)
 _REPORT_SECONDS = 0.25
 _GAP_SECONDS = 0.01
 """Minimum seconds between two reports: what happens meanwhile goes into one."""
@@ -75,7 +73,7 @@ class Payload(NamedTuple):
     rollout_offset: int
     step: int
     digest: str = ""
-    """Of the task, for the dump."""
+    """The task's digest, for the dump."""
     play: str = ""
     """Set if the same request is played more than once: which time it is."""
 
@@ -88,7 +86,7 @@ class Payload(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Of the model, for workers with an embedded engine."""
+    """The model's weights, for workers with an embedded engine."""
 
     by_name: Mapping[str, Any]
     """Tensors."""
@@ -126,7 +124,7 @@ class _Held:
     dropped: bool = False
     journal: StreamedJournal | None = None
     entries: list[bytes] = field(default_factory=list[bytes])
-    """Of the tape, if the run is recorded."""
+    """The tape's entries, if the run is recorded."""
     close_journal: Callable[[bool], None] = lambda _: None
 
 

@@ -89,7 +89,7 @@ class StatusPage(_Part):
     """The busiest first."""
     node_count: int
     ledger: dict[str, int]
-    """Of a cluster."""
+    """The figures of a cluster's ledger; empty without one."""
     servers: list[ServerRow]
     sandbox: SandboxRow | None
     limiters: list[LimiterRow]

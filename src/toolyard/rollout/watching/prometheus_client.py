@@ -1,4 +1,4 @@
-"""The metrics of a run. What ended is counted as it ends; what goes on is read when somebody asks.
+"""The metrics of a run. Finished requests are counted as they end; the current state is read at each scrape.
 
 All methods that read can be called from any thread. Labels take few values: finish reasons, tools, servers, nodes;
 never requests or tasks.
@@ -54,7 +54,7 @@ _VERDICTS = {verdict.value for verdict in Verdict}
 
 
 class RunMetrics(Observer):
-    """Of one run, with its own registry."""
+    """The metrics of one run, in their own registry."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

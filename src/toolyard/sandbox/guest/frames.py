@@ -59,11 +59,10 @@ EACH_PYTHON = 8
 EACH_COMMAND = 9
 """One program, many inputs: one response each, in order. A cancellation ends it with one more response, CANCELLED."""
 
-# Precedes the inputs in the stdin part of an EACH request: how many there are, the CPU to run them on (ANY: no
+# Precedes the inputs in the stdin part of an EACH request: how many there are, the CPU to run them on (negative: no
 # preference) and whether responses may be batched, then the length of each.
 CASES = struct.Struct("<Ii?")
 CASE = struct.Struct("<Q")
-ANY = -1
 
 # reason, flags, wait status, wall s, cpu s, starved s, peak bytes, then the lengths of stdout, stderr and extra.
 RESPONSE = struct.Struct("<BBxxidddQQQQ")

@@ -153,22 +153,22 @@ def listen_on_loopback(port: int) -> socket.socket:
     return listener
 
 
-def open_beneath(directory: int, name: str, flags: int, mode: int = 0, *, in_root: bool = False) -> int:
+def open_beneath(directory: int, name: str, flags: int, *, in_root: bool = False) -> int:
     """Open `name` under `directory` without following symbolic links or leaving it, however the tree changes.
 
     `in_root` treats an absolute name as one below `directory`.
     """
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | (RESOLVE_IN_ROOT if in_root else RESOLVE_BENEATH)
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
     try:
         return syscall(OPENAT2, f"open {name}", directory, os.fsencode(name), how, len(how))
     except OSError as error:
         if error.errno != errno.ENOSYS:  # our own filter refuses it under an old Landlock
             raise
-    return _open_step_by_step(directory, name.lstrip("/") if in_root else name, flags, mode)
+    return _open_step_by_step(directory, name.lstrip("/") if in_root else name, flags)
 
 
-def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
+def _open_step_by_step(directory: int, name: str, flags: int) -> int:
     *folders, last = [part for part in name.split("/") if part] or ["."]
     if name.startswith("/") or ".." in (*folders, last):
         raise OSError(errno.EXDEV, f"open {name}: {os.strerror(errno.EXDEV)}")
@@ -178,7 +178,7 @@ def _open_step_by_step(directory: int, name: str, flags: int, mode: int) -> int:
             step = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             opened.append(os.open(folder, step, dir_fd=opened[-1] if opened else directory))
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(last, flags, mode, dir_fd=opened[-1] if opened else directory)
+        return os.open(last, flags, dir_fd=opened[-1] if opened else directory)
     finally:
         for handle in opened:
             os.close(handle)

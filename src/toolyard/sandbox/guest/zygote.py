@@ -40,14 +40,16 @@ _WARM_UP = {
 
 
 def preload(modules: list[str]) -> list[str]:
-    """Import and warm up. Returns the modules that failed. A module that starts threads, which a fork loses, raises."""
+    """Import and warm up. Returns the modules that are installed but failed. A module that starts threads, which a fork
+    loses, raises."""
     failed: list[str] = []
     for name in modules:
         try:
             importlib.import_module(name)
             exec(_WARM_UP.get(name, "pass"), {})  # noqa: S102
         except Exception as error:
-            failed.append(f"{name}: {type(error).__name__}: {error}")
+            if not (isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")):
+                failed.append(f"{name}: {type(error).__name__}: {error}")
         if len(os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"importing {name!r} starts threads, which do not survive a fork: do not preload it")
     for name in sys.builtin_module_names:

@@ -6,6 +6,7 @@ import array
 import asyncio
 import contextlib
 import itertools
+import logging
 import marshal
 import os
 import socket
@@ -21,6 +22,7 @@ from toolyard.sandbox.host.worker import Worker, hang_up
 from toolyard.sandbox.host.worker import WorkerReply as WorkerReply
 from toolyard.sandbox.isolation import GUEST_MAIN
 
+_log = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 """Long enough for a zygote that imports large packages."""
 _SPAWN_SECONDS = 30.0
@@ -39,7 +41,6 @@ class Zygote:
     ) -> None:
         self.name = name
         self._reachable = reachable
-        self.failed_modules: tuple[str, ...] = ()
         self.alive = False
         self._python = python
         self._config = config
@@ -85,7 +86,10 @@ class Zygote:
         if error:
             await self.stop()
             raise SandboxError(f"zygote {self.name!r} could not start: {error}")
-        self.failed_modules = tuple(failed)
+        if failed:
+            _log.warning(
+                "programs of profile %r start more slowly, since not imported: %s", self.name, "; ".join(failed)
+            )
 
     async def spawn(self) -> Worker:
         """Fork a worker: a new jail, ready for its first request.

@@ -120,7 +120,6 @@ ROWS: tuple[Language, ...] = (
         "        add<<<1, 1>>>(on_device, on_device + 1);\n"
         "        cudaMemcpy(&a, on_device, sizeof(int), cudaMemcpyDeviceToHost);\n"
         '    } else {\n        a += b;\n    }\n    std::printf("%d\\n", a);\n}\n',
-        sparse=True,
     ),
     Language(
         "go",
@@ -141,7 +140,6 @@ ROWS: tuple[Language, ...] = (
         libraries=(_TESTIFY,),
         self_test='package main\n\nimport "fmt"\n\n'
         "func main() {\n\tvar a, b int\n\tfmt.Scan(&a, &b)\n\tfmt.Println(a + b)\n}\n",
-        sparse=True,
     ),
     Language(
         "go_test",
@@ -162,7 +160,6 @@ ROWS: tuple[Language, ...] = (
         self_test='package main\n\nimport (\n\t"fmt"\n\t"testing"\n)\n\nfunc TestSum(t *testing.T) {\n'
         "\tvar a, b int\n\tfmt.Scan(&a, &b)\n\tfmt.Println(a + b)\n"
         '\tif a+b != 42 {\n\t\tt.Error("not 42")\n\t}\n}\n',
-        sparse=True,
     ),
     Language(
         "rust",
@@ -197,7 +194,6 @@ ROWS: tuple[Language, ...] = (
             ),
         ),
         self_test='print(readLine()!.split(separator: " ").map { Int($0)! }.reduce(0, +))\n',
-        sparse=True,
     ),
     Language(
         "D_ut",
@@ -262,6 +258,5 @@ ROWS: tuple[Language, ...] = (
         ),
         self_test="using System;\nusing System.Linq;\n\nclass Program {\n    static void Main() {\n"
         "        Console.WriteLine(Console.ReadLine().Split().Select(int.Parse).Sum());\n    }\n}\n",
-        sparse=True,
     ),
 )

@@ -222,10 +222,10 @@ class GoPackages(_BuildCache):
         self._finished = self.directory / "packages"
         self._asked = asyncio.Event()
 
-    def env(self, *, directory: str = GO_PACKAGES_IN_JAIL) -> Mapping[str, str]:
-        """Variables for the compile command. `directory`: where it finds `self.directory`."""
+    def env(self) -> Mapping[str, str]:
+        """Variables for the compile command."""
         self._asked.set()
-        return {"GOCACHE": f"{directory}/packages"} if self.needed and self._finished.is_dir() else {}
+        return {"GOCACHE": f"{GO_PACKAGES_IN_JAIL}/packages"} if self.needed and self._finished.is_dir() else {}
 
     async def maintain(self) -> None:
         """Build the packages after the first program needs them. Returns when they are ready."""

@@ -137,7 +137,6 @@ ROWS: tuple[Language, ...] = (
         self_test="import java.util.Scanner;\n\npublic class SelfTest {\n"
         "    public static void main(String[] args) {\n        Scanner in = new Scanner(System.in);\n"
         "        System.out.println(in.nextInt() + in.nextInt());\n    }\n}\n",
-        sparse=True,
         fit=_fit_java,
     ),
     Language(
@@ -163,7 +162,6 @@ ROWS: tuple[Language, ...] = (
         "import org.junit.jupiter.api.Test;\n\nclass SumTest {\n    @Test\n    void sum() {\n"
         "        Scanner in = new Scanner(System.in);\n        int sum = in.nextInt() + in.nextInt();\n"
         "        System.out.println(sum);\n        assertEquals(42, sum);\n    }\n}\n",
-        sparse=True,
         fit=_fit_junit,
     ),
     Language(
@@ -182,7 +180,6 @@ ROWS: tuple[Language, ...] = (
             ),
         ),
         self_test='object Main extends App {\n  println(scala.io.StdIn.readLine().split(" ").map(_.toInt).sum)\n}\n',
-        sparse=True,
         fit=_fit_scala,
     ),
     Language(
@@ -201,7 +198,6 @@ ROWS: tuple[Language, ...] = (
             ),
         ),
         self_test='println(readLine()!!.split(" ").map { it.toInt() }.sum())\n',
-        sparse=True,
         fit=_fit_kotlin,
     ),
 )

@@ -62,7 +62,6 @@ ROWS: tuple[Language, ...] = (
         ways=(Way(needs=("node",), run="{node} main.js", env=_ENV, version="{node} --version", adapt=_packages),),
         libraries=("npm:lodash",),
         self_test='const [a, b] = require("fs").readFileSync(0, "utf8").split(" ").map(Number);\nconsole.log(a + b);\n',
-        sparse=True,
     ),
     Language(
         "typescript",
@@ -117,7 +116,6 @@ ROWS: tuple[Language, ...] = (
         self_test='import * as fs from "fs";\nenum Base { Ten = 10 }\n'
         'const words: string[] = fs.readFileSync(0, "utf8").trim().split(" ");\n'
         "console.log(words.map((word) => parseInt(word, Base.Ten)).reduce((a, b) => a + b));\n",
-        sparse=True,
     ),
     Language(
         "jest",
@@ -141,6 +139,5 @@ ROWS: tuple[Language, ...] = (
         '  const words: string[] = fs.readFileSync(0, "utf8").trim().split(" ");\n'
         "  const sum = words.map(Number).reduce((a, b) => a + b);\n"
         "  process.stdout.write(`${sum}\\n`);\n  expect(sum).toBe(42);\n});\n",
-        sparse=True,
     ),
 )

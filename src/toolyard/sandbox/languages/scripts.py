@@ -97,7 +97,6 @@ ROWS: tuple[Language, ...] = (
             ),
         ),
         self_test="println(sum(parse.(Int, split(readline()))))\n",
-        sparse=True,
     ),
     Language(
         "racket",
@@ -115,7 +114,6 @@ ROWS: tuple[Language, ...] = (
             ),
         ),
         self_test="#lang racket\n(displayln (+ (read) (read)))\n",
-        sparse=True,
     ),
     Language(
         "sql",
@@ -140,7 +138,6 @@ ROWS: tuple[Language, ...] = (
         ways=(Way(needs=("lean",), run="{lean} main.lean", version="{lean} --version"),),
         self_test="def main : IO Unit := do\n  let line ← (← IO.getStdin).getLine\n"
         '  let numbers := (line.trim.splitOn " ").map String.toNat!\n  IO.println (numbers.foldl (· + ·) 0)\n',
-        sparse=True,
         fit=_fit_lean,
     ),
 )

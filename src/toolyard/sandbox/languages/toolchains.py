@@ -101,8 +101,6 @@ class Language:
     """Set if a warm interpreter runs it instead of a command: returns the Python program to run in its place."""
     gpu: bool = False
     """Whether its programs use the machine's GPUs."""
-    sparse: bool = False
-    """It reserves far more address space than it uses, so RLIMIT_AS cannot limit its memory."""
     fit: Callable[[Toolchain, str, int], Toolchain] | None = None
     """Adjusts the commands to a program, given its code and memory limit."""
 

@@ -8,7 +8,6 @@ are reported, and `retryable` tells callers that they may decide otherwise.
 from __future__ import annotations
 
 import asyncio
-import io
 import random
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -20,6 +19,7 @@ from types import SimpleNamespace
 import aiohttp
 
 from toolyard.errors import ConfigError, ProgramError, SandboxBusyError, SandboxClosedError, SandboxError
+from toolyard.failover import payload, retry_after_seconds
 from toolyard.sandbox.remote.health import PING_SECONDS, Health
 
 _BUSY = frozenset({429, 503, 504})
@@ -27,7 +27,6 @@ _IDLE_SECONDS = 4.0
 """uvicorn, which SandboxFusion uses, closes idle connections after 5 s. Closing ours first avoids the race."""
 _STALE_SECONDS = 1.0
 """A reused connection that was already closed fails within a round trip. Later failures happened during the request."""
-_AT_ONCE_BYTES = 512 * 1024
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _random = random.SystemRandom()
@@ -163,10 +162,10 @@ class Connections:
                     self._slots,
                     self._waiting(seconds),
                     self._opened().request(
-                        method, where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                        method, where, data=payload(body), allow_redirects=False, trace_request_ctx=connection
                     ) as response,
                 ):
-                    return HttpReply(response.status, await response.read(), _retry_after(response))
+                    return await _whole_reply(response)
 
         return await self._with_retries(once, path, repeatable=repeatable)
 
@@ -187,11 +186,11 @@ class Connections:
                         async with self._waiting(seconds):
                             response = await opened.enter_async_context(
                                 self._opened().post(
-                                    where, data=_payload(body), allow_redirects=False, trace_request_ctx=connection
+                                    where, data=payload(body), allow_redirects=False, trace_request_ctx=connection
                                 )
                             )
                             if response.status != 200:
-                                return HttpReply(response.status, await response.read(), _retry_after(response))
+                                return await _whole_reply(response)
                         open_until_left.push_async_exit(opened.pop_all())
                         return HttpReply(200, b"", None, ResponseLines(response, where, self._waiting))
 
@@ -361,19 +360,11 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
     context.trace_request_ctx.reused_at = asyncio.get_running_loop().time()
 
 
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """Send a large body in pieces: written at once it would block the event loop, and aiohttp warns about it."""
-    return io.BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
+async def _whole_reply(response: aiohttp.ClientResponse) -> HttpReply:
+    body = await response.read()
+    return HttpReply(response.status, body, retry_after_seconds(response.headers.get("Retry-After")))
 
 
 def delay_before(attempt: int, least: float | None) -> float:
     """Exponential with full jitter, so that clients refused together do not all come back at once."""
     return (least or 0.0) + _random.uniform(0, min(_LONGEST_DELAY, _FIRST_DELAY * 2**attempt))
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """In seconds. The date form of the header is not supported: the two machines' clocks may differ."""
-    try:
-        return max(0.0, float(response.headers.get("Retry-After", "")))
-    except ValueError:
-        return None

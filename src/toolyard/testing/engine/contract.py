@@ -119,14 +119,14 @@ class EngineContract(ABC):
         greedy = await self.greedy(engine)
         assert (await self.sample(engine, top_k=1)).token_ids == greedy.token_ids
 
-    async def test_the_prompt_may_be_any_sequence_and_is_not_touched(self, engine: Engine) -> None:
+    async def test_the_prompt_may_be_any_sequence_and_is_not_modified(self, engine: Engine) -> None:
         prompt = list(self.prompt)
         as_list = await self.greedy(engine, prompt)
         as_tuple = await self.greedy(engine, tuple(prompt))
         assert as_list.token_ids == as_tuple.token_ids
         assert prompt == list(self.prompt)
 
-    async def test_the_answer_goes_on_where_an_earlier_one_ended(self, engine: Engine) -> None:
+    async def test_an_answer_can_be_continued_where_it_ended(self, engine: Engine) -> None:
         """A conversation is only its tokens: one request or two give the same answer."""
         if not self.continues_tokens:
             pytest.skip("the engine does not promise it")
@@ -139,7 +139,7 @@ class EngineContract(ABC):
             )
             assert rest.token_ids == whole[half:]
 
-    async def test_what_it_says_of_its_cache_fits_the_prompt(self, engine: Engine) -> None:
+    async def test_the_cached_tokens_fit_the_prompt(self, engine: Engine) -> None:
         found = await self.greedy(engine)
         assert found.cached_tokens is None or 0 <= found.cached_tokens <= len(self.prompt)
 
@@ -152,7 +152,7 @@ class EngineContract(ABC):
         assert found.finish is Finish.STOP
         self.check(found)
 
-    async def test_a_stop_token_at_the_very_limit_is_a_stop(self, engine: Engine) -> None:
+    async def test_a_stop_token_at_the_token_limit_is_a_stop(self, engine: Engine) -> None:
         greedy = (await self.greedy(engine)).token_ids
         stop = next(token for token in greedy[2:] if token not in greedy[:2])
         found = await self.greedy(engine, stop_token_ids=(stop,), max_tokens=greedy.index(stop) + 1)
@@ -191,7 +191,7 @@ class EngineContract(ABC):
                 assert done.result().token_ids == alone[n % 4]
 
     # ------------------------------------------------------------------------------------------------------ aborting
-    async def test_an_abort_ends_a_request_with_what_there_is_and_leaves_others_alone(self, engine: Engine) -> None:
+    async def test_an_abort_returns_what_was_sampled_and_leaves_other_requests_alone(self, engine: Engine) -> None:
         greedy = (await self.greedy(engine)).token_ids
         # One name is a prefix of the other: some servers abort by prefix.
         async with asyncio.timeout(_PATIENCE), asyncio.TaskGroup() as tasks:
@@ -207,7 +207,7 @@ class EngineContract(ABC):
         assert found.token_ids[: self.some] == greedy[: len(found.token_ids)]
         self.check(found)
 
-    async def test_an_aborted_request_can_go_on(self, engine: Engine) -> None:
+    async def test_an_aborted_request_can_be_continued(self, engine: Engine) -> None:
         async with asyncio.timeout(_PATIENCE), asyncio.TaskGroup() as tasks:
             first = tasks.create_task(self.greedy(engine, max_tokens=self.endless, request_id="goes-on"))
             await asyncio.sleep(self.settle_seconds)
@@ -216,14 +216,14 @@ class EngineContract(ABC):
         rest = await self.greedy(engine, [*self.prompt, *done], max_tokens=self.some, request_id="goes-on")
         assert (len(rest.token_ids), rest.finish) == (self.some, Finish.LENGTH)
 
-    async def test_aborting_what_does_not_run_does_nothing(self, engine: Engine) -> None:
+    async def test_aborting_a_request_that_is_not_running_does_nothing(self, engine: Engine) -> None:
         async with asyncio.timeout(_PATIENCE):
             await engine.abort("never heard of")
             await self.greedy(engine, request_id="finished")
             await engine.abort("finished")
             assert (await self.greedy(engine, request_id="finished")).finish is Finish.LENGTH
 
-    async def test_a_request_aborted_at_once_ends(self, engine: Engine) -> None:
+    async def test_a_request_aborted_immediately_ends(self, engine: Engine) -> None:
         """Before, while or after it reaches the sampler: in any case it ends."""
         for ticks in range(4):
             async with asyncio.timeout(_PATIENCE), asyncio.TaskGroup() as tasks:
@@ -250,7 +250,7 @@ class EngineContract(ABC):
                 assert (again.token_ids, again.finish) == (greedy, Finish.LENGTH)
 
     # ------------------------------------------------------------------------------------------------------ lifetime
-    async def test_after_leaving_nothing_runs(self) -> None:
+    async def test_nothing_runs_after_the_engine_is_closed(self) -> None:
         before = asyncio.all_tasks()
         engine = self.make()
         async with asyncio.timeout(_PATIENCE):
@@ -279,7 +279,7 @@ class EngineContract(ABC):
         with pytest.raises(EngineRequestError):
             await self.greedy(engine, [])
 
-    async def test_ids_that_are_no_tokens_are_refused(self, engine: Engine) -> None:
+    async def test_invalid_token_ids_are_refused(self, engine: Engine) -> None:
         if not self.out_of_range_is_refused:
             pytest.skip("the engine does not promise it")
         for bad in (-1, self.vocabulary, 2**40):
@@ -287,12 +287,12 @@ class EngineContract(ABC):
                 await self.greedy(engine, [*self.prompt, bad])
         assert (await self.greedy(engine)).finish is Finish.LENGTH
 
-    async def test_a_refused_request_is_not_worth_another_try(self, engine: Engine) -> None:
+    async def test_a_refused_request_is_not_retryable(self, engine: Engine) -> None:
         with pytest.raises(EngineRequestError) as refused:
             await self.greedy(engine, [])
         assert not refused.value.retryable
 
-    async def test_an_answer_ends_where_the_context_is_full(self, engine: Engine) -> None:
+    async def test_an_answer_ends_when_the_context_is_full(self, engine: Engine) -> None:
         if self.context is None:
             pytest.skip("the engine's context is not known")
         prompt = self.prompt_of(self.context - 5)

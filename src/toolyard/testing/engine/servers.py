@@ -18,11 +18,11 @@ import orjson
 from aiohttp import web
 
 from toolyard.engines.protocol import Sampling
+from toolyard.messages import JSON
 from toolyard.testing.engine.byte_model import BYTE_EOS, ByteModel, byte_decode, byte_encode
 
 __all__ = ["OPENAI", "SGLANG", "VLLM", "VLLM_TOKENS", "EngineServer", "Fault"]
 
-JSON = dict[str, Any]
 
 SGLANG, VLLM, VLLM_TOKENS, OPENAI = "sglang", "vllm", "vllm-tokens", "openai"
 _PACE = 32

@@ -30,7 +30,7 @@ class LimiterPermits(LimiterClaims):
     """A part of `LimiterContract`."""
 
     # --------------------------------------------------------------------------------------- nothing loses a permit
-    async def test_cancelling_who_waits_loses_no_permit(self, make: Make) -> None:
+    async def test_a_cancelled_waiter_loses_no_permit(self, make: Make) -> None:
         limiter = await make(2)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(2, "holder")
@@ -44,7 +44,7 @@ class LimiterPermits(LimiterClaims):
         assert (await statistics_once(limiter, lambda found: found.waiting == 0)).waiting == 0
         assert await can_be_held(limiter) == 2
 
-    async def test_cancelling_in_the_very_tick_of_the_grant_loses_no_permit(self, make: Make) -> None:
+    async def test_a_waiter_cancelled_in_the_tick_of_its_grant_loses_no_permit(self, make: Make) -> None:
         """Granted, then cancelled; and cancelled, then granted."""
         limiter = await make(1)
 
@@ -64,7 +64,7 @@ class LimiterPermits(LimiterClaims):
                 await asyncio.wait([waiter])
         assert await can_be_held(limiter) == 1
 
-    async def test_cancelling_who_runs_gives_the_permit_back(self, make: Make) -> None:
+    async def test_a_cancelled_holder_gives_its_permit_back(self, make: Make) -> None:
         limiter = await make(2)
         async with crowd_at(limiter) as crowd:
             for n in range(200):
@@ -94,7 +94,7 @@ class LimiterPermits(LimiterClaims):
         async with limiter.permit(timeout=0):
             pass
 
-    async def test_timeouts_in_the_moment_of_the_grant_lose_no_permit(self, make: Make) -> None:
+    async def test_timeouts_at_the_moment_of_the_grant_lose_no_permit(self, make: Make) -> None:
         limiter = await make(1)
         in_time = 0
 
@@ -112,7 +112,7 @@ class LimiterPermits(LimiterClaims):
                 await asyncio.wait([waiter])
         assert await can_be_held(limiter) == 1
 
-    async def test_a_timeout_of_the_callers_own_is_not_the_limiters(self, make: Make) -> None:
+    async def test_the_callers_own_timeout_is_not_the_limiters(self, make: Make) -> None:
         limiter = await make(1)
         async with limiter.permit():
             with pytest.raises(TimeoutError) as late:
@@ -195,7 +195,7 @@ class LimiterPermits(LimiterClaims):
         assert 1 <= gauge.most <= 2
         assert await can_be_held(limiter) == 2
 
-    async def test_a_thread_that_waits_too_long_is_told_so_and_loses_no_permit(self, make: Make) -> None:
+    async def test_a_thread_that_waits_too_long_gets_a_timeout_and_loses_no_permit(self, make: Make) -> None:
         limiter = await make(1)
 
         def wait() -> None:
@@ -209,7 +209,7 @@ class LimiterPermits(LimiterClaims):
             await in_threads(3, wait)
         assert await can_be_held(limiter) == 1
 
-    async def test_who_waited_in_a_loop_that_was_closed_swallows_no_permit(self, make: Make) -> None:
+    async def test_waiters_in_a_closed_event_loop_lose_no_permit(self, make: Make) -> None:
         limiter = await make(1)
 
         async def wait() -> None:
@@ -257,7 +257,7 @@ class LimiterPermits(LimiterClaims):
         assert await gives_all_back(limiter)
         assert (await statistics_once(limiter, lambda found: found.expired > 0)).expired == 1
 
-    async def test_a_body_that_ignores_its_cancellation_loses_its_permit_all_the_same(self, make: Make) -> None:
+    async def test_a_body_that_ignores_its_cancellation_still_loses_its_permit(self, make: Make) -> None:
         limiter = await make(1, max_hold_seconds=0.2)
         done = asyncio.Event()
         found: list[str] = []
@@ -305,7 +305,7 @@ class LimiterPermits(LimiterClaims):
         assert await gives_all_back(limiter)
         assert (await statistics_once(limiter, lambda found: found.expired > 0)).expired == 1
 
-    async def test_a_body_that_blocks_its_event_loop_loses_its_permit_all_the_same(self, make: Make) -> None:
+    async def test_a_body_that_blocks_its_event_loop_still_loses_its_permit(self, make: Make) -> None:
         limiter = await make(1, max_hold_seconds=0.2)
         passed_on = threading.Event()
 
@@ -322,7 +322,7 @@ class LimiterPermits(LimiterClaims):
             await block(thread)
         assert await gives_all_back(limiter)
 
-    async def test_who_leaves_in_time_is_never_bothered(self, make: Make) -> None:
+    async def test_a_holder_that_leaves_in_time_never_expires(self, make: Make) -> None:
         limiter = await make(2, max_hold_seconds=0.3)
         async with limiter.permit():
             pass

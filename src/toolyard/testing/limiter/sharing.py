@@ -24,7 +24,7 @@ class LimiterSharing(LimiterClaims):
         async with limiter.permit() as permit:
             assert isinstance(permit, Permit)
 
-    async def test_as_many_as_the_limit_run_and_no_more(self, make: Make) -> None:
+    async def test_exactly_as_many_as_the_limit_run_at_once(self, make: Make) -> None:
         limiter = await make(3)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(10, "t")
@@ -33,7 +33,7 @@ class LimiterSharing(LimiterClaims):
             assert crowd.gauge.inside == 3
         assert (crowd.gauge.most, crowd.gauge.entered) == (3, 10)
 
-    async def test_never_more_than_the_limit_run_whoever_of_two_thousand_is_cancelled(self, make: Make) -> None:
+    async def test_the_limit_holds_while_hundreds_of_two_thousand_are_cancelled(self, make: Make) -> None:
         limiter = await make(7)
         gauge, rng = Gauge(), random.Random(7)  # noqa: S311
 
@@ -69,7 +69,7 @@ class LimiterSharing(LimiterClaims):
                 tasks.create_task(increment())
         assert total == 300
 
-    async def test_idle_capacity_is_never_unused_while_someone_waits(self, make: Make) -> None:
+    async def test_no_permit_is_idle_while_someone_waits(self, make: Make) -> None:
         limiter = await make(3)
         rng = random.Random(3)  # noqa: S311
         present: list[str] = []
@@ -104,7 +104,7 @@ class LimiterSharing(LimiterClaims):
         assert gauge.most <= 50
 
     # ---------------------------------------------------------------------------------------------------- fairness
-    async def test_within_a_tenant_the_first_to_come_is_the_first_to_start(self, make: Make) -> None:
+    async def test_within_a_tenant_first_come_is_first_served(self, make: Make) -> None:
         limiter = await make(1)
         async with crowd_at(limiter) as crowd:
             waiting = {n: crowd.add(str(n), "t") for n in range(60)}
@@ -114,9 +114,7 @@ class LimiterSharing(LimiterClaims):
             crowd.let_go()
         assert crowd.started == [str(n) for n in range(60) if n == 0 or n % 10]
 
-    async def test_of_two_tenants_that_wait_one_of_three_times_the_weight_starts_three_times_as_often(
-        self, make: Make
-    ) -> None:
+    async def test_a_tenant_of_triple_weight_starts_three_times_as_often(self, make: Make) -> None:
         limiter = await make(1)
         async with crowd_at(limiter) as crowd:
             crowd.add("holder", "another")
@@ -130,7 +128,9 @@ class LimiterSharing(LimiterClaims):
             assert abs(light - n / 4) <= 1, crowd.started[: n + 1]
 
     @pytest.mark.parametrize("limit", [1, 8])
-    async def test_weights_count_just_as_well_for_those_who_come_again_and_again(self, make: Make, limit: int) -> None:
+    async def test_weights_also_apply_to_workers_that_ask_for_one_permit_at_a_time(
+        self, make: Make, limit: int
+    ) -> None:
         limiter = await make(limit)
         starts: list[str] = []
 
@@ -147,7 +147,9 @@ class LimiterSharing(LimiterClaims):
         assert Counter(starts[:800])["light"] == pytest.approx(200, abs=20)
 
     @pytest.mark.parametrize("limit", [1, 20])
-    async def test_who_comes_one_by_one_starts_as_often_as_who_came_all_at_once(self, make: Make, limit: int) -> None:
+    async def test_requests_made_one_by_one_start_as_often_as_those_made_all_at_once(
+        self, make: Make, limit: int
+    ) -> None:
         limiter = await make(limit)
         starts: list[str] = []
 
@@ -168,7 +170,7 @@ class LimiterSharing(LimiterClaims):
         assert Counter(starts[:800])["one by one"] == pytest.approx(400, abs=40)
 
     @pytest.mark.parametrize("limit", [1, 20])
-    async def test_a_small_tenant_is_not_starved_by_a_flood_of_another(self, make: Make, limit: int) -> None:
+    async def test_a_small_tenant_is_not_starved_by_a_flood_from_another(self, make: Make, limit: int) -> None:
         limiter = await make(limit)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(500, "flood")
@@ -198,9 +200,7 @@ class LimiterSharing(LimiterClaims):
         assert limiter.limit == (await limiter.statistics()).limit == 6
         assert await can_be_held(limiter) == 6
 
-    async def test_a_lower_limit_interrupts_nobody_and_starts_nobody_until_few_enough_are_left(
-        self, make: Make
-    ) -> None:
+    async def test_a_lower_limit_interrupts_nobody_and_starts_nobody_until_enough_have_left(self, make: Make) -> None:
         limiter = await make(5)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(20, "t")
@@ -217,7 +217,7 @@ class LimiterSharing(LimiterClaims):
             assert crowd.gauge.inside == 2
         assert await can_be_held(limiter) == 2
 
-    async def test_a_lower_limit_counts_also_for_permits_that_are_free(self, make: Make) -> None:
+    async def test_a_lower_limit_also_applies_to_free_permits(self, make: Make) -> None:
         limiter = await make(8)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(8, "t")

@@ -61,7 +61,7 @@ class LimiterTerms(LimiterClaims):
             await make(2, **options)
         assert repr(value) in str(wrong.value)
 
-    async def test_two_of_one_name_and_limit_share_their_permits(self, make: Make) -> None:
+    async def test_limiters_with_the_same_name_and_limit_share_permits(self, make: Make) -> None:
         one, two = await make(2, name="shared"), await make(2, name="shared")
         async with one.permit(), two.permit():
             for limiter in (one, two):
@@ -71,7 +71,7 @@ class LimiterTerms(LimiterClaims):
         assert await can_be_held(one) == 2
         assert await can_be_held(two) == 2
 
-    async def test_a_second_of_the_same_name_and_another_limit_is_an_error_that_shows_both(self, make: Make) -> None:
+    async def test_the_same_name_with_another_limit_is_an_error_that_shows_both(self, make: Make) -> None:
         limiter = await make(41, name="shared")
         with pytest.raises(LimitConflictError) as conflict:
             await make(17, name="shared")
@@ -81,7 +81,7 @@ class LimiterTerms(LimiterClaims):
         assert limiter.limit == 41
         await make(41, name="shared")
 
-    async def test_a_second_of_the_same_name_takes_the_limit_as_it_was_resized(self, make: Make) -> None:
+    async def test_a_second_limiter_of_the_same_name_takes_the_resized_limit(self, make: Make) -> None:
         one = await make(1, name="shared")
         await one.resize(3)
         assert await eventually(lambda: one.limit == 3)
@@ -90,7 +90,7 @@ class LimiterTerms(LimiterClaims):
         assert await can_be_held(two) == 3
 
     # --------------------------------------------------------------------------------------------------- statistics
-    async def test_statistics_tell_who_runs_and_who_waits(self, make: Make) -> None:
+    async def test_statistics_show_who_runs_and_who_waits(self, make: Make) -> None:
         limiter = await make(2)
         async with crowd_at(limiter) as crowd:
             crowd.add("first", "a")
@@ -118,7 +118,7 @@ class LimiterTerms(LimiterClaims):
         assert (found.tenants["a"].granted, found.tenants["b"].granted) == (3, 2)
         assert found.wait.count == 5
 
-    async def test_statistics_tell_how_long_permits_were_waited_for(self, make: Make) -> None:
+    async def test_statistics_show_how_long_permits_took(self, make: Make) -> None:
         limiter = await make(1)
         for _ in range(9):
             async with limiter.permit():
@@ -151,7 +151,7 @@ class LimiterTerms(LimiterClaims):
             assert found.effective_limit == 4
         assert await can_be_held(limiter) == 4
 
-    async def test_after_a_refusal_nobody_starts_until_few_enough_run(self, make: Make) -> None:
+    async def test_after_a_refusal_nobody_starts_until_enough_have_left(self, make: Make) -> None:
         limiter = await make(16, adaptive=True)
         async with crowd_at(limiter) as crowd:
             crowd.add_many(15, "t")
@@ -197,7 +197,7 @@ class LimiterTerms(LimiterClaims):
         assert (await statistics_once(limiter, lambda found: found.refused > 1)).refused == 2
         await self._nobody_starts_before(limiter, asked + self._pause)
 
-    async def test_who_waits_already_when_a_service_asks_for_a_pause_waits_on(self, make: Make) -> None:
+    async def test_a_pause_also_holds_back_earlier_waiters(self, make: Make) -> None:
         limiter = await make(1, adaptive=True)
         starts: list[float] = []
 
@@ -243,9 +243,7 @@ class LimiterTerms(LimiterClaims):
         assert await can_be_held(limiter) == 2
 
     # --------------------------------------------------------------------------------------------- starts per second
-    async def test_no_more_start_in_any_time_than_the_rate_allows_and_waiters_wake_by_themselves(
-        self, make: Make
-    ) -> None:
+    async def test_starts_never_exceed_the_rate_and_waiters_wake_by_themselves(self, make: Make) -> None:
         rate, burst = 20.0, 3.0
         limiter = await make(100, starts_per_second=rate, burst=burst)
         starts: list[float] = []
@@ -262,9 +260,7 @@ class LimiterTerms(LimiterClaims):
             assert count <= burst + rate * (start - asked) + self.extra_starts + 0.01
 
     # -------------------------------------------------------------------------------------------------------- close
-    async def test_closing_tells_those_who_wait_and_those_who_come_later_and_lets_the_others_finish(
-        self, make: Make
-    ) -> None:
+    async def test_closing_fails_waiters_and_newcomers_and_lets_holders_finish(self, make: Make) -> None:
         limiter = await make(1)
         told: list[str] = []
 
@@ -300,7 +296,7 @@ class LimiterTerms(LimiterClaims):
         await one.close()
         assert await can_be_held(two) == 2
 
-    async def test_after_all_of_a_name_were_closed_it_can_be_made_anew(self, make: Make) -> None:
+    async def test_a_name_can_be_used_again_after_all_its_limiters_are_closed(self, make: Make) -> None:
         one, two = await make(2, name="shared"), await make(2, name="shared")
         await one.close()
         await two.close()

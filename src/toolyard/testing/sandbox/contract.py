@@ -53,7 +53,7 @@ class SandboxContract:
         assert (execution.verdict, execution.exit_code) == (Verdict.FAILED, code)
 
     @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "SIGUSR1"])
-    async def test_a_signal_of_its_own_is_a_negative_exit_code(self, sandbox: Sandbox, name: str) -> None:
+    async def test_a_signal_the_program_sends_itself_is_a_negative_exit_code(self, sandbox: Sandbox, name: str) -> None:
         execution = await run(
             sandbox,
             f"""
@@ -77,14 +77,14 @@ class SandboxContract:
         assert execution.stdout == "out 0\nout 1\nout 2\n"
         assert execution.stderr == "err 0\nerr 1\nerr 2\n"
 
-    async def test_the_time_it_took_is_told(self, sandbox: Sandbox) -> None:
+    async def test_an_execution_has_its_wall_time(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "import time; time.sleep(0.3)")
         assert 0.3 <= execution.wall_seconds < 5
 
-    async def test_the_isolation_level_is_told(self, sandbox: Sandbox) -> None:
+    async def test_an_execution_names_its_isolation_level(self, sandbox: Sandbox) -> None:
         assert (await run(sandbox, "")).isolation in {"full", "namespaces", "confined", "none", "unknown"}
 
-    async def test_an_unknown_language_is_the_requests_fault(self, sandbox: Sandbox) -> None:
+    async def test_an_unknown_language_is_a_program_error(self, sandbox: Sandbox) -> None:
         with pytest.raises(ProgramError, match="klingon"):
             await sandbox.run(Program("nuqneH", "klingon"))
 
@@ -148,11 +148,11 @@ class SandboxContract:
         assert execution.stdout == "so far\n"
         assert 1 <= execution.wall_seconds < 5
 
-    async def test_a_program_that_sleeps_times_out_as_well(self, sandbox: Sandbox) -> None:
+    async def test_a_sleeping_program_times_out_too(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "import time; time.sleep(60)", Limits(run_seconds=0.5))
         assert execution.verdict is Verdict.TIMED_OUT
 
-    async def test_a_program_that_ignores_signals_times_out_as_well(self, sandbox: Sandbox) -> None:
+    async def test_a_program_that_ignores_signals_times_out_too(self, sandbox: Sandbox) -> None:
         code = """
             import signal, time
             for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -165,7 +165,7 @@ class SandboxContract:
         assert execution.verdict is Verdict.TIMED_OUT
         assert execution.wall_seconds < 5
 
-    async def test_its_end_is_that_of_its_first_process(self, sandbox: Sandbox) -> None:
+    async def test_a_program_ends_when_its_first_process_ends(self, sandbox: Sandbox) -> None:
         """A child left behind that keeps the pipes open does not delay the end, and does not survive."""
         begun = time.monotonic()
         execution = await run(sandbox, "import subprocess; subprocess.Popen(['sleep', '60']); print('done')")
@@ -177,7 +177,7 @@ class SandboxContract:
         execution = await run(sandbox, "yes | head -1", Limits(run_seconds=5), language="bash")
         assert (execution.verdict, execution.stdout, execution.stderr) == (Verdict.OK, "y\n", "")
 
-    async def test_processor_time_over_the_limit_is_a_verdict(self, sandbox: Sandbox) -> None:
+    async def test_cpu_time_over_the_limit_is_a_verdict(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, _FOREVER, Limits(cpu_seconds=1, run_seconds=30))
         assert execution.verdict is Verdict.CPU_EXCEEDED
 
@@ -197,7 +197,7 @@ class SandboxContract:
         assert execution.verdict is Verdict.MEMORY_EXCEEDED or told
         assert execution.stdout == "so far\n"
 
-    async def test_memory_below_the_limit_is_there_to_be_used(self, sandbox: Sandbox) -> None:
+    async def test_memory_below_the_limit_can_be_used(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "print(len(b'x' * 200_000_000))", Limits(memory_bytes=512 * MIB))
         assert execution.stdout == "200000000\n"
 
@@ -278,7 +278,7 @@ class SandboxContract:
         with pytest.raises(ProgramError):
             await run(sandbox, "print('ran')", files={name: b"x"})
 
-    async def test_what_is_missing_or_no_file_is_left_out(self, sandbox: Sandbox) -> None:
+    async def test_missing_names_and_non_files_are_left_out(self, sandbox: Sandbox) -> None:
         execution = await run(
             sandbox,
             """
@@ -300,7 +300,7 @@ class SandboxContract:
         assert execution.files == {"log": b"so far"}
 
     # -------------------------------------------------------------------------------------------- independence
-    async def test_many_at_once_each_get_their_own_answer(self, sandbox: Sandbox) -> None:
+    async def test_concurrent_programs_each_get_their_own_answer(self, sandbox: Sandbox) -> None:
         code = "import sys; open('n', 'w').write(sys.stdin.read()); print(open('n').read(), *sys.argv[1:])"
         async with asyncio.TaskGroup() as group:
             runs = [
@@ -311,7 +311,7 @@ class SandboxContract:
             assert one.result().stdout == f"in {n} {n}\n"
             assert one.result().files == {"n": f"in {n}".encode()}
 
-    async def test_a_bad_neighbour_does_not_spoil_the_others(self, sandbox: Sandbox) -> None:
+    async def test_a_bad_neighbor_does_not_affect_the_others(self, sandbox: Sandbox) -> None:
         bad = ["import os; os.abort()", "raise SystemExit(3)", "x = b'x' * 10**10", "import os; os.kill(-1, 9)"]
         async with asyncio.TaskGroup() as group:
             for code in bad * 2:
@@ -331,7 +331,7 @@ class SandboxContract:
         assert (await run(sandbox, "print('next')")).stdout == "next\n"
         assert time.monotonic() - begun < 20
 
-    async def test_nothing_of_one_run_is_left_for_the_next(self, sandbox: Sandbox) -> None:
+    async def test_a_run_leaves_nothing_for_the_next(self, sandbox: Sandbox) -> None:
         traces = """
             import builtins, json, math, os, sys, tempfile
             here = sorted(os.listdir())

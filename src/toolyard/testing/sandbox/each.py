@@ -75,7 +75,7 @@ class EachContract:
             pytest.param("print(open('f').read())", ["", ""], {"files": {"f": b"given"}}, id="files given"),
         ],
     )
-    async def test_each_gives_what_run_gives(
+    async def test_run_each_returns_what_run_returns(
         self, sandbox: EachSandbox, code: str, stdins: list[Input], given: dict[str, Any]
     ) -> None:
         alone = [without_measurements(await sandbox.run(Program(code, stdin=stdin, **given))) for stdin in stdins]
@@ -84,18 +84,18 @@ class EachContract:
     async def test_no_inputs_give_nothing(self, sandbox: EachSandbox) -> None:
         assert await collect(sandbox, "print(1)", []) == []
 
-    async def test_hundreds_come_back_in_order(self, sandbox: EachSandbox) -> None:
+    async def test_hundreds_of_results_arrive_in_order(self, sandbox: EachSandbox) -> None:
         found = await collect(sandbox, "print(input())", [str(number) for number in range(300)])
         assert [execution.stdout for execution in found] == [f"{number}\n" for number in range(300)]
 
-    async def test_one_cases_time_out_does_not_spoil_the_others(self, sandbox: EachSandbox) -> None:
+    async def test_one_inputs_timeout_does_not_affect_the_others(self, sandbox: EachSandbox) -> None:
         code = "word = input()\nprint(word, flush=True)\nwhile word == 'loop': pass"
         found = await collect(sandbox, code, ["1", "loop", "2", "loop", "3"], Limits(run_seconds=0.5))
         assert [execution.stdout for execution in found] == ["1\n", "loop\n", "2\n", "loop\n", "3\n"]
         late = [execution.verdict is Verdict.TIMED_OUT for execution in found]
         assert late == [False, True, False, True, False]
 
-    async def test_none_sees_another(self, sandbox: EachSandbox) -> None:
+    async def test_runs_leave_no_traces_for_each_other(self, sandbox: EachSandbox) -> None:
         code = """
         import builtins, os
         print(sorted(os.listdir()), os.environ.get("LEFT"), hasattr(builtins, "left"), input())
@@ -111,12 +111,12 @@ class EachContract:
         found = await collect(sandbox, "print(input() * (3 << 20))", ["a", "b", "c"], limits)
         assert [execution.stdout for execution in found] == [letter * (3 << 20) + "\n" for letter in "abc"]
 
-    async def test_what_does_not_compile_is_told_for_each(self, sandbox: EachSandbox) -> None:
+    async def test_a_compile_failure_is_reported_for_each_input(self, sandbox: EachSandbox) -> None:
         found = await collect(sandbox, "int main() { return 1 }", ["1", "2"], language="c")
         assert [execution.verdict for execution in found] == [Verdict.COMPILE_FAILED] * 2
         assert found[0].stderr == found[1].stderr != ""
 
-    async def test_a_program_with_an_input_of_its_own_is_refused(self, sandbox: EachSandbox) -> None:
+    async def test_a_program_with_its_own_stdin_is_refused(self, sandbox: EachSandbox) -> None:
         with pytest.raises(ProgramError, match="stdin"):
             await collect(sandbox, "print(1)", ["1"], stdin="2")
 
@@ -124,7 +124,7 @@ class EachContract:
         with pytest.raises(ProgramError, match="klingon"):
             await collect(sandbox, "print(1)", ["1", "2"], language="klingon")
 
-    async def test_each_comes_as_soon_as_it_is_there(self, sandbox: EachSandbox) -> None:
+    async def test_each_result_arrives_as_soon_as_it_is_ready(self, sandbox: EachSandbox) -> None:
         program = Program("import time\nprint(time.sleep(float(input())))")
         begun = time.monotonic()
         async with aclosing(sandbox.run_each(program, ["0", "0", "30"], Limits(run_seconds=60))) as executions:
@@ -145,7 +145,7 @@ class EachContract:
             assert (await anext(executions)).stdout == "0\n"
         assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
 
-    async def test_leaving_early_stops_what_runs(self, sandbox: EachSandbox) -> None:
+    async def test_leaving_early_stops_the_remaining_runs(self, sandbox: EachSandbox) -> None:
         """Batches that kept running would occupy every worker for a minute."""
         program = Program("import time\ntime.sleep(float(input()))")
 
@@ -160,7 +160,7 @@ class EachContract:
         assert (await sandbox.run(Program("print('next')"))).stdout == "next\n"
         assert time.monotonic() - begun < 20
 
-    async def test_cancelling_stops_it_as_well(self, sandbox: EachSandbox) -> None:
+    async def test_cancelling_stops_the_batch(self, sandbox: EachSandbox) -> None:
         patient = Limits(run_seconds=60)
         begun = time.monotonic()
         async with asyncio.TaskGroup() as group:

@@ -14,7 +14,7 @@ class PythonRuntime:
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 
     # -------------------------------------------------------------------------------------------------- streams
-    async def test_the_streams_are_what_a_pipe_gives(self, sandbox: Sandbox) -> None:
+    async def test_the_standard_streams_behave_like_pipes(self, sandbox: Sandbox) -> None:
         execution = await run(
             sandbox,
             """
@@ -140,7 +140,7 @@ class PythonRuntime:
         )
         assert execution.stdout == "True 1\n[0, 1, 2, 3, 4] 10\n"
 
-    async def test_a_fork_of_its_own_ends_like_any_process(self, sandbox: Sandbox) -> None:
+    async def test_a_forked_child_ends_like_any_process(self, sandbox: Sandbox) -> None:
         execution = await run(
             sandbox,
             """

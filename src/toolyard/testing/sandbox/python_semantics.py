@@ -43,7 +43,7 @@ class PythonSemantics(PythonRuntime):
         )
         assert execution.stdout == "1 True\n"
 
-    async def test_the_guard_of_main_holds(self, sandbox: Sandbox) -> None:
+    async def test_the_main_guard_is_true(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "def main(): print('main')\nif __name__ == '__main__':\n    main()")
         assert execution.stdout == "main\n"
 
@@ -63,7 +63,7 @@ class PythonSemantics(PythonRuntime):
     async def test_the_program_does_not_inherit_our_future_imports(self, sandbox: Sandbox) -> None:
         assert (await run(sandbox, "def f(x: int): ...\nprint(f.__annotations__)")).stdout == "{'x': <class 'int'>}\n"
 
-    async def test_source_may_have_any_line_ends_and_an_encoding(self, sandbox: Sandbox) -> None:
+    async def test_source_may_have_any_line_endings_and_an_encoding(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "\ufeff# -*- coding: utf-8 -*-\r\nx = 'é'\r\nif x:\r\n    print(x)\r\n")
         assert execution.stdout == "é\n"
 
@@ -80,7 +80,7 @@ class PythonSemantics(PythonRuntime):
             assert execution.stdout == "42\n"
 
     @pytest.mark.parametrize("name", ["colorsys", "json", "random", "numbers"])
-    async def test_a_file_goes_before_a_library_module_of_its_name(self, sandbox: Sandbox, name: str) -> None:
+    async def test_a_file_shadows_a_library_module_of_the_same_name(self, sandbox: Sandbox, name: str) -> None:
         execution = await run(sandbox, f"import {name}; print({name}.MINE)", files={f"{name}.py": b"MINE = 42"})
         assert execution.stdout == "42\n"
 
@@ -125,11 +125,11 @@ class PythonSemantics(PythonRuntime):
         assert "ZeroDivisionError: division by zero\n\nDuring handling of the above" in execution.stderr
         assert execution.stderr.endswith("KeyError: 'key'\n")
 
-    async def test_an_excepthook_of_its_own_is_used(self, sandbox: Sandbox) -> None:
+    async def test_the_programs_own_excepthook_is_used(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "import sys\nsys.excepthook = lambda *found: print(found[1])\n1 / 0")
         assert (execution.exit_code, execution.stdout, execution.stderr) == (1, "division by zero\n", "")
 
-    async def test_a_recursion_without_end_is_an_error_that_can_be_caught(self, sandbox: Sandbox) -> None:
+    async def test_infinite_recursion_is_an_error_that_can_be_caught(self, sandbox: Sandbox) -> None:
         code = """
             def f(n): return n if n == 0 else f(n - 1)
             print(f(960))
@@ -186,14 +186,14 @@ class PythonSemantics(PythonRuntime):
         execution = await run(sandbox, f"import sys\nprint('before')\n{how}\nprint('after')")
         assert (execution.exit_code, execution.stdout, execution.stderr) == (code, "before\n", words)
 
-    async def test_an_exit_code_too_large_for_c_is_minus_one(self, sandbox: Sandbox) -> None:
+    async def test_an_exit_code_too_large_for_c_is_255(self, sandbox: Sandbox) -> None:
         assert (await run(sandbox, "import sys; sys.exit(2**100)")).exit_code == 255
 
     async def test_an_abort_is_a_signal(self, sandbox: Sandbox) -> None:
         execution = await run(sandbox, "import os; os.abort()")
         assert (execution.verdict, execution.exit_code) == (Verdict.SIGNALED, -6)
 
-    async def test_an_interrupt_that_nobody_catches_is_a_signal(self, sandbox: Sandbox) -> None:
+    async def test_an_uncaught_interrupt_is_a_signal(self, sandbox: Sandbox) -> None:
         code = (
             "import atexit, os, signal; atexit.register(print, 'at exit'); os.kill(os.getpid(), signal.SIGINT); input()"
         )
@@ -201,7 +201,7 @@ class PythonSemantics(PythonRuntime):
         assert (execution.verdict, execution.exit_code, execution.stdout) == (Verdict.SIGNALED, -2, "at exit\n")
         assert execution.stderr.endswith("KeyboardInterrupt\n")
 
-    async def test_the_end_comes_in_its_order(self, sandbox: Sandbox) -> None:
+    async def test_a_program_shuts_down_in_pythons_order(self, sandbox: Sandbox) -> None:
         execution = await run(
             sandbox,
             """
@@ -273,7 +273,7 @@ class PythonSemantics(PythonRuntime):
             "del sys.stdout",
         ],
     )
-    async def test_whatever_becomes_of_stdout_the_end_is_clean(self, sandbox: Sandbox, how: str) -> None:
+    async def test_a_program_ends_cleanly_whatever_it_did_to_stdout(self, sandbox: Sandbox, how: str) -> None:
         execution = await run(sandbox, f"import io, os, sys\nprint('é', flush=True)\n{how}")
         assert (execution.exit_code, execution.stdout, execution.stderr) == (0, "é\n", "")
 

@@ -64,7 +64,7 @@ class SessionContract:
             ("class Odd:\n def __repr__(self): raise OSError('odd')\nOdd()", "OSError"),
         ],
     )
-    async def test_however_a_cell_fails_the_session_lives_on(self, sandbox: Sandbox, code: str, ename: str) -> None:
+    async def test_a_session_survives_a_failing_cell(self, sandbox: Sandbox, code: str, ename: str) -> None:
         async with sandbox.session() as session:
             await session.run("x = 1")
             result = await session.run(code)
@@ -81,7 +81,7 @@ class SessionContract:
             assert result.error is not None
             assert (await session.run("x")).display == ({"text/plain": "1"},)
 
-    async def test_a_cell_that_will_not_stop_costs_the_session(self, sandbox: Sandbox) -> None:
+    async def test_a_cell_that_will_not_stop_ends_the_session(self, sandbox: Sandbox) -> None:
         stubborn = "import time\nwhile True:\n try: time.sleep(60)\n except BaseException: pass"
         async with sandbox.session() as session:
             result = await session.run(stubborn, seconds=0.5)
@@ -89,7 +89,7 @@ class SessionContract:
             with pytest.raises(SessionLostError):
                 await session.run("1")
 
-    async def test_a_session_whose_process_was_killed_is_lost_and_stays_so(self, sandbox: Sandbox) -> None:
+    async def test_a_session_whose_process_was_killed_stays_lost(self, sandbox: Sandbox) -> None:
         async with sandbox.session() as session:
             result = await session.run("print('last words', flush=True)\nimport os; os.kill(os.getpid(), 9)")
             assert (result.ok, result.stdout, result.session_lost) == (False, "last words\n", True)
@@ -128,7 +128,7 @@ class SessionContract:
             assert (result.ok, result.stdout, result.truncated) == (True, "x" * 1000, True)
             assert not (await session.run("print(1)")).truncated
 
-    async def test_a_cell_has_no_input_to_wait_for(self, sandbox: Sandbox) -> None:
+    async def test_a_cell_has_no_stdin(self, sandbox: Sandbox) -> None:
         async with sandbox.session() as session:
             result = await session.run("input()")
             assert result.error is not None
@@ -149,7 +149,7 @@ class SessionContract:
                 await session.run("print(inspect.getsource(f), end='')")
             ).stdout == "def f():\n    return 'source'\n"
 
-    async def test_sessions_at_the_same_time_are_apart(self, sandbox: Sandbox) -> None:
+    async def test_concurrent_sessions_are_isolated(self, sandbox: Sandbox) -> None:
         async def one(number: int) -> str:
             async with sandbox.session() as session:
                 await session.run(f"x = {number}; open('x', 'w').write(str(x))")
@@ -160,14 +160,14 @@ class SessionContract:
             sessions = [group.create_task(one(number)) for number in range(6)]
         assert [session.result() for session in sessions] == [f"{n} {n}\n" for n in range(6)]
 
-    async def test_nothing_of_one_session_is_left_for_the_next(self, sandbox: Sandbox) -> None:
+    async def test_a_session_leaves_nothing_for_the_next(self, sandbox: Sandbox) -> None:
         async with sandbox.session() as session:
             await session.run("x = 1; open('x', 'w').close(); import os; os.environ['X'] = '1'")
         async with sandbox.session() as session:
             result = await session.run("import os; print('x' in globals(), os.path.exists('x'), 'X' in os.environ)")
         assert result.stdout == "False False False\n"
 
-    async def test_a_session_between_cells_takes_no_ones_place(self, sandbox: Sandbox) -> None:
+    async def test_a_session_between_cells_occupies_no_worker(self, sandbox: Sandbox) -> None:
         async with sandbox.session() as first, sandbox.session() as second, sandbox.session() as third:
             for session in (first, second, third, first):
                 assert (await session.run("1")).ok

@@ -154,14 +154,14 @@ def _test(condition: Condition, values: list[Any]) -> str:
     return f"coalesce({' AND '.join(tests)}, 0)"
 
 
-def values_of(connection: sqlite3.Connection, field: str, part: str, limit: int) -> list[tuple[str, int]]:
+def values_of(connection: sqlite3.Connection, field: str, part: str) -> list[tuple[str, int]]:
     column = _TEXTS[field]
     tables = "calls" if field in OF_CALLS else LOOKED_UP
     wanted = part.casefold().encode("utf-8", "replace").decode()
     return connection.execute(
         f"SELECT {column}, count(*) AS times FROM {tables} WHERE {column} != '' AND instr(folded({column}), ?) > 0 "
-        f"GROUP BY 1 ORDER BY instr(folded({column}), ?) = 1 DESC, times DESC, 1 LIMIT ?",
-        (wanted, wanted, limit),
+        f"GROUP BY 1 ORDER BY instr(folded({column}), ?) = 1 DESC, times DESC, 1 LIMIT 20",
+        (wanted, wanted),
     ).fetchall()
 
 

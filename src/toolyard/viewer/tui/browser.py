@@ -16,11 +16,11 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from toolyard.errors import ToolyardError
+from toolyard.records.audit import Decode
 from toolyard.viewer.library import Library
 from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Row, StepSummary
 from toolyard.viewer.query import Query, SortKey, parse_query
-from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.tui.completion import Completions, completions
 from toolyard.viewer.tui.conversation import Folds
 from toolyard.viewer.tui.lists import Choices, SampleList, StepList, Titles

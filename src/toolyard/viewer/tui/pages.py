@@ -9,6 +9,7 @@ from functools import lru_cache
 from rich.segment import Segment
 
 from toolyard.errors import ToolyardError
+from toolyard.records.audit import Decode
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare
 from toolyard.viewer.conversation import conversation
@@ -17,7 +18,6 @@ from toolyard.viewer.notes import Notes
 from toolyard.viewer.protocol import Bubble, RequestTimeline, Row, StepTimeline
 from toolyard.viewer.query import Condition, Query
 from toolyard.viewer.timeline import request_timeline, step_timeline
-from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.tui.comparison import comparison_lines
 from toolyard.viewer.tui.drawing import MATCH, TURN, Line, Pen
 from toolyard.viewer.tui.palette import palette

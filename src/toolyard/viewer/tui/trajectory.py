@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from rich.segment import Segment
 from rich.style import Style
 
+from toolyard.records.audit import Decode
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.protocol import Bubble, Origin, Row, TokenRun
 from toolyard.viewer.reasons import reward_breakdown
 from toolyard.viewer.timeline import request_timeline, stage_seconds
-from toolyard.viewer.token_runs import Decode, token_runs
+from toolyard.viewer.token_runs import token_runs
 from toolyard.viewer.tui.conversation import Folds, conversation_lines
 from toolyard.viewer.tui.drawing import Line, Pen, clipped, length, prefixed, spread
 from toolyard.viewer.tui.lists import ending

@@ -14,6 +14,7 @@ from typing import Any, cast
 from toolyard._version import __version__
 from toolyard.errors import RecordError, ToolyardError
 from toolyard.messages import JSON
+from toolyard.records.audit import Decode, try_decode
 from toolyard.records.trajectory import Trajectory
 from toolyard.viewer.comparison import compare, pair_runs
 from toolyard.viewer.conversation import conversation
@@ -23,7 +24,7 @@ from toolyard.viewer.protocol import Group, RequestTimeline, Row
 from toolyard.viewer.query import FIELDS, REWARD, SORTABLE, Condition, Kind, Query, QueryError, quoted
 from toolyard.viewer.reasons import reward_breakdown
 from toolyard.viewer.timeline import request_timeline, step_timeline
-from toolyard.viewer.token_runs import Decode, token_runs
+from toolyard.viewer.token_runs import token_runs
 
 MOST_ROWS = 1000
 _BINS = 20
@@ -420,10 +421,7 @@ def _and(query: Query, condition: Condition) -> Query:
 
 def decodes(decode: Decode, trajectory: Trajectory) -> bool:
     """Whether `decode` turns the trajectory's prompt ids into its prompt."""
-    try:
-        return decode(trajectory.tokens.prompt_ids) == trajectory.input
-    except Exception:  # an id that this tokenizer does not have
-        return False
+    return try_decode(trajectory.tokens.prompt_ids, decode) == trajectory.input
 
 
 def key_of(row: Row) -> str:
