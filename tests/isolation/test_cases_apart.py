@@ -12,7 +12,7 @@ from hostile import QUICK, SYSCALLS, until
 from test_faults import alive, below
 from test_leftovers import LOOK_AT_DIRECTORIES, MARKS, PLACES, TAMPERING
 from test_secrets import SCAN, make_needle
-from ways import THE_PARENT, cases
+from ways import THE_PARENT, WITHOUT_PARENT, cases
 
 from patience import patient
 from toolyard.sandbox.local import LocalSandbox
@@ -161,7 +161,10 @@ else:
     time.sleep(0.02)
     print(others() == [parent], "left" in os.listdir("/tmp"), os.listdir())
 """
-    stray, look, stray_again, look_again = await each(alone, code, ["stray", "look", "stray", "look"])
+    for _ in range(5):
+        stray, look, stray_again, look_again = await each(alone, code, ["stray", "look", "stray", "look"])
+        if WITHOUT_PARENT not in look.stderr + look_again.stderr:
+            break  # otherwise, the machine was too busy for another parent
     assert stray.ok, stray
     assert stray_again.ok, stray_again
     assert look.stdout == look_again.stdout == "True False ['main.py']\n" * 2

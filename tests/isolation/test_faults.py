@@ -20,7 +20,6 @@ import pytest
 import pytest_asyncio
 from hostile import run, until
 
-from patience import patient
 from toolyard.errors import SandboxClosedError, SandboxError, SessionLostError
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Execution, Limits, Program, Verdict
@@ -206,9 +205,9 @@ async def test_an_idle_worker_that_was_killed_is_replaced(fresh: LocalSandbox) -
 
 
 HOST = """
-import asyncio, sys
+import asyncio, os, sys
 from toolyard.sandbox.local import LocalSandbox
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
 from test_faults import run_kind
 
 async def main():
@@ -264,7 +263,7 @@ async def test_a_stopped_worker_is_our_failure_soon_after_the_limit_and_is_repla
         error = await running
     assert isinstance(error, SandboxError)
     assert error.retryable
-    assert time.monotonic() - began < patient(15)
+    assert time.monotonic() - began < 60
     await until(lambda: not alive(marker) and not is_alive(worker) and not is_alive(launcher))
     await works(fresh, "python")
     assert fresh.statistics().busy == 0

@@ -74,7 +74,7 @@ async def insist() -> None:
 
 INSIDE = f"""
 import asyncio, os, sys
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
 import test_in_a_container as container
 """
 

@@ -19,7 +19,7 @@ import asyncio, os, sys
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.protocol import Limits, Program
 
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = [sys.argv[3], os.path.dirname(sys.argv[3])]
 from ways import Batch, Run, Session
 
 PROGRAM = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))"

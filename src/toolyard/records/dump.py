@@ -102,10 +102,12 @@ class DumpWriter:
         if self._thread is None:
             raise RecordError(f"the dump {self.folder} is not open")
         job = self._thread.submit(append)
+        written = asyncio.wrap_future(job)
         try:
-            await asyncio.shield(asyncio.wrap_future(job))
+            await asyncio.shield(written)
         except asyncio.CancelledError:
             job.add_done_callback(self._keep_error)
+            written.add_done_callback(lambda _: written.cancelled() or written.exception())  # or asyncio logs it
             raise
 
     async def close(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from toolyard.errors import RecordError
 from toolyard.records.dump import DumpWriter, EndedRequest, dump_files, read_dump
 from toolyard.records.lines import to_line
+from toolyard.records.trajectory import Trajectory
 from toolyard.records.writer import LineFile
 from trajectory_samples import failed_trajectory, good_trajectory
 
@@ -89,7 +92,16 @@ async def test_a_write_whose_caller_is_cancelled_is_written_nevertheless(tmp_pat
     assert len(ids_in(tmp_path)) == 20
 
 
-async def test_a_failure_whose_caller_is_cancelled_is_told_at_the_close(tmp_path: Path) -> None:
+async def test_a_failure_whose_caller_is_cancelled_is_told_at_the_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cancelled = threading.Event()
+
+    def late(trajectory: Trajectory) -> bytes:
+        cancelled.wait(20)
+        return to_line(trajectory)
+
+    monkeypatch.setattr("toolyard.records.dump.to_line", late)
     dump = DumpWriter(tmp_path)
     await dump.__aenter__()
     (tmp_path / "1.jsonl").mkdir()
@@ -97,9 +109,13 @@ async def test_a_failure_whose_caller_is_cancelled_is_told_at_the_close(tmp_path
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
+    cancelled.set()
     with pytest.raises(RecordError, match=r"cannot write .*1\.jsonl: Is a directory"):
         await dump.close()
     await dump.close()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert not caplog.records, "it is told once"
     await write(tmp_path, good_trajectory(step=2))
 
 
