@@ -13,10 +13,11 @@ import pytest
 from toolyard.errors import ConfigError, EngineError
 from toolyard.records.dump import read_dump
 from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer
-from toolyard.train.config import AsynchronousConfig
+from toolyard.train.config import AsynchronousConfig, load_train_config
+from toolyard.train.samples import token_versions
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 from toolyard.train.trl.stream import StreamSettings
-from training import make_model
+from training import make_model, make_place
 from training_trl import make_trainer, recomputed, small_config, write_tasks
 
 pytestmark = [
@@ -109,6 +110,32 @@ async def test_while_the_trainer_updates_sglang_samples_and_goes_on_from_the_sam
     assert {version for turn in turns for version in turn.weight_versions} <= {*"0123"}
     assert any(len(turn.version_starts) > 1 for turn in turns), "no weights changed in the middle of an answer"
     assert not server.running
+
+
+@pytest.mark.slow
+async def test_an_evaluation_at_the_same_servers_leaves_running_requests_the_weights_they_are_finished_with(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolyard.train.trl.run import run_training
+
+    monkeypatch.chdir(tmp_path)
+    make_place(tmp_path, small, module="shared_reward")
+    async with EngineServer((SGLANG,), token_seconds=0.03) as server:
+        settings = load_train_config(
+            "train.yaml",
+            {
+                "output_dir": "runs/a",
+                "steps": 3,
+                "asynchronous": {"max_staleness": 1, "on_update": "finish"},
+                "evaluate": {"tasks": {"path": "tasks.jsonl", "limit": 1}, "every": 1, "before": False},
+                "rollout": {"engine": {"kind": "sglang", "urls": [server.url]}, "sampling": {"max_tokens": 128}},
+            },
+        )
+        result = await asyncio.to_thread(run_training, settings)
+    assert [line["step"] for line in result.evaluations] == [1, 2, 3]
+    trained = [line.trajectory for line in read_dump("runs/a/rollouts")]
+    assert len(trained) == 24
+    assert [one for one in trained if len({*(token_versions(one) or ())} - {""}) != 1] == []
 
 
 async def test_a_server_that_does_not_take_the_weights_ends_the_run_by_name(
