@@ -3,12 +3,15 @@ tokens, in one process and in turns, so that the load of the machine affects bot
 
     python benchmarks/engine.py                        # about two minutes on two quiet cores
     python benchmarks/engine.py --model PATH --rounds 3 --device cuda --in-flight 128 --dtype float32 --torch-compile
+    python benchmarks/engine.py … --before fcd0059^    # the same by the engine of an earlier commit, in turns
 
 By default, every request has its own prompt, and tokens are the likeliest. With four turns, each turn adds a tool
 result; `generate` recomputes the whole conversation every turn, the engine only what is new.
 
 With `--in-flight`, requests come as in training: eight samples of each prompt, at temperature 1, all at once. Then the
 log-probabilities of some of them are compared with those of a plain forward pass, as a trainer computes them.
+
+With `--before`, `--torch-compile` applies to this tree only: earlier engines do not have it.
 
 With `--vllm`, only vLLM is measured, with the same requests; beside it, the others would be slower:
 
@@ -20,8 +23,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import json
 import os
 import random
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +35,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from earlier import measure_in_turns
 from toolyard.engines.models import DEFAULT_MODEL, resolve_model
 from toolyard.engines.protocol import Sampling
 from toolyard.engines.transformers.engine import TransformersEngine
@@ -204,18 +211,28 @@ def timed(work: Callable[[], None]) -> float:
 
 
 async def measure(
-    model: str | Path, device: str, dtype: str, rounds: int, in_flight: int, *, engine_only: bool, torch_compile: bool
-) -> None:
+    model: str | Path,
+    device: str,
+    dtype: str,
+    rounds: int,
+    in_flight: int,
+    *,
+    engine_only: bool,
+    torch_compile: bool,
+    say: Callable[[str], None] = print,
+) -> dict[str, float]:
+    """Say how fast both are, and return the engine's tokens per second in each case."""
     plain = load_plain(model, device, dtype)
     vocabulary = plain.config.vocab_size
     cases = flight_cases(in_flight) if in_flight else CASES
-    options: Any = {"device": device, "dtype": dtype, "torch_compile": torch_compile}
+    options: Any = {"device": device, "dtype": dtype, **({"torch_compile": True} if torch_compile else {})}
     started = time.perf_counter()
+    found: dict[str, float] = {}
     async with TransformersEngine(model, max_batch_size=in_flight or 16, **options) as engine:
-        print(f"opened in {time.perf_counter() - started:.1f} s")
+        say(f"opened in {time.perf_counter() - started:.1f} s")
         by_generate(plain, Case(1, 1, 2), random.Random(0))
         await by_engine(engine, Case(1, 1, 2), random.Random(0), vocabulary, "warm")
-        print(f"{device + ', ' + dtype:40}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
+        say(f"{device + ', ' + dtype:40}{'generate':>12}{'engine':>12}{'ratio':>8}    tokens/s")
         for case in cases:
             theirs, ours, played = list[float](), list[float](), list[Played]()
             for turn in range(rounds * case.rounds):
@@ -226,13 +243,26 @@ async def measure(
                 played = await by_engine(engine, case, random.Random(seed), vocabulary, f"{case.name}-{turn}")
                 ours.append(time.perf_counter() - started)
             slow, fast = (case.sampled / min(times, default=float("nan")) for times in (theirs, ours))
-            print(f"{case.name:40}{slow:12.1f}{fast:12.1f}{fast / slow:8.2f}", flush=True)
+            found[case.name] = fast
+            say(f"{case.name:40}{slow:12.1f}{fast:12.1f}{fast / slow:8.2f}")
             if in_flight:
                 apart = differences(plain, played[:: max(1, len(played) // COMPARED)])
                 mean, most = sum(apart) / len(apart), max(apart)
-                print(
-                    f"    log-probabilities differ by {mean:.2g}, at most {most:.2g}; {len(apart)} tokens", flush=True
-                )
+                say(f"    log-probabilities differ by {mean:.2g}, at most {most:.2g}; {len(apart)} tokens")
+    return found
+
+
+def compare(commit: str, arguments: list[str], only_here: list[str], rounds: int) -> None:
+    """Tokens per second of this tree's engine and of an earlier commit's."""
+    tell = functools.partial(print, file=sys.stderr)
+    seen = measure_in_turns(__file__, ["--measure", *arguments], commit, rounds, tell, only_here=only_here)
+    print(f"{'medians of ' + str(rounds):40}{commit:>12}{'this tree':>12}{'ratio':>8}    tokens/s")
+    before, here = seen.values()
+    for name in here[0]:
+        old, new = ([rates[name] for rates in runs] for runs in (before, here))
+        ratios = [one / other for one, other in zip(new, old, strict=True)]
+        old, new, ratio = map(statistics.median, (old, new, ratios))
+        print(f"{name:40}{old:12.1f}{new:12.1f}{ratio:8.2f}    {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def measure_vllm(model: str | Path, dtype: str, rounds: int, in_flight: int) -> None:
@@ -264,14 +294,25 @@ def main() -> None:
     parser.add_argument("--engine-only", action="store_true", help="Do not measure `generate`.")
     parser.add_argument("--torch-compile", action="store_true", help="Compile the engine's layers.")
     parser.add_argument("--vllm", action="store_true", help="Measure vLLM, and nothing else.")
+    parser.add_argument("--before", metavar="COMMIT", help="Only compare with an earlier commit.")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
-    model = resolve_model(options.model, progress=print)
+    compiled = ["--torch-compile"] if options.torch_compile else []
+    if options.before:
+        shared = ["--model", options.model, "--device", options.device, "--dtype", dtype]
+        shared += ["--in-flight", str(options.in_flight), "--rounds", "4"]  # the first ones record graphs
+        compare(options.before, shared, compiled, options.rounds)
+        return
+    say = functools.partial(print, flush=True, file=sys.stderr if options.measure else sys.stdout)
+    model = resolve_model(options.model, progress=say)
     if options.vllm:
         measure_vllm(model, dtype, options.rounds, options.in_flight)
-    else:
-        flags = {"engine_only": options.engine_only, "torch_compile": options.torch_compile}
-        asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, **flags))
+        return
+    flags: Any = {"engine_only": options.engine_only or options.measure, "torch_compile": options.torch_compile}
+    found = asyncio.run(measure(model, options.device, dtype, options.rounds, options.in_flight, say=say, **flags))
+    if options.measure:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

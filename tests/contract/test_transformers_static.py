@@ -26,6 +26,7 @@ batches = Late("toolyard.engines.transformers.batch")
 engines = Late("toolyard.engines.transformers.engine")
 graphs = Late("toolyard.engines.transformers.graphs")
 models = Late("toolyard.engines.transformers.model")
+projections = Late("toolyard.engines.transformers.projections")
 static = Late("toolyard.engines.transformers.static")
 torch = Late("torch")
 transformers = Late("transformers")
@@ -110,6 +111,7 @@ def assert_exact(plain: Any, prompt: Sequence[int], found: Generation) -> None:
     ("family", "prefill_tokens", "torch_compile"),
     [
         ("Llama", 50, False),
+        ("Qwen2", 50, False),  # its queries, keys and values have biases
         ("Gemma3Text", 4096, False),
         pytest.param("Llama", 50, True, marks=COMPILED),
     ],
@@ -351,6 +353,63 @@ def test_attention_by_products_is_attention(scale):
     torch.testing.assert_close(found, expected)
 
 
+def test_layers_with_the_same_input_are_one_product_and_keep_their_weights(folder):
+    plain, merged = plain_model(folder), plain_model(folder)
+    ids = torch.tensor([tokens_of(20, 1)])
+    products = projections.Projections(merged)
+    assert len(products) == 2 * SMALL["num_hidden_layers"]
+    assert merged.state_dict().keys() == plain.state_dict().keys()
+    with torch.inference_mode():
+        torch.testing.assert_close(merged(ids).logits, plain(ids).logits)
+    products.undo()
+    with torch.inference_mode():
+        torch.testing.assert_close(merged(ids).logits, plain(ids).logits, rtol=0, atol=0)
+
+
+def test_layers_that_only_look_alike_compute_for_themselves():
+    linear = torch.nn.Linear
+
+    class Doubling(linear):
+        def forward(self, given: Any) -> Any:
+            return 2 * super().forward(given)
+
+    def block(gate: Any, up: Any) -> Any:
+        module = torch.nn.Module()
+        module.gate_proj, module.up_proj = gate, up
+        return module
+
+    shared = linear(4, 5)
+    other = linear(4, 5)
+    other.weight = shared.weight
+    different_inputs = block(linear(4, 5), linear(4, 5))
+    for apart in (
+        block(linear(4, 5), Doubling(4, 5)),
+        block(linear(4, 5), linear(3, 5)),
+        block(linear(4, 5), linear(4, 5, bias=False)),
+        block(linear(4, 5), linear(4, 5, dtype=torch.bfloat16)),
+        block(linear(4, 5), None),
+        torch.nn.ModuleList([block(shared, linear(4, 5)), block(linear(4, 5), other)]),
+    ):
+        assert len(projections.Projections(apart)) == 0
+
+    one, two = torch.randn(2, 4), torch.randn(2, 4)
+    gate, up = different_inputs.gate_proj, different_inputs.up_proj
+    expected = gate(one), up(two), up(one)
+    assert len(projections.Projections(different_inputs)) == 1
+    for found, wanted in zip((gate(one), up(two), up(one)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_all_layers_of_a_model_share_what_is_compiled(tmp_path, monkeypatch):
+    """Torch gives up, without a word, after eight versions of a function: the rest would not be compiled."""
+    monkeypatch.setattr("torch._dynamo.config.fail_on_recompile_limit_hit", True)
+    torch.compiler.reset()
+    model = load(make_model(tmp_path, num_hidden_layers=12), "cpu", torch_compile=True)
+    assert model.shape.layers == 12
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_without_a_compiler_compiling_is_refused_and_says_why(tmp_path, monkeypatch):
@@ -364,11 +423,16 @@ def test_without_a_compiler_compiling_is_refused_and_says_why(tmp_path, monkeypa
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_are_rounded_up_by_less_than_half():
+def test_sizes_are_rounded_up_by_less_than_half_or_by_less_than_a_quarter():
     assert [static.rounded(number, 8) for number in (1, 8, 9, 12, 13, 17, 25, 33, 97)] == [
         *(8, 8, 12, 12, 16, 24, 32, 48, 128)
     ]
-    assert all(number <= static.rounded(number, 8) <= 1.5 * number for number in range(8, 3000))
+    assert [static.rounded(number) for number in (1, 2, 3, 4, 5, 6, 7, 9)] == [1, 2, 3, 4, 6, 6, 8, 12]
+    assert [static.rounded(number, 128, steps=4) for number in (1, 129, 300, 500, 513, 641, 1025)] == [
+        *(128, 160, 320, 512, 640, 768, 1280)
+    ]
+    for steps, most in ((2, 1.5), (4, 1.25)):
+        assert all(number <= static.rounded(number, 8, steps=steps) < most * number + 1 for number in range(8, 3000))
 
 
 @pytest.mark.parametrize(

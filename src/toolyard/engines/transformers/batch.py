@@ -14,7 +14,7 @@ from torch import Tensor
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
 from toolyard.engines.transformers.attention import Piece, Step
-from toolyard.engines.transformers.cache import Prefixes, Rows, Source, Span, common_prefix
+from toolyard.engines.transformers.cache import Prefixes, Rows, Span, common_prefix
 from toolyard.engines.transformers.model import PackedModel
 from toolyard.engines.transformers.sampling import Chooser, choose
 from toolyard.engines.transformers.static import RowPiece, StaticModel, best_length
@@ -220,7 +220,7 @@ class Batch:
             for other in others
         )
 
-    def _longest_known(self, job: EngineJob) -> tuple[int, Source | None]:
+    def _longest_known(self, job: EngineJob) -> tuple[int, Tensor | None]:
         """Return how many tokens of the job, at most all but one, are computed somewhere; and where."""
         ids = job.ids
         shared, source = self._prefixes.longest(job.request_id, ids)
@@ -233,7 +233,7 @@ class Batch:
                     shared, source = there, self._rows.row(row)
         return min(shared, len(job.ids) - 1), source
 
-    def _begin(self, job: EngineJob, shared: int, source: Source | None) -> None:
+    def _begin(self, job: EngineJob, shared: int, source: Tensor | None) -> None:
         if job.chooser is None:  # otherwise it was interrupted by new weights and continues
             job.cached, job.queued = shared, round(time.monotonic() - job.added, 6)
             job.chooser = Chooser(job.sampling, job.ids, self.model.vocabulary, self.model.device)
@@ -275,7 +275,7 @@ class Batch:
         for job in ready:
             if job in self._prefilling:
                 assert job.span is not None
-                self._rows.join(job.span.source, job.done)
+                self._rows.join(job.span.contents, job.done)
                 self._prefilling.remove(job)
                 self._decoding.append(job)
                 job.span = None

@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
-
-Source: TypeAlias = "tuple[Tensor, Tensor]"
-"""Keys and values of one sequence, as a source to copy from."""
 
 _GROWTH = 256
 """Rows grow by multiples of this many tokens."""
@@ -40,37 +36,32 @@ class TokenShape:
     def bytes(self) -> int:
         return self.layers * self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
-    def room(self, make: Callable[..., Tensor], *sizes: int) -> Source:
-        """Allocate keys and values for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]` tokens."""
+    def room(self, make: Callable[..., Tensor], *sizes: int) -> Tensor:
+        """Allocate keys and values, side by side, for `sizes[0]` sequences (if there are two sizes) of `sizes[-1]`
+        tokens."""
         *rows, tokens = sizes
-        keys, values = (
-            make(self.layers, *rows, self.heads, tokens, dim, dtype=self.dtype, device=self.device)
-            for dim in (self.key_dim, self.value_dim)
-        )
-        return keys, values
+        width = self.key_dim + self.value_dim
+        return make(self.layers, *rows, self.heads, tokens, width, dtype=self.dtype, device=self.device)
+
+    def parts(self, room: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views of the keys and the values."""
+        return room[..., : self.key_dim], room[..., self.key_dim :]
 
 
 class Span:
-    """Keys and values of one sequence: [layers, heads, tokens, dim]."""
+    """Keys and values of one sequence."""
 
     def __init__(self, shape: TokenShape, tokens: int) -> None:
-        self.keys, self.values = shape.room(torch.empty, tokens)
+        self.contents = shape.room(torch.empty, tokens)
+        """[layers, heads, tokens, dim of keys and values]."""
+        self.keys, self.values = shape.parts(self.contents)
 
-    @property
-    def tokens(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def source(self) -> Source:
-        return self.keys, self.values
-
-    def copy_from(self, source: Source, tokens: int) -> None:
-        self.keys[:, :, :tokens] = source[0][:, :, :tokens]
-        self.values[:, :, :tokens] = source[1][:, :, :tokens]
+    def copy_from(self, source: Tensor, tokens: int) -> None:
+        self.contents[:, :, :tokens] = source[:, :, :tokens]
 
 
 class Rows:
-    """Keys and values of the sequences being sampled, without gaps: [layers, rows, heads, tokens, dim]."""
+    """Keys and values of the sequences being sampled, without gaps."""
 
     def __init__(self, shape: TokenShape) -> None:
         self._shape = shape
@@ -83,13 +74,12 @@ class Rows:
     def clear(self) -> None:
         """Discard everything and free its memory."""
         self.lengths.clear()
-        self._use(*self._shape.room(torch.zeros, 0, 0))
+        self._use(self._shape.room(torch.zeros, 0, 0))
 
     def empty(self) -> None:
         """Discard everything, but keep its memory for the next rows."""
         self.lengths.clear()
-        self._keys.zero_()
-        self._values.zero_()
+        self._contents.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,29 +88,28 @@ class Rows:
     @property
     def capacity(self) -> int:
         """Number of tokens that fit in all rows together."""
-        return self._keys.shape[1] * self._keys.shape[3]
+        return self._contents.shape[1] * self._contents.shape[3]
 
     @property
     def most_rows(self) -> int:
         """Number of rows that fit."""
-        return self._keys.shape[1]
+        return self._contents.shape[1]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, for reading and writing: [rows, heads, tokens, dim]."""
         return self._layers[index]
 
-    def join(self, source: Source | None, tokens: int) -> None:
+    def join(self, source: Tensor | None, tokens: int) -> None:
         """Add a row that starts with the first `tokens` of `source`, which may be another row."""
         row = len(self.lengths)
         self.reserve(row + 1, tokens)
         if source is not None:
-            self._keys[:, row, :, :tokens] = source[0][:, :, :tokens]
-            self._values[:, row, :, :tokens] = source[1][:, :, :tokens]
+            self._contents[:, row, :, :tokens] = source[:, :, :tokens]
         self.lengths.append(tokens)
 
-    def row(self, index: int) -> Source:
-        """Return a view of a row, valid until the next change."""
-        return self._keys[:, index], self._values[:, index]
+    def row(self, index: int) -> Tensor:
+        """Return a view of a row, valid until the next change, like the contents of a `Span`."""
+        return self._contents[:, index]
 
     def span(self, row: int, tokens: int) -> Span:
         """Copy the start of a row."""
@@ -133,36 +122,33 @@ class Rows:
         last = len(self.lengths) - 1
         if row != last:
             length = self.lengths[last]
-            self._keys[:, row, :, :length] = self._keys[:, last, :, :length]
-            self._values[:, row, :, :length] = self._values[:, last, :, :length]
+            self._contents[:, row, :, :length] = self._contents[:, last, :, :length]
             self.lengths[row] = length
         self.lengths.pop()
 
     def wipe(self, row: int) -> None:
         """After values that are not numbers: the row's next user must not read them beyond its own end."""
-        self._keys[:, row] = 0
-        self._values[:, row] = 0
+        self._contents[:, row] = 0
 
     def reserve(self, rows: int, tokens: int) -> int:
         """Make room. Return how many tokens of each row to read: rounded up, so that the number stays the same for a
         while, and kernels specialized for it serve several steps."""
         wanted = _rounded(tokens, _ALIGNMENT)
-        had_rows, had_tokens = self._keys.shape[1], self._keys.shape[3]
+        had_rows, had_tokens = self._contents.shape[1], self._contents.shape[3]
         if rows <= had_rows and wanted <= had_tokens:
             return wanted
         rows = had_rows if rows <= had_rows else max(rows, 2 * had_rows)
         tokens = had_tokens if wanted <= had_tokens else _rounded(max(wanted, had_tokens + had_tokens // 2), _GROWTH)
         # Zeros, not uninitialized: masked values are multiplied by 0, and 0 times NaN is NaN.
-        keys, values = self._shape.room(torch.zeros, rows, tokens)
+        contents = self._shape.room(torch.zeros, rows, tokens)
         for row, length in enumerate(self.lengths):
-            keys[:, row, :, :length] = self._keys[:, row, :, :length]
-            values[:, row, :, :length] = self._values[:, row, :, :length]
-        self._use(keys, values)
+            contents[:, row, :, :length] = self._contents[:, row, :, :length]
+        self._use(contents)
         return wanted
 
-    def _use(self, keys: Tensor, values: Tensor) -> None:
-        self._keys, self._values = keys, values
-        self._layers = list(zip(keys.unbind(0), values.unbind(0), strict=True))
+    def _use(self, contents: Tensor) -> None:
+        self._contents = contents  # [layers, rows, heads, tokens, dim of keys and values]
+        self._layers = [self._shape.parts(layer) for layer in contents.unbind(0)]
         self.moves += 1
 
 
@@ -188,7 +174,7 @@ class Prefixes:
         while self.tokens > self._most:
             self.drop(next(iter(self._kept)))
 
-    def longest(self, request_id: str, ids: list[int]) -> tuple[int, Source | None]:
+    def longest(self, request_id: str, ids: list[int]) -> tuple[int, Tensor | None]:
         """Return the length of the longest common prefix with `ids`, and its span."""
         best, owner = 0, None
         own = (request_id,) if request_id in self._kept else ()
@@ -201,7 +187,7 @@ class Prefixes:
         if owner is None:
             return 0, None
         self._kept.move_to_end(owner)
-        return best, self._kept[owner][1].source
+        return best, self._kept[owner][1].contents
 
     def drop(self, request_id: str) -> None:
         dropped = self._kept.pop(request_id, None)

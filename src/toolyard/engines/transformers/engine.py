@@ -247,7 +247,7 @@ class _ModelThread:
                 batch.forget()
                 if callable(weights):
                     batch.forget_graphs()
-                    weights(batch.model.model)
+                    batch.model.modify(weights)
                 else:
                     batch.model.load_weights(weights)
                 batch.version = version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from toolyard.engines.transformers.adapter import read_adapter
 from toolyard.engines.transformers.attention import PACKED, AnyStep, Current, Piece, Step, hide_from_compiler
 from toolyard.engines.transformers.cache import Rows, Span, TokenShape
+from toolyard.engines.transformers.projections import Projections
 from toolyard.engines.transformers.static import RowPiece, StaticModel
 from toolyard.errors import ConfigError
 
@@ -66,6 +67,7 @@ class PackedModel:
             with _short_window(model, config, self.context):
                 self.shape = self._probed()
                 expected = self._expected()
+                self._projections = Projections(model) if self.is_static else None
                 if torch_compile:
                     _compile_layers(model)
                 difference = self._difference(expected)
@@ -135,6 +137,17 @@ class PackedModel:
         for name, value in weights.items():
             own[name].copy_(value)
 
+    def modify(self, change: Callable[[Any], None]) -> None:
+        """Let a function modify the model in place."""
+        if self._projections is None:
+            change(self.model)
+            return
+        self._projections.undo()
+        try:
+            change(self.model)
+        finally:
+            self._projections = Projections(self.model)
+
     def _kernels(self) -> AbstractContextManager[Any]:
         """On a GPU, disable cuDNN's attention: it makes a plan for every new shape, which takes longer than a step, and
         as requests come and go every other shape is new."""
@@ -196,8 +209,8 @@ class PackedModel:
             ]
             logits = self.logits(Step(rows, [], pieces, self.device))
             found += [(text, end - 1, logits[text]) for text, (_, end) in enumerate(cuts)]
-        rows.join(spans[0].source, 9)
-        rows.join(spans[1].source, 7)
+        rows.join(spans[0].contents, 9)
+        rows.join(spans[1].contents, 7)
         for _ in range(3):
             at = list(rows.lengths)
             logits = self.logits(Step(rows, [ids[at[text]] for text, ids in enumerate(texts)], [], self.device))

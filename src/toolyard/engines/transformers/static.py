@@ -70,7 +70,8 @@ class StaticModel:
         """Return the float32 logits after `newest[i]`, which follows the contents of row i. Valid until the next
         call."""
         longest = max(self._rows.lengths) + 1
-        size = self._next.fitting((_power_of_two(len(newest), _LEAST_ROWS), rounded(longest, _LEAST_TOKENS)))
+        tokens = rounded(longest, _LEAST_TOKENS, steps=4)  # fine, since all rows attend to that many
+        size = self._next.fitting((_power_of_two(len(newest), _LEAST_ROWS), tokens))
         rows, _ = size
         self._follow(*size)
         padding = [0] * (rows - len(newest))
@@ -84,7 +85,7 @@ class StaticModel:
         longest = max(len(piece.ids) for piece in pieces)
         end = max(piece.start + len(piece.ids) for piece in pieces)
         size = self._prompts.fitting(
-            (_power_of_two(len(pieces)), rounded(longest, _LEAST_PIECE), rounded(end, _LEAST_TOKENS))
+            (rounded(len(pieces)), rounded(longest, _LEAST_PIECE), rounded(end, _LEAST_TOKENS))
         )
         count, length, tokens = size
         self._follow(0, tokens)
@@ -144,10 +145,11 @@ def best_length(left: Sequence[int], room: int) -> int:
     return max(lengths, key=worth)
 
 
-def rounded(number: int, least: int) -> int:
-    """Round up to `least`, or 1.5, 2, 3, 4, 6, 8, … times that."""
-    size = _power_of_two(number, least)
-    return size * 3 // 4 if least < size and number <= size * 3 // 4 else size
+def rounded(number: int, least: int = 1, *, steps: int = 2) -> int:
+    """Round up to `least`, or to one of `steps` sizes between powers of two: by default to 1.5, 2, 3, 4, 6, … times
+    `least`."""
+    step = max(_power_of_two(number, least) // (2 * steps), 1)
+    return max(-(-number // step) * step, least)
 
 
 def _power_of_two(number: int, least: int = 1) -> int:
