@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,17 @@ THIS_TREE = "this tree"
 
 
 def measure_in_turns(
-    script: str,
-    arguments: list[str],
-    commit: str,
-    rounds: int,
-    tell: Callable[[str], None] = lambda text: None,
-    *,
-    only_here: Sequence[str] = (),
+    script: str, arguments: list[str], commit: str, rounds: int, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, list[Any]]:
-    """The JSON output of `script` with the toolyard of `commit`, which may be a folder, and with this tree's. This tree
-    also gets the arguments in `only_here`."""
+    """The JSON output of `script` with the toolyard of `commit`, which may be a folder, and with this tree's."""
     seen: dict[str, list[Any]] = {commit: [], THIS_TREE: []}
     with _checked_out(commit) as before:
         for number in range(rounds):
-            for name, tree, more in ((commit, before, ()), (THIS_TREE, HERE, only_here)):
+            for name, tree in ((commit, before), (THIS_TREE, HERE)):
                 tell(f"round {number + 1} of {rounds}: {name}")
                 path = os.pathsep.join(filter(None, (str(tree / "src"), os.environ.get("PYTHONPATH"))))
                 done = subprocess.run(
-                    [sys.executable, script, *arguments, *more],
+                    [sys.executable, script, *arguments],
                     env={**os.environ, "PYTHONPATH": path},
                     stdout=subprocess.PIPE,
                     text=True,

@@ -11,7 +11,7 @@ result; `generate` recomputes the whole conversation every turn, the engine only
 With `--in-flight`, requests come as in training: eight samples of each prompt, at temperature 1, all at once. Then the
 log-probabilities of some of them are compared with those of a plain forward pass, as a trainer computes them.
 
-With `--before`, `--torch-compile` applies to this tree only: earlier engines do not have it.
+With `--before`, `--torch-compile` is ignored by engines that do not have it.
 
 With `--vllm`, only vLLM is measured, with the same requests; beside it, the others would be slower:
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import inspect
 import json
 import os
 import random
@@ -225,7 +226,9 @@ async def measure(
     plain = load_plain(model, device, dtype)
     vocabulary = plain.config.vocab_size
     cases = flight_cases(in_flight) if in_flight else CASES
-    options: Any = {"device": device, "dtype": dtype, **({"torch_compile": True} if torch_compile else {})}
+    options: Any = {"device": device, "dtype": dtype}
+    if torch_compile and "torch_compile" in inspect.signature(TransformersEngine).parameters:
+        options["torch_compile"] = True
     started = time.perf_counter()
     found: dict[str, float] = {}
     async with TransformersEngine(model, max_batch_size=in_flight or 16, **options) as engine:
@@ -252,17 +255,17 @@ async def measure(
     return found
 
 
-def compare(commit: str, arguments: list[str], only_here: list[str], rounds: int) -> None:
+def compare(commit: str, arguments: list[str], rounds: int) -> None:
     """Tokens per second of this tree's engine and of an earlier commit's."""
     tell = functools.partial(print, file=sys.stderr)
-    seen = measure_in_turns(__file__, ["--measure", *arguments], commit, rounds, tell, only_here=only_here)
+    seen = measure_in_turns(__file__, ["--measure", *arguments], commit, rounds, tell)
     print(f"{'medians of ' + str(rounds):40}{commit:>12}{'this tree':>12}{'ratio':>8}    tokens/s")
     before, here = seen.values()
     for name in here[0]:
         old, new = ([rates[name] for rates in runs] for runs in (before, here))
         ratios = [one / other for one, other in zip(new, old, strict=True)]
-        old, new, ratio = map(statistics.median, (old, new, ratios))
-        print(f"{name:40}{old:12.1f}{new:12.1f}{ratio:8.2f}    {min(ratios):.2f} to {max(ratios):.2f}")
+        middles = [statistics.median(values) for values in (old, new, ratios)]
+        print("{:40}{:12.1f}{:12.1f}{:8.2f}".format(name, *middles), f"   {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def measure_vllm(model: str | Path, dtype: str, rounds: int, in_flight: int) -> None:
@@ -294,15 +297,16 @@ def main() -> None:
     parser.add_argument("--engine-only", action="store_true", help="Do not measure `generate`.")
     parser.add_argument("--torch-compile", action="store_true", help="Compile the engine's layers.")
     parser.add_argument("--vllm", action="store_true", help="Measure vLLM, and nothing else.")
-    parser.add_argument("--before", metavar="COMMIT", help="Only compare with an earlier commit.")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="Only compare with an earlier commit's engine, --rounds times."
+    )
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
-    compiled = ["--torch-compile"] if options.torch_compile else []
     if options.before:
         shared = ["--model", options.model, "--device", options.device, "--dtype", dtype]
         shared += ["--in-flight", str(options.in_flight), "--rounds", "4"]  # the first ones record graphs
-        compare(options.before, shared, compiled, options.rounds)
+        compare(options.before, [*shared, *["--torch-compile"] * options.torch_compile], options.rounds)
         return
     say = functools.partial(print, flush=True, file=sys.stderr if options.measure else sys.stdout)
     model = resolve_model(options.model, progress=say)

@@ -78,8 +78,7 @@ def make(folder: Path, device: str, *, torch_compile: bool = False, **options: A
 
 
 def load(folder: Path, device: str, *, torch_compile: bool = False) -> PackedModel:
-    loaded = models.load(folder, device, "float32")
-    return models.PackedModel(loaded.model, loaded.device, is_static=True, torch_compile=torch_compile)
+    return models.load(folder, device, "float32", is_static=True, torch_compile=torch_compile)
 
 
 def tokens_of(length: int, seed: int) -> list[int]:
@@ -378,6 +377,11 @@ def test_layers_that_only_look_alike_compute_for_themselves():
         module.gate_proj, module.up_proj = gate, up
         return module
 
+    class Quantized(torch.nn.Parameter):
+        """A weight whose type says how to compute with it."""
+
+    quantized = linear(4, 5)
+    quantized.weight = Quantized(quantized.weight)
     shared = linear(4, 5)
     other = linear(4, 5)
     other.weight = shared.weight
@@ -387,6 +391,7 @@ def test_layers_that_only_look_alike_compute_for_themselves():
         block(linear(4, 5), linear(3, 5)),
         block(linear(4, 5), linear(4, 5, bias=False)),
         block(linear(4, 5), linear(4, 5, dtype=torch.bfloat16)),
+        block(linear(4, 5), quantized),
         block(linear(4, 5), None),
         torch.nn.ModuleList([block(shared, linear(4, 5)), block(linear(4, 5), other)]),
     ):
@@ -398,6 +403,33 @@ def test_layers_that_only_look_alike_compute_for_themselves():
     assert len(projections.Projections(different_inputs)) == 1
     for found, wanted in zip((gate(one), up(two), up(one)), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_merge_that_fails_half_way_leaves_the_model_as_it_was(folder, monkeypatch):
+    model, plain, join = load(folder, "cpu"), plain_model(folder), torch.cat
+    ids, joined = torch.tensor([tokens_of(20, 1)]), []
+
+    def join_three(parts: Any) -> Any:
+        if len(joined) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        joined.append(parts)
+        return join(parts)
+
+    def replace(changed: Any) -> None:
+        for one in changed.parameters():
+            one.data = one.data + 0.1
+
+    monkeypatch.setattr("torch.cat", join_three)
+    with pytest.raises(torch.OutOfMemoryError):
+        model.modify(replace)
+    monkeypatch.undo()
+    model.modify(replace)
+    for _ in range(2):
+        replace(plain)
+    with torch.inference_mode():
+        expected = plain(ids).logits
+        model.model.set_attn_implementation("eager")
+        torch.testing.assert_close(model.model(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -257,6 +257,7 @@ def load(
     dtype: str = "auto",
     adapter: str | Path | None = None,
     *,
+    is_static: bool | None = None,
     torch_compile: bool = False,
 ) -> PackedModel:
     """Load a model.
@@ -280,7 +281,7 @@ def load(
         raise ConfigError(
             f"model {str(model)!r} cannot be used with the embedded engine: {why}; use sglang or vllm"
         ) from error
-    return PackedModel(loaded, place, torch_compile=torch_compile)
+    return PackedModel(loaded, place, is_static=is_static, torch_compile=torch_compile)
 
 
 def _compile_layers(model: Any) -> None:

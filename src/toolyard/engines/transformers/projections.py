@@ -1,7 +1,7 @@
 """Linear layers with the same input, computed in one product: queries, keys and values; gate and up.
 
 On a GPU, a product with a few tokens takes hardly longer if it is three times as wide. The layers stay in the model,
-with their names, and their weights become parts of one tensor: who copies new values into them, copies them into that.
+with their names. Their weights become views of one tensor, so copying new values into a weight updates that tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""What transformers calls layers that get the same input."""
+"""Layers that usually get the same input, by the names that transformers gives them. Whether they do is seen only when
+they are called: one that gets another input computes for itself."""
 
 
 class Projections:
@@ -25,7 +26,14 @@ class Projections:
         modules: list[Any] = list(model.modules())
         owners = Counter(id(value) for module in modules for value in module.parameters(recurse=False))
         found = [[getattr(module, name, None) for name in names] for module in modules for names in _SIBLINGS]
-        self._products = [_Product(layers) for layers in found if _fit(layers, owners)]
+        self._products: list[_Product] = []
+        try:
+            for layers in found:
+                if _fit(layers, owners):
+                    self._products.append(_Product(layers))
+        except BaseException:  # such as a lack of memory
+            self.undo()
+            raise
 
     def __len__(self) -> int:
         return len(self._products)
@@ -40,7 +48,7 @@ class Projections:
 class _Product:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
-        self._sizes = [layer.out_features for layer in layers]
+        self._sizes = [layer.weight.shape[0] for layer in layers]
         self._weight = self._joined("weight")
         self._bias = None if layers[0].bias is None else self._joined("bias")
         self._input: Tensor | None = None
@@ -57,20 +65,19 @@ class _Product:
         return joined
 
     def _forward_of(self, index: int) -> Callable[[Tensor], Tensor]:
-        # A function, no `partial`: torch would compile that once for each layer of the model, and soon give up.
+        # A function, not a `partial`: torch would compile a `partial` again for each layer, and soon give up.
         def forward(given: Tensor) -> Tensor:
             return self._part(index, given)
 
         return forward
 
     def _part(self, index: int, given: Tensor) -> Tensor:
-        """Compute what the layer returns: the first one computes for all."""
+        """Return the layer's output. The first layer computes it for all."""
         if index == 0:
             self._input = given
             self._parts = torch.split(linear(given, self._weight, self._bias), self._sizes, -1)
-        elif given is not self._input:  # in this model, they do not have the same input
-            return linear(given, self._layers[index].weight, self._layers[index].bias)
-        part = self._parts[index]
+        layer = self._layers[index]
+        part = self._parts[index] if given is self._input else linear(given, layer.weight, layer.bias)
         if index == len(self._layers) - 1:
             self._input, self._parts = None, ()
         return part
@@ -81,9 +88,10 @@ class _Product:
 
 
 def _fit(layers: Sequence[Any], owners: Counter[int]) -> bool:
-    """Whether they can be one product: not if they are of a subclass or wrapped, since these compute something else,
-    nor if they share their weights with another layer."""
+    """Return whether the layers can be one product. Subclasses, wrapped layers and quantized weights compute something
+    else, and shared weights can only be views of one tensor."""
     if not all(type(layer) is torch.nn.Linear and "forward" not in vars(layer) for layer in layers):
         return False
     kinds = {(layer.in_features, layer.weight.dtype, layer.weight.device, layer.bias is None) for layer in layers}
-    return len(kinds) == 1 and all(owners[id(layer.weight)] == 1 for layer in layers)
+    plain = torch.nn.Parameter
+    return len(kinds) == 1 and all(type(it.weight) is plain and owners[id(it.weight)] == 1 for it in layers)

@@ -70,7 +70,7 @@ class StaticModel:
         """Return the float32 logits after `newest[i]`, which follows the contents of row i. Valid until the next
         call."""
         longest = max(self._rows.lengths) + 1
-        tokens = rounded(longest, _LEAST_TOKENS, steps=4)  # fine, since all rows attend to that many
+        tokens = rounded(longest, _LEAST_TOKENS, steps=4)  # finer steps: every row attends to this many
         size = self._next.fitting((_power_of_two(len(newest), _LEAST_ROWS), tokens))
         rows, _ = size
         self._follow(*size)
