@@ -84,6 +84,13 @@ def test_dumps_without_a_common_task_end_with_status_1(tmp_path: Path) -> None:
     assert "no task is in both dumps" in done.stdout
 
 
+def test_without_any_reward_it_ends_with_status_1(tmp_path: Path) -> None:
+    scored, unscored = dump(tmp_path / "a", {"x": [1.0]}), dump(tmp_path / "b", {"x": [None]})
+    for arguments in ([unscored], [unscored, "--json"], [scored, unscored]):
+        assert CliRunner().invoke(app, ["eval", *map(str, arguments)]).exit_code == 1
+    assert "1 task in both" in CliRunner().invoke(app, ["eval", str(scored), str(unscored)]).stdout
+
+
 def test_three_dumps_need_pool(tmp_path: Path) -> None:
     folders = [dump(tmp_path / name, {"x": [1.0]}) for name in "abc"]
     with pytest.raises(ConfigError, match="--pool takes them as one run"):

@@ -81,7 +81,7 @@ def test_weights_are_those_of_the_run_unless_others_are_given(tmp_path):
 def test_scores_that_the_weights_do_not_explain_are_told(tmp_path):
     fill(tmp_path / "1.jsonl", answered("#### 18", score=7.0, rewards=PARTS))
     (note,) = score(tmp_path, "gsm8k").notes
-    assert note.startswith("1 scores in the dump do not match the weights by default")
+    assert note.startswith("scores in the dump that do not match the weights by default: 1; ")
     (tmp_path / "rollout.json").write_text("{}")
     with pytest.raises(RecordError, match=r"rollout\.json: cannot read the weights of the rewards: 'rewards'"):
         score(tmp_path, "gsm8k")

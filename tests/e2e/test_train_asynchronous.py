@@ -364,7 +364,7 @@ def test_interrupted_while_it_waits_it_leaves_nothing_running(place):
 
 def test_what_breaks_all_rewards_ends_the_run_by_name_and_leaves_nothing_running(place):
     before = running()
-    with pytest.raises(TrainError, match=r"step 0: none of the trajectories can be trained on.*out of order"):
+    with pytest.raises(TrainError, match=r"step 1: none of the trajectories can be trained on.*out of order"):
         trained("output_dir=runs/a", "asynchronous={}", "rollout.rewards.final=async_reward:broken")
     assert running() == before
 

@@ -81,6 +81,12 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     assert any(message.content == "42\n" for one in dumped for message in one.messages), "the program really ran"
     assert len(list(read_dump(place / "runs/a/rollouts/eval"))) == 4
 
+    # Its dumps know their settings, so what was played can be exported and scored as it was.
+    export = ["export", "runs/a", "sft.jsonl", "--tokenizer", "runs/a/model", "--format", "prompt-completion"]
+    exported = CliRunner().invoke(app, export, catch_exceptions=False)
+    assert re.search(r"the template renders [1-9]\d* to exactly the sampled tokens\n", exported.stderr), exported.stderr
+    assert (place / "runs/a/rollouts/eval/rollout.json").exists()
+
     # And once more from there: for one more step, which is all that is made.
     again = CliRunner().invoke(app, [*command, "--resume", "steps=3"], catch_exceptions=False)
     assert again.exit_code == 0, again.stderr
@@ -88,6 +94,15 @@ def test_a_model_learns_to_call_its_tool_and_is_trained_on_what_the_sandbox_answ
     assert "the supervised start already exists" in again.stderr
     assert "1 step in" in again.stdout
     assert steps_of(place / "runs/a") == [1, 2, 3]
+
+
+def test_a_full_disk_is_one_line_that_says_so(place, monkeypatch):
+    def save(*_: object, **__: object) -> None:
+        raise Exception("No space left on device (os error 28)")  # as the library of tokenizers raises it
+
+    monkeypatch.setattr("toolyard.train.trl.run.grpo_config", save)
+    with pytest.raises(ToolyardError, match=r"cannot write to runs/a: no space left on device; free some space"):
+        trained("output_dir=runs/a")
 
 
 @pytest.mark.slow
@@ -217,7 +232,7 @@ def test_the_second_signal_ends_it_at_once(place):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
-    assert "stopped; --resume continues from the last checkpoint" in err
+    assert "stopped; --resume starts from the beginning" in err
     assert last_checkpoint(place / "runs/a") is None
     assert nobody_is_left(process)
 

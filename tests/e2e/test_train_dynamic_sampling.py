@@ -106,7 +106,7 @@ def test_when_the_budget_is_spent_flat_groups_fill_up_the_step(place):
 def test_a_group_without_scores_is_replaced_and_a_step_without_any_ends_the_run(place):
     with_tasks(place, "bmmbbbb")
     settings = [DYNAMIC, "output_dir=runs/a", "rollout.rollout_data_dir=dump"]
-    with pytest.raises(TrainError, match=r"step 1: none of the trajectories can be trained on.*no_reward"):
+    with pytest.raises(TrainError, match=r"step 2: none of the trajectories can be trained on.*: no score"):
         trained(*settings)
     assert [line["dynamic_sampling"]["replaced"] for line in read_metrics(place / "runs/a/metrics.jsonl")] == [1]
     assert dumped("dump")[3:] == [(1, "5b", False), (1, "6b", False), (1, "3b", True), (1, "4b", True)]

@@ -227,8 +227,13 @@ S = TypeVar("S", bound=_HasTasks)
 
 
 def in_order(slices: Iterable[S]) -> list[S]:
-    """The largest first, numbers by size; what is unknown comes last."""
-    return sorted(slices, key=lambda one: (one.value == UNKNOWN, -one.tasks, _natural(one.value)))
+    """Numbers, such as steps, by size; texts with most tasks first; what is unknown comes last."""
+
+    def place(one: S) -> tuple[object, ...]:
+        is_text, number, text = _natural(one.value)
+        return one.value == UNKNOWN, is_text, -one.tasks if is_text else number, text
+
+    return sorted(slices, key=place)
 
 
 def _natural(value: str) -> tuple[int, float, str]:

@@ -7,26 +7,21 @@ of runs, dumps of verl and TRL. A line without a reward stays one without a rewa
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 from toolyard.errors import ConfigError
-from toolyard.messages import JSON
-from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
-from toolyard.rollout.fingerprint import saved_differences
+from toolyard.rollout.fingerprint import saved_differences, saved_settings
 from toolyard.viewer.library import Library
 from toolyard.viewer.protocol import Attempt
-from toolyard.viewer.query import Query, parse_query
+from toolyard.viewer.query import DAMAGED, Query, parse_query
 
 OpenLibrary = Callable[[Path], Library]
 """Opens a dump, with whatever progress the caller shows."""
 
-_DAMAGED = parse_query("damaged:yes")
 _PATTERN = frozenset("*?[")
 _SEED = "seed:"
 """The setting in which the runs that are pooled differ."""
@@ -41,6 +36,8 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     damaged: int = 0
     """Lines that cannot be read."""
+    torn: int = 0
+    """Files whose last line is incomplete."""
     repeated: int = 0
     """Lines left out, because a later line of the same file has the same request id."""
     notes: list[str] = field(default_factory=list[str])
@@ -85,7 +82,8 @@ def read_run(
             run.repeated += len(found) - len(last)
             run.attempts += last.values()
             folders = sorted({one.run for one in last.values()})
-            run.damaged += library.count(_DAMAGED)
+            run.damaged += library.count(DAMAGED)
+            run.torn += library.torn
             reward_names.update(library.reward_names())
             if len(folders) > 1:
                 run.notes.append(pooled_runs(path, folders))
@@ -121,6 +119,8 @@ def _notes(run: Run) -> list[str]:
     notes: list[str] = []
     if run.damaged:
         notes.append(f"{run.name}: {run.damaged} damaged {_lines(run.damaged)} left out")
+    if run.torn:
+        notes.append(f"{run.name}: {torn_lines(run.torn)} left out")
     if run.repeated:
         notes.append(
             f"{run.name}: {run.repeated} {_lines(run.repeated)} left out, whose request has a later line in its file"
@@ -130,7 +130,7 @@ def _notes(run: Run) -> list[str]:
             f"{run.name}: {len(steps)} steps are pooled, {min(steps)} to {max(steps)}; --by step shows each, "
             "-q step:N selects one"
         )
-    known = [(path, settings) for path in run.paths if (settings := _settings(path)) is not None]
+    known = [(path, settings) for path in run.paths if (settings := saved_settings(path)) is not None]
     for path, settings in known[1:]:
         changed = [one for one in saved_differences(known[0][1], settings) if not one.startswith(_SEED)]
         if changed:
@@ -141,17 +141,13 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
+def torn_lines(count: int) -> str:
+    """How to call the incomplete last lines of `count` files."""
+    return f"{count} incomplete last {_lines(count)} (still being written, or cut off)"
+
+
 def _lines(count: int) -> str:
     return "line" if count == 1 else "lines"
-
-
-def _settings(path: Path) -> JSON | None:
-    """The settings that a dump was played with, if they are beside it."""
-    try:
-        found: Any = json.loads(((path if path.is_dir() else path.parent) / SETTINGS_BESIDE_DUMP).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return cast("JSON", found) if isinstance(found, dict) else None
 
 
 def reasons_without_reward(attempts: Sequence[Attempt]) -> Counter[str]:

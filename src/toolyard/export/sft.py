@@ -24,7 +24,7 @@ from toolyard.records.jsonl import encode
 from toolyard.records.lines import trajectory_of
 from toolyard.viewer.library import Library
 from toolyard.viewer.protocol import Attempt
-from toolyard.viewer.query import Query
+from toolyard.viewer.query import DAMAGED, Query
 from toolyard.viewer.whole_file import whole_file
 
 Format = Literal["messages", "prompt-completion"]
@@ -58,6 +58,8 @@ class SftSummary:
     size: int = 0
     """In bytes."""
     left_out: Counter[LeftOut] = field(default_factory=Counter[LeftOut])
+    torn: int = 0
+    """Files whose last line is incomplete."""
     over_limit: int = 0
     """Left out, because their task, or the file, has enough."""
     matches: Counter[Match] = field(default_factory=Counter[Match])
@@ -94,6 +96,9 @@ def write_sft(
         attempts = library.attempts(query)
         done = _Export(library, writing, rules, file).run(attempts, progress)
         done.runs = tuple(sorted({attempt.run for attempt in attempts}))
+        done.torn = library.torn
+        if unreadable := library.count(DAMAGED):
+            done.left_out[LeftOut.DAMAGED] += unreadable
         if not done.conversations:
             why = ", ".join(f"{count} {reason}" for reason, count in done.left_out.most_common())
             raise ConfigError(f"no trajectory can be exported: {why or 'none matches the query'}")

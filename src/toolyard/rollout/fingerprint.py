@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from toolyard.errors import ConfigError
+from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
 from toolyard.records.dump import EndedRequest
 from toolyard.records.jsonl import encode
@@ -87,6 +87,33 @@ def saved_differences(before: JSON, after: JSON) -> list[str]:
     return Fingerprint(settings, after.get(_CONTENTS) or {}).differences(before)
 
 
+def saved_settings(path: str | os.PathLike[str]) -> JSON | None:
+    """The settings that a dump, or the dump in a training run's folder, was played with; None if they are not known."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    below = [*folder.glob(f"*/{SETTINGS_BESIDE_DUMP}")] if path.is_dir() else []
+    own = _read(folder / SETTINGS_BESIDE_DUMP)
+    return _read(below[0]) if own is None and len(below) == 1 else own
+
+
+def save_settings(config: RolloutConfig, folder: Path, accepted: Sequence[str] = ()) -> None:
+    """Save the settings beside a dump, with the changes that were accepted since it was started.
+
+    Raises:
+        RecordError: they cannot be written.
+    """
+    mark, file = Fingerprint.of(config), folder / SETTINGS_BESIDE_DUMP
+    kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: list(accepted)}
+    if kept == _read(file):
+        return
+    new = file.with_suffix(".new")
+    try:
+        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        raise RecordError(f"cannot write {file}: {error.strerror}") from None
+
+
 def task_digest(task: Task) -> str:
     """A digest of every part of a task that a model, a tool or a reward can see."""
     said = [
@@ -114,10 +141,10 @@ def check_resumed(
 
     Raises:
         ConfigError: something has changed, and `accept_changes` is not set.
+        RecordError: the settings cannot be saved.
     """
-    mark, file = Fingerprint.of(config), folder / SETTINGS_BESIDE_DUMP
-    before = _read(file)
-    changes = [] if before is None else mark.differences(before)
+    before = _read(folder / SETTINGS_BESIDE_DUMP)
+    changes = [] if before is None else Fingerprint.of(config).differences(before)
     edited = [
         ended.batch_data_id
         for request_id, ended in existing.items()
@@ -132,11 +159,7 @@ def check_resumed(
             "another --out, or continue with --accept-changes; each new line will record the changes"
         )
     accepted = [*(before or {}).get(_ACCEPTED, ()), *changes]
-    kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: accepted}
-    if kept != before:
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        new.replace(file)
+    save_settings(config, folder, accepted)
     return accepted
 
 

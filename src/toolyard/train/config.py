@@ -194,7 +194,9 @@ class TrainConfig(_Part):
     def _trainable(self) -> Self:
         rollout = self.rollout
         if rollout.n < 2:
-            raise ConfigError(f"rollout.n is {rollout.n}: GRPO compares the samples of a task and needs at least 2")
+            raise ConfigError(
+                f"rollout.n is {rollout.n}: GRPO compares the samples of a task, so it must be at least 2: rollout.n=8"
+            )
         if rollout.sampling.temperature <= 0:
             raise ConfigError("rollout.sampling.temperature is 0: all samples would be equal, with nothing to compare")
         if rollout.engine.kind not in _TRAINABLE:

@@ -57,11 +57,12 @@ class RunFolder:
             RecordError: the settings cannot be written.
         """
         found = last_checkpoint(self.path)
-        if not resume and (found is not None or (self.path / METRICS).exists()):
-            steps = 0 if found is None else found.step
+        has_steps = (self.path / METRICS).exists() and bool(read_metrics(self.path / METRICS))
+        if not resume and (found is not None or has_steps):
+            state = "no checkpoint" if found is None else f"a checkpoint of step {found.step}"
             raise ConfigError(
-                f"output_dir {str(self.path)!r} already has a run with {steps} checkpointed steps: continue it with "
-                "--resume, choose another folder, or remove this one"
+                f"output_dir {str(self.path)!r} already has a run, with {state}: continue it with --resume, choose "
+                "another folder, or remove this one"
             )
         if resume and found is None:
             note(f"{self.path} has no checkpoint: starting from the beginning")
@@ -69,7 +70,8 @@ class RunFolder:
             if found is None or torn.step > found.step:
                 note(f"removing {torn.path}, which is incomplete")
                 shutil.rmtree(torn.path, ignore_errors=True)
-        self._remember(config, note)
+        has_result = found is not None or has_steps or (self.path / WARM_START).exists()
+        self._remember(config, note if has_result else lambda _: None)
         return found
 
     def close(self) -> None:

@@ -240,6 +240,15 @@ class Library:
     def count(self, query: Query | None = None) -> int:
         return len(self._order(query))
 
+    @property
+    def torn(self) -> int:
+        """How many files have an incomplete last line, which has no row: it is still being written, or was cut off."""
+        with self._index.store.reading() as connection:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM files WHERE done >= 0 AND done < size AND name LIKE '%.jsonl'"
+            ).fetchone()
+        return count
+
     def rows(self, query: Query | None = None, *, offset: int = 0, limit: int = 100) -> list[Row]:
         """The rows that match, in the query's order."""
         start = max(0, offset)

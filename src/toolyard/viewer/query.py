@@ -384,3 +384,7 @@ def quoted(value: str) -> str:
 def _in_quotes(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
+
+
+DAMAGED = parse_query("damaged:yes")
+"""Lines that cannot be read."""

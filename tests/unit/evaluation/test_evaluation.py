@@ -157,6 +157,15 @@ def test_damaged_lines_are_left_out_and_told(tmp_path: Path) -> None:
     assert any("1 damaged line" in note for note in run.notes)
 
 
+def test_a_line_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    dump(tmp_path, task("a", 1.0, 0.0))
+    file = tmp_path / "0.jsonl"
+    file.write_bytes(file.read_bytes()[:-100])
+    run = read_run(tmp_path)
+    assert len(run.attempts) == 1
+    assert any("1 incomplete last line (still being written, or cut off) left out" in note for note in run.notes)
+
+
 @pytest.mark.parametrize("content", [b"", b"\n"])
 def test_an_empty_dump_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "0.jsonl").write_bytes(content)
@@ -240,10 +249,10 @@ def test_by_default_several_sources_are_divided(tmp_path: Path) -> None:
 
 
 def test_by_step_divides_samples_and_steps_are_in_order(tmp_path: Path) -> None:
-    for step in (2, 10):
-        write(tmp_path / f"{step}.jsonl", *task("a", float(step == 10), step=step), *task("b", 1.0, step=step))
+    write(tmp_path / "2.jsonl", *task("a", 0.0, step=2))
+    write(tmp_path / "10.jsonl", *task("a", 1.0, step=10), *task("b", 1.0, step=10))
     found = evaluate(read_run(tmp_path), QUICK, by={"step": tags_by("step")}).by["step"]
-    assert [(one.value, one.estimates["mean"].value) for one in found] == [("2", 0.5), ("10", 1.0)]
+    assert [(one.value, one.estimates["mean"].value) for one in found] == [("2", 0.0), ("10", 1.0)]
 
 
 def test_tags_of_the_task_file_divide_a_dump(tmp_path: Path) -> None:

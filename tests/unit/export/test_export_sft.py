@@ -156,7 +156,16 @@ def test_lines_of_verl_are_left_out_and_counted(tmp_path: Path, one: Trajectory)
         file.write(b'{"damaged": true}\n')
     done, rows = exported(folder, tmp_path / "out.jsonl")
     assert len(rows) == 1
-    assert dict(done.left_out) == {LeftOut.NO_MESSAGES: 1}
+    assert dict(done.left_out) == {LeftOut.NO_MESSAGES: 1, LeftOut.DAMAGED: 1}
+
+
+def test_a_line_that_was_cut_off_is_told(tmp_path: Path, one: Trajectory) -> None:
+    folder = dump(tmp_path / "d", one, other(one, 1))
+    file = folder / "0.jsonl"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert exported(folder, tmp_path / "out.jsonl")[0].torn == 1
+    done = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "cli.jsonl")])
+    assert "left out: 1 incomplete last line (still being written, or cut off)" in " ".join(done.stderr.split())
 
 
 def test_if_nothing_can_be_written_there_is_no_file(tmp_path: Path, one: Trajectory) -> None:

@@ -73,7 +73,7 @@ def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their
         ("rollout.engine.modl=x", "override 'rollout.engine.modl=x': unknown key.*known here: kind, model"),
         ("rollout=3", "override 'rollout=3': Input should be a valid dictionary"),
         ("prompts_per_step=0", "override 'prompts_per_step=0': Input should be greater than 0"),
-        ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task and needs at least 2"),
+        ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task, so it must be at least 2: rollout.n=8"),
         ("rollout.sampling.temperature=0", "all samples would be equal"),
         ("rollout.engine.kind=openai", "'openai': it cannot sample from the weights being trained"),
         ("rollout.step=3", "rollout.step: only for `toolyard rollout`"),
@@ -197,8 +197,25 @@ def test_a_state_that_is_torn_makes_no_checkpoint(tmp_path):
 
 def test_a_folder_with_a_run_is_not_written_over(tmp_path, config):
     checkpoint(tmp_path, 3)
-    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="already has a run with 3 checkpointed steps"):
+    with (
+        RunFolder(tmp_path) as folder,
+        pytest.raises(ConfigError, match="already has a run, with a checkpoint of step 3:"),
+    ):
         folder.begin(config, resume=False, note=print)
+
+
+def test_an_attempt_that_ended_before_the_first_step_blocks_nothing(tmp_path, config):
+    notes: list[str] = []
+    with RunFolder(tmp_path) as folder:
+        folder.begin(config, resume=False, note=notes.append)
+    (tmp_path / "metrics.jsonl").touch()
+    other = load_train_config(None, [*N4, "beta=0.1"]).with_output_dir(str(tmp_path))
+    with RunFolder(tmp_path) as folder:
+        assert folder.begin(other, resume=False, note=notes.append) is None
+    assert notes == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with RunFolder(tmp_path) as folder, pytest.raises(ConfigError, match="already has a run, with no checkpoint:"):
+        folder.begin(other, resume=False, note=notes.append)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
@@ -211,6 +228,7 @@ def test_settings_that_changed_are_told_and_secrets_are_not_kept(tmp_path, confi
     with RunFolder(tmp_path) as folder:
         folder.begin(config, resume=False, note=notes.append)
         assert notes == []
+        checkpoint(tmp_path, 3)
         more = ["steps=500", "beta=0.1", "rollout.limits.response_length=99", "rollout.engine.api_key=secret"]
         folder.begin(
             load_train_config(None, [*N4, *more]).with_output_dir(str(tmp_path)), resume=True, note=notes.append

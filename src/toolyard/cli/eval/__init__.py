@@ -84,7 +84,9 @@ def evaluate(
     1 - C(n-c, k) / C(n, k). Samples without a reward are counted and left out, never taken as 0.
 
     With two dumps, tasks are paired by id. The difference is OTHER - DUMP, with a paired bootstrap interval and the
-    p-value of a paired permutation test. Exits with 1 if the dumps have no task in common.
+    p-value of a paired permutation test.
+
+    Exits with 1 if no sample has a reward, or if no task has one in both dumps.
 
     Examples:
 

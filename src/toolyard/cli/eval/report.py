@@ -21,7 +21,10 @@ _CHANCE = 0.05
 
 def print_result(result: Evaluation | Comparison, *, as_json: bool, picture: Path | None) -> int:
     """Print tables, or JSON. Returns the exit status."""
-    status = 1 if isinstance(result, Comparison) and not result.whole.tasks else 0
+    if isinstance(result, Comparison):
+        has_result = result.whole.tasks > 0 and result.whole.differences[MEAN].difference is not None
+    else:
+        has_result = result.whole.estimates[MEAN].value is not None
     if as_json:
         print_json(result.as_json())
     elif isinstance(result, Comparison):
@@ -30,7 +33,7 @@ def print_result(result: Evaluation | Comparison, *, as_json: bool, picture: Pat
         _print_evaluation(result, out())
     if picture is not None:
         err().print(f"picture: {picture}", markup=False)
-    return status
+    return 0 if has_result else 1
 
 
 def _print_evaluation(found: Evaluation, console: Console) -> None:
@@ -65,7 +68,7 @@ def _print_comparison(found: Comparison, console: Console) -> None:
         for count, one in ((found.only_before, found.before), (found.only_after, found.after))
         if count
     ]
-    both = f"{found.whole.tasks:,} tasks in both" + (f", {', '.join(only)}" if only else "")
+    both = f"{_counted(found.whole.tasks, 'task')} in both" + (f", {', '.join(only)}" if only else "")
     console.print(both, style="yellow" if only else "", markup=False, soft_wrap=True)
     if not found.whole.tasks:
         console.print(

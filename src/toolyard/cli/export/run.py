@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, cast
 
 import typer
 from pydantic import ValidationError
@@ -13,12 +11,13 @@ from rich.progress import MofNCompleteColumn
 from toolyard.cli.console import INTERRUPTED, complete, err
 from toolyard.cli.view.run import open_library, progress_bar
 from toolyard.errors import ConfigError
-from toolyard.evaluation.runs import pooled_runs
+from toolyard.evaluation.runs import pooled_runs, torn_lines
 from toolyard.export.rendering import Match, PlainWriting, TemplateWriting
 from toolyard.export.sft import SftRules, SftSummary, write_sft
 from toolyard.messages import JSON, OpenAIFunctionToolSchema
 from toolyard.rollout.assembly import schemas_of
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP, ChatConfig, RolloutConfig
+from toolyard.rollout.fingerprint import saved_settings
 from toolyard.viewer.query import parse_query
 
 
@@ -32,7 +31,10 @@ def export_sft(
     if rules.exact and tokenizer is None:
         raise ConfigError("--exact compares tokens: name the model with --tokenizer")
     asked = parse_query(query)
-    settings = _settings(path)
+    settings = saved_settings(path) or {}
+    if not settings and tokenizer is not None:
+        text = f"{path} has no {SETTINGS_BESIDE_DUMP}: the template is used as for default chat settings"
+        err().print(text, style="yellow", markup=False)
     schemas = _schemas(settings, tools, path)
     writing = PlainWriting(schemas) if tokenizer is None else _template_writing(settings, tokenizer, schemas)
     with open_library(path) as library, progress_bar(MofNCompleteColumn()) as progress:
@@ -63,6 +65,7 @@ def _tell(done: SftSummary, target: Path, *, has_tools: bool, rules: SftRules) -
     many = "conversation" if done.conversations == 1 else "conversations"
     say(f"{target}: {done.conversations:,} {many} of {tasks}, {done.size / 1e6:.1f} MB")
     left_out = [f"{count:,} {reason}" for reason, count in done.left_out.most_common()]
+    left_out += [torn_lines(done.torn)] if done.torn else []
     left_out += [f"{done.over_limit:,} beyond --per-task or --limit"] if done.over_limit else []
     if left_out:
         say(f"left out: {', '.join(left_out)}")
@@ -82,15 +85,6 @@ def _tell(done: SftSummary, target: Path, *, has_tools: bool, rules: SftRules) -
             "--format prompt-completion separates them",
             "yellow",
         )
-
-
-def _settings(path: Path) -> JSON:
-    """Those that the dump was played with; empty if they are not beside it."""
-    try:
-        found: Any = json.loads(((path if path.is_dir() else path.parent) / SETTINGS_BESIDE_DUMP).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return cast("JSON", found) if isinstance(found, dict) else {}
 
 
 def _schemas(settings: JSON, tools: Path | None, path: Path) -> list[OpenAIFunctionToolSchema]:

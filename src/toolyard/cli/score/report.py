@@ -151,8 +151,8 @@ class ScoreReport:
             self.notes.append(f"{count} lines have no turns: their whole output was scored as the model's answer")
         if scoring.unexplained and self.weights_are != GIVEN:
             self.notes.append(
-                f"{scoring.unexplained} scores in the dump do not match the weights {self.weights_are}, and may have "
-                "changed for that reason alone (set --weight)"
+                f"scores in the dump that do not match the weights {self.weights_are}: {scoring.unexplained}; they may "
+                "have changed for that reason alone (set --weight)"
             )
 
     @property

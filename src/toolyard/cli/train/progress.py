@@ -50,7 +50,11 @@ def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainRe
             result = run_training(config, board, resume=resume)
         except KeyboardInterrupt as stopped:
             board.close()
-            console.print("stopped; --resume continues from the last checkpoint", style="yellow")
+            from toolyard.train.run_folder import last_checkpoint
+
+            found = None if config.output_dir is None else last_checkpoint(Path(config.output_dir))
+            then = "starts from the beginning" if found is None else f"continues after step {found.step}"
+            console.print(f"stopped; --resume {then}", style="yellow")
             raise typer.Exit(128 + stopped.args[0] if stopped.args else INTERRUPTED) from None
     return (result if board.is_main else None), time.monotonic() - began
 

@@ -32,13 +32,12 @@ from toolyard.errors import ConfigError, MissingDependencyError, ToolyardError
 from toolyard.hosts import is_loopback
 from toolyard.viewer.library import Library
 from toolyard.viewer.notes import Notes
-from toolyard.viewer.query import Query, parse_query
+from toolyard.viewer.query import DAMAGED, Query, parse_query
 from toolyard.viewer.token_runs import Decode
 from toolyard.viewer.web.answers import Answers, decodes
 
 _TRIED = 5
 """Number of trajectories to check when looking for the tokenizer that made the dump."""
-_DAMAGED = parse_query("damaged:yes")
 _STDOUT = Path("-")
 _READ_ONLY = "the viewer was started with --read-only"
 
@@ -138,7 +137,7 @@ async def _serve(answers: Answers, query: Query, options: WebOptions) -> None:
         err().print(text, style="yellow", markup=False)
     async with Server(answers, host=options.host, port=options.port, token=secret) as server:
         address = server.url + (f"#/?q={quote(str(query))}" if str(query) else "")
-        damaged = answers.library.count(_DAMAGED)
+        damaged = answers.library.count(DAMAGED)
         found = _counted(answers.library.count() - damaged, "trajectory", "trajectories")
         err().print(f"{found} at {address} (Ctrl-C to stop){_damage(damaged)}", markup=False)
         with _private_link(address) if secret else nullcontext(address) as link:
@@ -193,7 +192,7 @@ def open_library(path: Path) -> Library:
         err().print("interrupted; the part of the index built so far is kept", style="yellow")
         raise typer.Exit(INTERRUPTED) from None
     first = next(iter(library.rows(limit=1)), None)  # None: the dump may have just begun
-    if first is not None and first.damaged and library.count(_DAMAGED) == (lines := library.count()):
+    if first is not None and first.damaged and library.count(DAMAGED) == (lines := library.count()):
         library.close()
         none = "its only line is not a trajectory" if lines == 1 else f"none of its {lines} lines is a trajectory"
         place = "" if path.is_file() else f"{first.file} "

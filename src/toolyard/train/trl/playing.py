@@ -16,6 +16,7 @@ from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
 from toolyard.rollout.assembly import OpenedRollout, open_rollout
 from toolyard.rollout.config import RolloutConfig
+from toolyard.rollout.fingerprint import save_settings
 from toolyard.rollout.observer import Observer
 from toolyard.rollout.play.speaker import TokenSpeaker
 from toolyard.rollout.request import create_request, request_id_of
@@ -199,6 +200,8 @@ class Player:
             self._dumped.add((step, evaluation))
             place = Path(folder, EVALUATIONS) if evaluation else Path(folder)
             blocking.run(self._dump(place, trajectories, step, keep=again or not is_whole))
+            if not again:
+                save_settings(self._config, place)
 
     def close(self) -> None:
         stage, self._stage = self._stage, None

@@ -242,7 +242,11 @@ class ToolyardRollout:
             every = [one for share, _, _ in played for one in share]
             self._player.dump(every, step, evaluation, is_whole=self._stream is not None)
         if not evaluation and all(len(refused) == count for _, refused, count in played):
-            raise TrainError(f"step {step}: none of the trajectories can be trained on; the first: {played[0][1][0]}")
+            first = played[0][1][0]
+            raise TrainError(
+                f"step {step + 1}: none of the trajectories can be trained on; the first, {first.request_id}: "
+                f"{first.why}"
+            )
         return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
 
     def _task_of(self, prompt: Any) -> Task:

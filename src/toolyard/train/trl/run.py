@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from toolyard.errors import ConfigError, ToolyardError, TrainError
+from toolyard.errors import ConfigError, RecordError, ToolyardError, TrainError
 from toolyard.messages import JSON
 from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
@@ -43,6 +43,9 @@ from toolyard.engines.transformers.model import without_bars  # isort: skip
 
 _trl: Any = trl
 
+_DISK_FULL = 2**20
+"""Free bytes below which a failure is taken for one of the disk: not every error says so."""
+
 
 def run_training(config: TrainConfig, observer: TrainObserver | None = None, *, resume: bool = False) -> TrainResult:
     """Train until `config.steps` are done. After SIGINT or SIGTERM the current step is finished, a checkpoint is saved,
@@ -60,6 +63,10 @@ def run_training(config: TrainConfig, observer: TrainObserver | None = None, *, 
         told = observer if observer is not None and processes.is_main else TrainObserver()
         with StopSignals(told.stopping) as stopping:
             return _Run(config.with_output_dir(folder), told, processes, stopping, cpu=cpu).train(resume)
+
+
+def _is_full(folder: Path) -> bool:
+    return folder.exists() and shutil.disk_usage(folder).free < _DISK_FULL
 
 
 def _on_trainer_device(config: TrainConfig, device: str) -> TrainConfig:
@@ -86,6 +93,18 @@ class _Run:
         self.cpu = cpu
 
     def train(self, resume: bool) -> TrainResult:
+        try:
+            return self._train(resume)
+        except ToolyardError:
+            raise
+        except Exception as error:  # what saves models and tokenizers raises errors of its own kinds
+            if "No space left on device" not in str(error) and not _is_full(self.folder):
+                raise
+            raise RecordError(
+                f"cannot write to {self.folder}: no space left on device; free some space, then continue with --resume"
+            ) from error
+
+    def _train(self, resume: bool) -> TrainResult:
         config = self.config
         args = grpo_config(config, cpu=self.cpu, processes=self.processes.count)
         with ExitStack() as stack:
