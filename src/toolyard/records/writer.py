@@ -1,21 +1,38 @@
-"""Files that only grow by whole lines, and the lock of their folder."""
+"""Files that only grow by whole lines, the settings beside them, and the lock of their folder."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import stat
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from toolyard.errors import RecordError
 from toolyard.records.jsonl import decode
 
 LOCK = ".lock"
 _BLOCK = 1 << 16
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Write settings that people read. The file is replaced as a whole.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    new = file.with_suffix(".new")
+    try:
+        new.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        raise RecordError(f"cannot write {file}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

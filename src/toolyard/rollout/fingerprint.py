@@ -17,10 +17,11 @@ from typing import Any, cast
 
 import yaml
 
-from toolyard.errors import ConfigError, RecordError
+from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.records.dump import EndedRequest
 from toolyard.records.jsonl import encode
+from toolyard.records.writer import write_json
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP, RolloutConfig
 from toolyard.tasks.protocol import Task
 
@@ -104,14 +105,8 @@ def save_settings(config: RolloutConfig, folder: Path, accepted: Sequence[str] =
     """
     mark, file = Fingerprint.of(config), folder / SETTINGS_BESIDE_DUMP
     kept = {**mark.settings, _CONTENTS: mark.contents, _ACCEPTED: list(accepted)}
-    if kept == _read(file):
-        return
-    new = file.with_suffix(".new")
-    try:
-        new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        new.replace(file)
-    except OSError as error:
-        raise RecordError(f"cannot write {file}: {error.strerror}") from None
+    if kept != _read(file):
+        write_json(file, kept)
 
 
 def task_digest(task: Task) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from toolyard.errors import ConfigError, RecordError
+from toolyard.errors import ConfigError
 from toolyard.messages import JSON
-from toolyard.records.writer import FolderLock
+from toolyard.records.writer import FolderLock, write_json
 from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import METRICS, read_metrics
 from toolyard.train.order import Position
@@ -93,12 +93,7 @@ class RunFolder:
         changed = sorted(_differences(before, kept) - {"steps"})
         if changed:
             note(f"{self.path} was started with other settings for {', '.join(changed)}: the new ones apply from here")
-        new = file.with_suffix(".new")
-        try:
-            new.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            new.replace(file)
-        except OSError as error:
-            raise RecordError(f"cannot write {file}: {error.strerror}") from None
+        write_json(file, kept)
 
 
 def settings_of(config: TrainConfig) -> JSON:

@@ -14,7 +14,7 @@ from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
 from toolyard.records.jsonl import decode, encode, finite
 from toolyard.records.lines import UNKNOWN
-from toolyard.records.writer import FolderLock
+from toolyard.records.writer import FolderLock, write_json
 from toolyard.rewards.explanation import FIELDS
 from toolyard.rollout.blame import TASK
 from toolyard.rollout.config import SETTINGS_BESIDE_DUMP
@@ -101,10 +101,7 @@ class RescoredDump:
             if stopped and self._file is not None:
                 self.partial = self.folder / f"{Path(self._name).stem}.partial.jsonl"
             self._close(self.partial or self.folder / self._name)
-            text = json.dumps({**self._settings(), "rewards": rewards}, indent=2, ensure_ascii=False)
-            new = self.folder / f".{SETTINGS_BESIDE_DUMP}.new"
-            new.write_text(text + "\n", encoding="utf-8")
-            new.replace(self.folder / SETTINGS_BESIDE_DUMP)
+            write_json(self.folder / SETTINGS_BESIDE_DUMP, {**self._settings(), "rewards": rewards})
         except OSError as error:
             raise RecordError(f"cannot write to {self.folder}: {error.strerror}") from None
 
