@@ -89,6 +89,10 @@ def test_what_is_no_dump_is_an_error_of_one_line(tmp_path: Path) -> None:
 def test_what_there_is_nothing_to_audit_in_is_told(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"is not a dump: it has no <step>\.jsonl"):
         audit_dump(tmp_path, None, 10, Console())
+    (tmp_path / "rollouts").mkdir()  # of a training run
+    (tmp_path / "rollouts/0.jsonl").touch()
+    with pytest.raises(RecordError, match=rf"; did you mean {tmp_path}/rollouts\?"):
+        audit_dump(tmp_path, None, 10, Console())
     (tmp_path / "0.jsonl").write_text("")
     with pytest.raises(RecordError, match="has no trajectories"):
         audit_dump(tmp_path, None, 10, Console())

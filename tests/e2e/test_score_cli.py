@@ -246,7 +246,7 @@ def test_steps_are_told_apart_and_can_be_chosen_and_limited(tmp_path):
     shown = io.StringIO()
     print_report(some, Console(file=shown, width=120))
     assert " all " in shown.getvalue()
-    with pytest.raises(RecordError, match=r"there is no <step>\.jsonl for steps 7 in it"):
+    with pytest.raises(RecordError, match=r"has no <step>\.jsonl for steps 7"):
         score(tmp_path / "runs", "gsm8k", steps=[7])
 
 

@@ -322,6 +322,13 @@ def dump_files(path: str | PathLike[str], *, steps: Collection[int] | None = Non
     return [found[step] for step in sorted(found) if steps is None or step in steps]
 
 
+def not_a_dump(path: str | PathLike[str]) -> str:
+    """The complaint about a folder without files of steps; it names the subfolder that has some."""
+    inner = [entry for entry in sorted(Path(path).iterdir()) if entry.is_dir() and dump_files(entry)]
+    hint = f"; did you mean {inner[0]}?" if inner else ""
+    return f"{path} is not a dump: it has no <step>.jsonl{hint}"
+
+
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """The non-blank lines of a file with their numbers, without a torn last line.
 

@@ -11,7 +11,7 @@ from toolyard.chat.protocol import Tokenizer
 from toolyard.cli.console import print_json, printable
 from toolyard.errors import RecordError
 from toolyard.records.audit import Problem, ProblemKind, audit
-from toolyard.records.dump import dump_files, lines_of, read_line
+from toolyard.records.dump import dump_files, lines_of, not_a_dump, read_line
 from toolyard.records.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def audit_dump(path: Path, tokenizer: str | None, limit: int, console: Console) 
 
     files = dump_files(path)
     if not files:
-        raise RecordError(f"{path} is not a dump: it has no <step>.jsonl")
+        raise RecordError(not_a_dump(path))
     known = _tokenizer(tokenizer)
     seen: set[tuple[Path, str]] = set()
     findings = Findings(str(path), limit, len(files))

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from toolyard.errors import RecordError, RewardError, summarize
 from toolyard.messages import JSON, Message
-from toolyard.records.dump import DumpLine, dump_files, lines_of, read_line
+from toolyard.records.dump import DumpLine, dump_files, lines_of, not_a_dump, read_line
 from toolyard.records.lines import UNKNOWN
 from toolyard.records.trajectory import Tokens, Trajectory
 from toolyard.rewards.combination import MISSING, Combined, Missing, Weights, combine, reward_details
@@ -114,8 +114,9 @@ class Rescoring:
         """
         self.files = dump_files(path, steps=steps)
         if not self.files:
-            there = "" if steps is None else f" for steps {', '.join(map(str, sorted(steps)))}"
-            raise RecordError(f"{path}: there is no <step>.jsonl{there} in it")
+            if steps is None:
+                raise RecordError(not_a_dump(path))
+            raise RecordError(f"{path} has no <step>.jsonl for steps {', '.join(map(str, sorted(steps)))}")
         self.stopped = False
         self.damaged: list[str] = []
         """The first lines that are not trajectories, with the reason for each."""
