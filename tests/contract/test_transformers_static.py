@@ -9,13 +9,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from late import Late
 from toolyard.engines.protocol import Finish, Generation, Sampling
-from toolyard.errors import ConfigError
+from toolyard.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from toolyard.engines.transformers.engine import TransformersEngine
@@ -181,6 +182,18 @@ async def test_weights_that_are_no_numbers_leave_no_trace(folder, device):
         assert_exact(plain, prompt, await sample(engine, prompt))
 
 
+async def test_what_is_no_number_in_one_request_fails_no_other(tmp_path, device):
+    folder = make_model(tmp_path)
+    model = load(folder, device)
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[50] = torch.nan
+    batch = batches.Batch(model, most=8, prefill_tokens=100, cache_tokens=10_000)
+    found = run(batch, [[3, 4, 5], [3, 50, 5]], 1)  # both end in the same step, and the second has moved by then
+    assert [isinstance(one, EngineError) for one in found] == [False, True]
+    found = run(batch, [[3, 4, 5], [7, 8, 9]], 1)
+    assert not [one for one in found if isinstance(one, EngineError)]
+
+
 # New weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +219,20 @@ async def test_new_weights_are_used_whether_they_are_copied_or_replaced(folder, 
         assert_exact(plain, prompt, await sample(engine, prompt, "replaced"))
 
 
+@pytest.mark.parametrize("torch_compile", [False, pytest.param(True, marks=COMPILED)])
+async def test_a_function_may_add_hooks(folder, device, torch_compile):
+    plain, prompt = plain_model(folder), tokens_of(40, 3)
+
+    def add_hook(model: Any) -> None:
+        model.model.layers[2].mlp.down_proj.register_forward_pre_hook(lambda _, given: (given[0] * 3,))
+
+    async with make(folder, device, torch_compile=torch_compile) as engine:
+        await sample(engine, prompt)
+        await engine.update_weights(add_hook, "hooked")
+        add_hook(plain)
+        assert_exact(plain, prompt, await sample(engine, prompt))
+
+
 async def test_requests_that_are_not_aborted_go_on_with_new_weights(folder, device):
     async with make(folder, device) as engine:
         whole = await sample(engine, tokens_of(20, 1), "whole", max_tokens=200, temperature=0.0)
@@ -225,9 +252,9 @@ def test_after_new_weights_the_rows_stay_where_they_are_unless_they_are_too_larg
         assert (batch._rows.moves == moves) == stays
 
 
-def run(batch: Any, prompts: Sequence[list[int]], most: int = 8) -> list[Generation]:
-    """Sample in the test's own thread."""
-    found: dict[int, Generation] = {}
+def run(batch: Any, prompts: Sequence[list[int]], most: int = 8) -> list[Any]:
+    """Sample in the test's own thread. Returns generations, and errors of those that failed."""
+    found: dict[int, Any] = {}
     for row, ids in enumerate(prompts):
         sampling = Sampling(max_tokens=most, temperature=1.0, seed=row)
         batch.add(
@@ -314,6 +341,47 @@ def test_what_cannot_be_recorded_is_computed_and_said_once(recorder, caplog):
     assert line.endswith("several times slower: operation not permitted when stream is capturing")
 
 
+def test_after_a_lack_of_memory_recording_is_tried_again_later(recorder, caplog):
+    make_recorder, done = recorder
+    sizes = make_recorder(slack=1)
+    capture, tried = sizes._capture, []
+
+    def lack(size: tuple[int, ...]) -> Any:
+        tried.append(len(done))
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return capture(size)
+
+    sizes._capture = lack
+    for _ in range(1100):
+        sizes.run((8,))
+    assert tried == [1, 1002]
+    assert done == [("computed", (8,))] * 1002 + [("replayed", (8,))] * 98
+    assert "several times slower for the next 1000 steps: out of memory" in caplog.text
+
+
+def test_graphs_go_with_the_rows_that_they_were_recorded_for(folder, monkeypatch):
+    model, peaks = load(folder, "cpu"), []
+    batch = batches.Batch(model, most=64, prefill_tokens=1000, cache_tokens=8000)
+    for kind in (batch._static._next, batch._static._prompts):
+        kind._records = True
+        compute = kind._compute
+        kind._capture = lambda size, compute=compute: SimpleNamespace(replay=lambda: compute(size))
+    step = batch.step
+
+    def watched() -> None:
+        step()
+        peaks.append(batch._rows.capacity)
+
+    monkeypatch.setattr(batch, "step", watched)
+    run(batch, [tokens_of(60, seed) for seed in range(64)], 30)
+    assert max(peaks) == 64 * 256
+    assert batch._static.recorded == ([], []), "an idle engine keeps neither the rows nor their graphs"
+    peaks.clear()
+    run(batch, [tokens_of(60, 0)])  # of which all but one token are cached: nothing is filled first
+    assert max(peaks) == 2 * 256
+
+
 def test_graphs_are_recorded_and_a_model_that_refuses_is_sampled_without_them(folder, device, caplog):
     if device == "cpu":
         pytest.skip("needs a GPU")
@@ -328,7 +396,7 @@ def test_graphs_are_recorded_and_a_model_that_refuses_is_sampled_without_them(fo
         model = load(folder, device)
         if refuses:
             model.model.model.norm.register_forward_pre_hook(look)
-        batch = batches.Batch(model, most=8, prefill_tokens=100, cache_tokens=0)
+        batch = batches.Batch(model, most=8, prefill_tokens=100, cache_tokens=10_000)
         with caplog.at_level(logging.WARNING):
             run(batch, prompts)
             found.append(run(batch, prompts))
@@ -380,6 +448,8 @@ def test_layers_that_only_look_alike_compute_for_themselves():
     class Quantized(torch.nn.Parameter):
         """A weight whose type says how to compute with it."""
 
+    same, with_shared_bias = linear(4, 5), linear(4, 5)
+    with_shared_bias.bias = same.bias
     quantized = linear(4, 5)
     quantized.weight = Quantized(quantized.weight)
     shared = linear(4, 5)
@@ -393,6 +463,8 @@ def test_layers_that_only_look_alike_compute_for_themselves():
         block(linear(4, 5), linear(4, 5, dtype=torch.bfloat16)),
         block(linear(4, 5), quantized),
         block(linear(4, 5), None),
+        block(same, same),
+        block(same, with_shared_bias),
         torch.nn.ModuleList([block(shared, linear(4, 5)), block(linear(4, 5), other)]),
     ):
         assert len(projections.Projections(apart)) == 0
@@ -440,6 +512,11 @@ def test_all_layers_of_a_model_share_what_is_compiled(tmp_path, monkeypatch):
     torch.compiler.reset()
     model = load(make_model(tmp_path, num_hidden_layers=12), "cpu", torch_compile=True)
     assert model.shape.layers == 12
+
+
+def test_what_could_not_be_run_anyway_is_not_said_to_be_about_compiling(tmp_path):
+    with pytest.raises(ConfigError, match="it cannot be run packed: its attention has softcap; use sglang or vllm"):
+        models.load(make_model(tmp_path, "Gemma2"), "cpu", torch_compile=True)
 
 
 @pytest.mark.slow

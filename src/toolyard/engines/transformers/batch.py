@@ -116,7 +116,7 @@ class Batch:
             elif pieces or self._decoding:
                 self._run(pieces)
             if not self.is_busy and self._rows.capacity > self._cache_tokens:
-                self._rows.clear()  # while idle, only what is cached takes memory
+                self._clear_rows()  # while idle, only what is cached takes memory
         except Exception as error:
             self._fail_step(error)
 
@@ -151,13 +151,17 @@ class Batch:
         if self._static is not None and self._rows.capacity <= self._cache_tokens:
             self._rows.empty()  # graphs stay valid
         else:
-            self._rows.clear()
+            self._clear_rows()
         self._prefixes.clear()
 
     def forget_graphs(self) -> None:
         """After a change to the model that is more than new weights."""
         if self._static is not None:
             self._static.forget()
+
+    def _clear_rows(self) -> None:
+        self._rows.clear()
+        self.forget_graphs()  # they would keep the memory of what they compute
 
     # --------------------------------------------------------------------------------------------------- before a step
     def _everyone(self) -> list[EngineJob]:
@@ -340,7 +344,7 @@ class Batch:
         failed = [*self._prefilling, *self._decoding]
         self._prefilling.clear()
         self._decoding.clear()
-        self._rows.clear()
+        self._clear_rows()
         self._prefixes.clear()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()

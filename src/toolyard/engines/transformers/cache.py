@@ -123,6 +123,7 @@ class Rows:
         if row != last:
             length = self.lengths[last]
             self._contents[:, row, :, :length] = self._contents[:, last, :, :length]
+            self._contents[:, last, :, :length] = 0  # `wipe` would not reach them here
             self.lengths[row] = length
         self.lengths.pop()
 

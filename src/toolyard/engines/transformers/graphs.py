@@ -24,6 +24,8 @@ _OFTEN = 32
 """A size that was wanted this many times gets a graph of its own, even if there is a larger one."""
 _MOST_GRAPHS = 64
 """The least recently used graph is dropped first."""
+_PAUSE = 1000
+"""After a lack of memory, record nothing in this many runs."""
 
 
 class Graphs:
@@ -36,6 +38,7 @@ class Graphs:
         self._device = device
         self._slack = slack
         self._records = device.type == "cuda"
+        self._pause = 0
         self.clear()
 
     def clear(self) -> None:
@@ -67,7 +70,9 @@ class Graphs:
 
     def run(self, size: Size) -> None:
         """Compute what is in the input tensors, arranged for `size`."""
-        if size not in self._graphs and size in self._computed and self._records:
+        if self._pause:
+            self._pause -= 1
+        elif size not in self._graphs and size in self._computed and self._records:
             self._record(size)
         if size in self._graphs:
             self._graphs.move_to_end(size)
@@ -81,10 +86,15 @@ class Graphs:
         try:
             self._graphs[size] = self._capture(size)
         except RuntimeError as error:
-            self._records = False
+            if isinstance(error, torch.OutOfMemoryError):  # perhaps not for long
+                self._pause, until = _PAUSE, f" for the next {_PAUSE} steps"
+            else:
+                self._records, until = False, ""
             self.clear()
             why = str(error).partition("\n")[0]
-            _log.warning("%s: not recorded as a CUDA graph, and therefore several times slower: %s", self._name, why)
+            _log.warning(
+                "%s: not recorded as a CUDA graph, and therefore several times slower%s: %s", self._name, until, why
+            )
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,17 +64,19 @@ class PackedModel:
         self.context: int | None = min(
             filter(None, (_count(config, "max_position_embeddings"), self._switch)), default=None
         )
+        is_compiled = False
         try:
             with _short_window(model, config, self.context):
                 self.shape = self._probed()
                 expected = self._expected()
                 self._projections = Projections(model) if self.is_static else None
                 if torch_compile:
+                    is_compiled = True
                     _compile_layers(model)
                 difference = self._difference(expected)
         except (TypeError, AttributeError, RuntimeError, KeyError, ValueError) as error:
             why = str(error).partition("\n")[0]
-            if torch_compile:
+            if is_compiled:
                 raise _unfit(model, f"it cannot be compiled: {why}", "try it without torch_compile") from error
             raise _unfit(model, f"it cannot be run packed: {why}") from error
         exact = self.shape.dtype == torch.float32
@@ -288,6 +291,9 @@ def _compile_layers(model: Any) -> None:
     """Let torch compile each kind of layer, once for all sizes: what is between attention and matrix products becomes
     a few kernels instead of thirty."""
     hide_from_compiler()
+    # Otherwise compiled layers would ignore hooks that `update_weights` adds.
+    settings: Any = import_module("torch._dynamo.config")
+    settings.skip_nnmodule_hook_guards = False
     # It suggests less precise matrix products, with which log-probabilities would not agree with a trainer's.
     warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
     kinds: Collection[str] = getattr(model, "_no_split_modules", None) or ()

@@ -93,5 +93,6 @@ def _fit(layers: Sequence[Any], owners: Counter[int]) -> bool:
     if not all(type(layer) is torch.nn.Linear and "forward" not in vars(layer) for layer in layers):
         return False
     kinds = {(layer.in_features, layer.weight.dtype, layer.weight.device, layer.bias is None) for layer in layers}
-    plain = torch.nn.Parameter
-    return len(kinds) == 1 and all(type(it.weight) is plain and owners[id(it.weight)] == 1 for it in layers)
+    values = [value for layer in layers for value in layer.parameters()]
+    are_own = all(type(value) is torch.nn.Parameter and owners[id(value)] == 1 for value in values)
+    return len(kinds) == 1 and len({*layers}) == len(layers) and are_own

@@ -56,10 +56,13 @@ class StaticModel:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all graphs: the model has changed, beyond the values of its weights."""
+        """Drop all graphs, and what they read and write: the model has changed, beyond the values of its weights, or
+        the rows have moved."""
         self._next.clear()
         self._prompts.clear()
         self._moves = -1
+        self._newest = self._pieces = self._zeros(0)
+        self._logits = torch.zeros(0, self._model.vocabulary, device=self._model.device)
 
     @property
     def recorded(self) -> tuple[list[Size], list[Size]]:
