@@ -101,8 +101,32 @@ def test_a_full_disk_is_one_line_that_says_so(place, monkeypatch):
         raise Exception("No space left on device (os error 28)")  # as the library of tokenizers raises it
 
     monkeypatch.setattr("toolyard.train.trl.run.grpo_config", save)
-    with pytest.raises(ToolyardError, match=r"cannot write to runs/a: no space left on device; free some space"):
+    why = r"no space left on device \(Exception: No space left on device \(os error 28\)\); free some space"
+    with pytest.raises(ToolyardError, match=f"^{why}"):
         trained("output_dir=runs/a")
+    monkeypatch.setattr("toolyard.train.trl.run._is_full", lambda _: True)
+    with pytest.raises(ToolyardError, match=f"^cannot write to runs/a: {why}"):
+        trained("output_dir=runs/a")
+
+
+def test_stopped_at_once_it_names_the_folder_that_it_chose(place, monkeypatch):
+    def stop(*_: object, **__: object) -> None:
+        (chosen,) = Path("training").iterdir()
+        (chosen / "checkpoint-40").mkdir()
+        (chosen / "checkpoint-40/trainer_state.json").write_text('{"global_step": 40}')
+        raise KeyboardInterrupt(signal.SIGINT)
+
+    monkeypatch.setattr("toolyard.train.trl.run.ToolyardRollout", stop)
+    done = CliRunner().invoke(app, ["train", "-c", "train.yaml"])
+    assert done.exit_code == 130
+    assert re.search(r"stopped; --out training/\S+ --resume continues after step 40", " ".join(done.stderr.split()))
+
+
+def test_a_folder_that_is_no_dump_teaches_nothing_and_its_subfolder_is_named(place):
+    (place / "runs/old/rollouts").mkdir(parents=True)
+    (place / "runs/old/rollouts/0.jsonl").touch()
+    with pytest.raises(ToolyardError, match=r"runs/old is not a dump: .*; did you mean runs/old/rollouts\?"):
+        trained("warm_start={dump: runs/old}")
 
 
 @pytest.mark.slow
@@ -215,7 +239,7 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     assert process.returncode == 128 + signal.SIGTERM, err
     assert "Stopping after this step, with a checkpoint. Ctrl-C again to quit now." in err
     done = steps_of(place / "runs/a")
-    assert re.search(rf"stopped at step {done[-1]} of 1000; --resume continues", out)
+    assert re.search(rf"stopped at step {done[-1]} of 1000; --out runs/a --resume continues", out)
     found = last_checkpoint(place / "runs/a")
     assert found is not None
     assert found.step == done[-1] == len(done)
@@ -232,7 +256,7 @@ def test_the_second_signal_ends_it_at_once(place):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
-    assert "stopped; --resume starts from the beginning" in err
+    assert "stopped before the first checkpoint" in err
     assert last_checkpoint(place / "runs/a") is None
     assert nobody_is_left(process)
 

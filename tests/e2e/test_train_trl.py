@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import threading
 import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +181,40 @@ def test_a_step_that_is_played_again_replaces_its_lines(small: Path, tasks: Path
             trainer = make_trainer(rollout, small, tmp_path / "out")
             rollout([row["prompt"] for row in rollout.dataset()], trainer)
     assert len((tmp_path / "dumps/0.jsonl").read_text().splitlines()) == 4
+
+
+def test_of_an_earlier_attempt_with_larger_groups_nothing_stays_in_the_step(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    for size in (3, 1):
+        with ToolyardRollout(small_config(small, tasks, rollout_data_dir=str(tmp_path / "dumps"))) as rollout:
+            trainer = make_trainer(rollout, small, tmp_path / "out")
+            prompt = rollout.dataset()[0]["prompt"]
+            rollout([prompt] * size, trainer)
+            rollout([prompt] * size, trainer)  # the step's second part
+    assert len((tmp_path / "dumps/0.jsonl").read_text().splitlines()) == 2
+
+
+def test_interrupted_while_engine_and_tools_are_opened_it_closes_them(
+    small: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def staged(*_: object) -> AsyncGenerator[None]:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        await asyncio.sleep(0.2)
+        told.append("opened")
+        yield
+        told.append("closed")
+
+    monkeypatch.setattr("toolyard.train.trl.playing._staged", staged)
+    with ToolyardRollout(small_config(small, tasks)) as rollout:
+        trainer = make_trainer(rollout, small, tmp_path / "out")
+        prompt = rollout.dataset()[0]["prompt"]
+        with pytest.raises(KeyboardInterrupt):
+            rollout([prompt], trainer)
+    assert told == ["opened", "closed"]
 
 
 @pytest.mark.slow

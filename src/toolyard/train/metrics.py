@@ -216,7 +216,8 @@ class MetricsFile:
     def __init__(self, path: Path, *, steps: int) -> None:
         """
         Args:
-            steps: Drop an earlier run's lines after this step: the run continues from here and repeats those steps.
+            steps: Drop an earlier run's lines after this step: the run continues from here and repeats those steps. 0:
+                drop all of them, since an evaluation before the first step is repeated too.
 
         Raises:
             RecordError: the file cannot be read or written.
@@ -226,7 +227,7 @@ class MetricsFile:
         except OSError as error:
             raise RecordError(f"cannot write to {path.parent}: {error.strerror}") from None
         if path.exists():
-            _keep(path, [line for line in read_metrics(path) if line["step"] <= steps])
+            _keep(path, [line for line in read_metrics(path) if steps and line["step"] <= steps])
         self._file = LineFile(path)
 
     def write(self, line: JSON) -> None:

@@ -29,6 +29,8 @@ POSITIONS = "positions.jsonl"
 _STATE = "trainer_state.json"
 """Written last, so a checkpoint without it is incomplete."""
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+_TAUGHT = ("warm_start", "lora", "precision", "seed", "rollout.engine.model", "rollout.chat", "rollout.tools")
+"""Settings that determine the result of a supervised start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class RunFolder:
         removes incomplete checkpoints.
 
         Raises:
-            ConfigError: the folder already has a run, and `resume` is false.
+            ConfigError: the folder already has a run, and `resume` is false; or its supervised start, from which the
+                run would begin, was made with other settings.
             RecordError: the settings cannot be written.
         """
         found = last_checkpoint(self.path)
@@ -64,14 +67,22 @@ class RunFolder:
                 f"output_dir {str(self.path)!r} already has a run, with {state}: continue it with --resume, choose "
                 "another folder, or remove this one"
             )
+        changed = self._changes(config)
+        taught = found is None and config.warm_start is not None and (self.path / WARM_START).exists()
+        if taught and (other := [name for name in changed if name.startswith(_TAUGHT)]):
+            raise ConfigError(
+                f"{self.path / WARM_START} was trained with other settings for {', '.join(other)}: remove it to train "
+                "it again, or choose another folder"
+            )
         if resume and found is None:
             note(f"{self.path} has no checkpoint: starting from the beginning")
         for torn in _checkpoints(self.path):
             if found is None or torn.step > found.step:
                 note(f"removing {torn.path}, which is incomplete")
                 shutil.rmtree(torn.path, ignore_errors=True)
-        has_result = found is not None or has_steps or (self.path / WARM_START).exists()
-        self._remember(config, note if has_result else lambda _: None)
+        if changed and (found is not None or has_steps or taught):
+            note(f"{self.path} was started with other settings for {', '.join(changed)}: the new ones apply from here")
+        write_json(self.path / SETTINGS, settings_of(config))
         return found
 
     def close(self) -> None:
@@ -83,17 +94,13 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _remember(self, config: TrainConfig, note: Callable[[str], None]) -> None:
-        kept = settings_of(config)
-        file = self.path / SETTINGS
+    def _changes(self, config: TrainConfig) -> list[str]:
+        """Settings that differ from those saved in the folder, if any."""
         try:
-            before: JSON = json.loads(file.read_text(encoding="utf-8"))
+            before: JSON = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # missing or incomplete
-            before = kept
-        changed = sorted(_differences(before, kept) - {"steps"})
-        if changed:
-            note(f"{self.path} was started with other settings for {', '.join(changed)}: the new ones apply from here")
-        write_json(file, kept)
+            return []
+        return sorted(_differences(before, settings_of(config)) - {"steps"})
 
 
 def settings_of(config: TrainConfig) -> JSON:

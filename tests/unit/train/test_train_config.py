@@ -218,6 +218,26 @@ def test_an_attempt_that_ended_before_the_first_step_blocks_nothing(tmp_path, co
         folder.begin(other, resume=False, note=notes.append)
 
 
+def test_a_supervised_start_made_with_other_settings_is_not_used(tmp_path):
+    def begin(*overrides: str, resume: bool = False) -> None:
+        taught = "warm_start={dump: dump, epochs: 1}"
+        config = load_train_config(None, [*N4, taught, *overrides]).with_output_dir(str(tmp_path))
+        with RunFolder(tmp_path) as folder:
+            folder.begin(config, resume=resume, note=print)
+
+    begin()
+    begin("warm_start.epochs=2")  # the first one did not get that far
+    (tmp_path / "warm_start").mkdir()
+    begin("warm_start.epochs=2", "steps=7", "learning_rate=0.1")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"warm_start was trained with other settings for warm_start\.epochs: re"):
+            begin("warm_start.epochs=3", resume=resume)
+    with pytest.raises(ConfigError, match=r"other settings for rollout\.engine\.model:"):
+        begin("warm_start.epochs=2", "rollout.engine.model=another")
+    checkpoint(tmp_path, 3)
+    begin("warm_start.epochs=3", resume=True)  # it starts from the checkpoint
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with RunFolder(tmp_path), pytest.raises(RecordError, match="another run is writing"):
         RunFolder(tmp_path)

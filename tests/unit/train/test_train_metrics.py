@@ -111,6 +111,15 @@ def test_steps_after_the_checkpoint_are_dropped_on_resume_and_written_anew(tmp_p
     ]
 
 
+def test_an_evaluation_before_the_first_step_is_dropped_with_it(tmp_path):
+    path = tmp_path / "evaluations.jsonl"
+    for reward in (0.25, 0.5):
+        with MetricsFile(path, steps=0) as file:
+            file.write({"step": 0, "reward": reward})
+    with MetricsFile(path, steps=20):
+        assert [found["reward"] for found in read_metrics(path)] == [0.5]
+
+
 def test_a_torn_line_is_passed_over_and_removed_by_the_next_writer(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(json.dumps(line(1)).encode() + b'\n{"step": 2, "rew')

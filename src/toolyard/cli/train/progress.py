@@ -49,12 +49,6 @@ def run(config: TrainConfig, console: Console, *, resume: bool) -> tuple[TrainRe
         try:
             result = run_training(config, board, resume=resume)
         except KeyboardInterrupt as stopped:
-            board.close()
-            from toolyard.train.run_folder import last_checkpoint
-
-            found = None if config.output_dir is None else last_checkpoint(Path(config.output_dir))
-            then = "starts from the beginning" if found is None else f"continues after step {found.step}"
-            console.print(f"stopped; --resume {then}", style="yellow")
             raise typer.Exit(128 + stopped.args[0] if stopped.args else INTERRUPTED) from None
     return (result if board.is_main else None), time.monotonic() - began
 
@@ -215,7 +209,9 @@ def print_result(result: TrainResult, config: TrainConfig, seconds: float, conso
         console.print(f"[bold green]✔ {text}.[/]")
     else:
         console.print(
-            f"[bold yellow]■ {text}: stopped at step {result.steps} of {config.steps}; --resume continues.[/]"
+            f"[bold yellow]■ {text}: stopped at step {result.steps} of {config.steps}; "
+            f"--out {marked(shlex.quote(str(result.folder)))} --resume continues.[/]",
+            soft_wrap=True,
         )
     places = {
         "model": result.model,

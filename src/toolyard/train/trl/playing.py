@@ -90,6 +90,8 @@ class Player:
         self._summary, self._begun = Summary(), 0
         """Of all steps."""
         self._stage: _Stage | None = None
+        self._is_open = False
+        """Or being opened: that goes on if it is interrupted."""
         self._synced: int | None = None
         self._dumped: set[tuple[int, bool]] = set()
         """Steps that this run has dumped, and whether they were evaluations."""
@@ -105,6 +107,7 @@ class Player:
             config = _with_trainer_url(self._config, trainer)
             if process:  # one endpoint and one log for all
                 config = config.model_copy(update={"metrics": None, "logs": None})
+            self._is_open = True
             self._stage = blocking.run(self._opened(config, process))
         if self._synced != step:
             stream = self._stage.stream
@@ -187,9 +190,9 @@ class Player:
 
         return counted
 
-    def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool, *, is_whole: bool = False) -> None:
-        """Append trajectories to the step's file, if `rollout_data_dir` is set. With `is_whole`, the first call for a
-        step removes all that an earlier run has left there, not only the same requests.
+    def dump(self, trajectories: Sequence[Trajectory], step: int, evaluation: bool) -> None:
+        """Append trajectories to the step's file, if `rollout_data_dir` is set. The first call for a step removes what
+        an earlier run has left there.
 
         Raises:
             RecordError: the file cannot be written.
@@ -199,14 +202,14 @@ class Player:
             again = (step, evaluation) in self._dumped
             self._dumped.add((step, evaluation))
             place = Path(folder, EVALUATIONS) if evaluation else Path(folder)
-            blocking.run(self._dump(place, trajectories, step, keep=again or not is_whole))
+            blocking.run(self._dump(place, trajectories, step, keep=again))
             if not again:
                 save_settings(self._config, place)
 
     def close(self) -> None:
-        stage, self._stage = self._stage, None
-        self._synced = None
-        if stage is not None:
+        is_open, self._is_open = self._is_open, False
+        self._stage = self._synced = None
+        if is_open:
             blocking.run(blocking.discard(self))
 
     # -------------------------------------------------------------------------------------------------- in their loop

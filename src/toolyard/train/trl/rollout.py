@@ -94,9 +94,8 @@ class ToolyardRollout:
     """Plays the trainer's prompts with tools, sampling from the trainer's current weights.
 
     * `config.engine.kind` is `transformers`: a copy of the model in this process, which gets the trainer's weights
-    (LoRA
-      merged, shards gathered) before each step. `vllm`: the server of TRL's server mode, which TRL keeps up to date.
-      `sglang`: servers that read the weights from a folder shared with this process.
+      (LoRA merged, shards gathered) before each step. `vllm`: the server of TRL's server mode, which TRL keeps up to
+      date. `sglang`: servers that read the weights from a folder shared with this process.
     * With `config.cluster`, the workers of a Ray cluster play; with `transformers`, each has a copy of the model.
     * Tools are opened once, at the first step; each trajectory has its own instances.
     * With a `rollout_data_dir`, each step's trajectories are dumped there, evaluations in `eval`. The main process
@@ -240,7 +239,7 @@ class ToolyardRollout:
         played = _gathered(([*trajectories, *aside], refused, len(judged)), trainer)
         if trainer.accelerator.is_main_process:
             every = [one for share, _, _ in played for one in share]
-            self._player.dump(every, step, evaluation, is_whole=self._stream is not None)
+            self._player.dump(every, step, evaluation)
         if not evaluation and all(len(refused) == count for _, refused, count in played):
             first = played[0][1][0]
             raise TrainError(

@@ -8,13 +8,14 @@ Under `accelerate launch` or `torchrun`, every process calls it; the main one wr
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from toolyard.errors import ConfigError, RecordError, ToolyardError, TrainError
+from toolyard.errors import ConfigError, RecordError, ToolyardError, TrainError, summarize
 from toolyard.messages import JSON
 from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
@@ -62,7 +63,16 @@ def run_training(config: TrainConfig, observer: TrainObserver | None = None, *, 
             folder = processes.broadcast(f"training/{datetime.now().astimezone():%Y%m%d-%H%M%S}")
         told = observer if observer is not None and processes.is_main else TrainObserver()
         with StopSignals(told.stopping) as stopping:
-            return _Run(config.with_output_dir(folder), told, processes, stopping, cpu=cpu).train(resume)
+            try:
+                return _Run(config.with_output_dir(folder), told, processes, stopping, cpu=cpu).train(resume)
+            except KeyboardInterrupt:
+                found = last_checkpoint(Path(folder))
+                told.note(
+                    "stopped before the first checkpoint"
+                    if found is None
+                    else f"stopped; --out {shlex.quote(folder)} --resume continues after step {found.step}"
+                )
+                raise
 
 
 def _is_full(folder: Path) -> bool:
@@ -98,10 +108,12 @@ class _Run:
         except ToolyardError:
             raise
         except Exception as error:  # what saves models and tokenizers raises errors of its own kinds
-            if "No space left on device" not in str(error) and not _is_full(self.folder):
+            is_full = _is_full(self.folder)
+            if "No space left on device" not in str(error) and not is_full:
                 raise
+            where = f"cannot write to {self.folder}: " if is_full else ""  # or shared memory, or /tmp
             raise RecordError(
-                f"cannot write to {self.folder}: no space left on device; free some space, then continue with --resume"
+                f"{where}no space left on device ({summarize(error)}); free some space, then continue with --resume"
             ) from error
 
     def _train(self, resume: bool) -> TrainResult:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolyard.errors import TrainError
-from toolyard.records.dump import read_dump
+from toolyard.records.dump import dump_files, not_a_dump, read_dump
 from toolyard.records.trajectory import Trajectory
 from toolyard.rollout.config import EngineConfig, RolloutConfig
 from toolyard.rollout.run import run_rollouts
@@ -36,8 +36,8 @@ def supervised_start(
         observer.note(f"the supervised start already exists: {into}")
         return into
     scratch = into.with_suffix(".new")
-    model = load_model(config, observer)
     trajectories = _teaching_trajectories(config, settings, observer, processes)
+    model = load_model(config, observer)
     observer.note("supervised start")
     done = warm_start(
         model,
@@ -80,6 +80,8 @@ def _teaching_trajectories(
             asyncio.run(run_rollouts(played))
         processes.broadcast(None)
     assert place is not None
+    if not dump_files(place):
+        raise TrainError(not_a_dump(place))
     return (dumped.trajectory for dumped in read_dump(place))
 
 
