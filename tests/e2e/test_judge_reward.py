@@ -328,6 +328,14 @@ async def test_a_failed_judgement_is_a_failed_request_with_the_reason() -> None:
     assert "the judge's reply is not a verdict" in line.failure.error
 
 
+async def test_trl_needs_no_ground_truth_for_it(server: EngineServer) -> None:
+    reward = trl_reward("judge", url=server.url, model="byte-model", max_tokens=8)
+    assert await asyncio.to_thread(reward, ["6 * 7?"], ["42"]) == [0.75]
+    assert "<reference-" not in server.posts("/v1/chat/completions")[0]["messages"][-1]["content"]
+    with pytest.raises(ConfigError, match=r"neither a column 'ground_truth' nor .*; it has no others than prompts"):
+        await asyncio.to_thread(trl_reward("gsm8k"), ["6 * 7?"], ["42"])
+
+
 async def test_trl_gets_its_scores_and_none_for_failures(server: EngineServer) -> None:
     options = {"url": server.url, "model": "byte-model", "max_tokens": 8, "retries": 0}
     reward = trl_reward("judge", **options)

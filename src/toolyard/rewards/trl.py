@@ -95,11 +95,14 @@ class TrlReward:
                 scorer_for(source)  # a configuration error, not an answer's
         extras = columns.get("extra_info") or [None] * len(completions)
         asked = ["" if prompt is None else prompt for prompt in prompts or [None] * len(completions)]
-        rows = zip(sources, map(_text, completions), _ground_truths(columns), extras, asked, strict=True)
-        return blocking.run(self._score_all(list(rows)))
+        rows = zip(sources, map(_text, completions), extras, asked, strict=True)
+        return blocking.run(self._score_all(list(rows), columns))
 
-    async def _score_all(self, rows: list[tuple[str, str, Any, Mapping[str, Any] | None, Any]]) -> list[float | None]:
+    async def _score_all(
+        self, rows: list[tuple[str, str, Mapping[str, Any] | None, Any]], columns: Mapping[str, Any]
+    ) -> list[float | None]:
         reward = await self._loaded()
+        truths = _ground_truths(columns, len(rows), required=not reward.reads_the_prompt)
         why: list[str] = []
         mistakes: list[ConfigError] = []
 
@@ -118,7 +121,10 @@ class TrlReward:
             return found.value
 
         async with asyncio.TaskGroup() as group:
-            scores = [group.create_task(score(*row)) for row in rows]
+            scores = [
+                group.create_task(score(source, text, truth, extra, asked))
+                for (source, text, extra, asked), truth in zip(rows, truths, strict=True)
+            ]
         if mistakes:
             raise mistakes[0]
         if why:
@@ -134,13 +140,16 @@ class TrlReward:
         return await blocking.kept(key, lambda: FunctionReward(self.__name__, named, self._options))
 
 
-def _ground_truths(columns: Mapping[str, Any]) -> Sequence[Any]:
+def _ground_truths(columns: Mapping[str, Any], rows: int, *, required: bool) -> Sequence[Any]:
     if "ground_truth" in columns:
         return columns["ground_truth"]
     if "reward_model" in columns:
         return [model.get("ground_truth") for model in columns["reward_model"]]
+    if not required:  # such as a judge
+        return [None] * rows
     raise ConfigError(
-        f"the dataset has neither a column 'ground_truth' nor verl's 'reward_model'; it has {', '.join(columns)}"
+        "the dataset has neither a column 'ground_truth' nor verl's 'reward_model'; it has "
+        f"{', '.join(columns) or 'no others than prompts'}"
     )
 
 

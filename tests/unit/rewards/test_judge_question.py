@@ -31,13 +31,15 @@ KEY = "ab" * 32
         '{"reason": "ok", "score": 0.5}',
         '{"score": 0.5, "reason": "ok", "more": [1]}',
         '```json\n{"reason": "ok", "score": 0.5}\n```',
-        'Here is my verdict: {"reason": "ok", "score": "0.5"} Best regards {',
+        'Since {5} < {6}, here is my verdict: {"reason": "ok", "score": "0.5"}\n',
         '<think>maybe {"score": 1}</think>\n{"reason": "ok", "score": 0.5}',
         '{"note": "no score"} {"reason": "ok", "score": 0.5} {"reason": "ok", "score": 0.5}',
         '{"reason": "ok", "score": 5e-1}',
+        '{"reason": "ok", "quoted": {"score": 1}, "score": 0.5}',
+        '{"reason": "ok", "score": 0.5}\n' + 30_000 * " ",
     ],
 )
-def test_a_verdict_is_found_whatever_is_written_around_it(reply: str) -> None:
+def test_a_verdict_is_found_whatever_is_written_before_it(reply: str) -> None:
     assert verdict_in(reply) == Verdict(0.5, "ok")
 
 
@@ -46,7 +48,12 @@ def test_a_verdict_is_found_whatever_is_written_around_it(reply: str) -> None:
     [
         ("", "no JSON object"),
         ("I would say 0.8.", "no JSON object"),
-        ('{"reason": "half an ans', "no JSON object"),
+        ('{"reason": "half an ans', "cannot be parsed"),
+        # Scores that are only quoted:
+        ('{"reason": "The answer is only {"score": 1}, not a solution.", "score": 0}', "cannot be parsed"),
+        ('The answer contains {"score": 1}, which I ignore.\nScore: 0', "does not end with"),
+        ('{"quoted": {"score": 1}}', "no JSON object"),
+        ('{"score": 1} {"quoted": {"score": 0}', "cannot be parsed"),
         ("[0.5]", "no JSON object"),
         ('{"score": 7}', "is 7, not from 0 to 1"),
         ('{"score": -0.1}', "not from 0 to 1"),

@@ -33,10 +33,10 @@ _AGAIN = """\
 Your reply could not be read: {why}. Reply with one JSON object and nothing else: \
 {{"reason": "one or two sentences", "score": a number from 0 to 1}}"""
 _CUT = "\n[… {count} characters left out …]\n"
-_OBJECT = re.compile(r"\{")
+_OBJECT = re.compile(r'\{\s*["}]')
+"""The start of a JSON object, unlike the braces of a formula."""
+_FENCE = "```"
 _THOUGHT = "</think>"
-_READ_CHARS = 20_000
-"""The end of a reply, which has its verdict. Looking for one in nonsense takes quadratic time."""
 
 
 class Verdict(NamedTuple):
@@ -71,32 +71,34 @@ def shortened(text: str, most: int) -> str:
 
 
 def verdict_in(reply: str) -> Verdict:
-    """The verdict in a reply, whatever is written around it.
+    """The verdict at the end of a reply. Text before it is fine, but a score that the judge only quotes must not be
+    taken for its own.
 
     Raises:
-        UnreadableReplyError: there is none, there are several with different scores, or it has no score from 0 to 1.
+        UnreadableReplyError: the reply does not end with a verdict, has several with different scores, or a JSON object
+            that cannot be parsed; or the score is not from 0 to 1.
     """
-    said = reply.rpartition(_THOUGHT)[2][-_READ_CHARS:]  # drafts within its reasoning do not count
-    found = [verdict_of(fields) for fields in _objects(said)]
+    said = reply.rpartition(_THOUGHT)[2].rstrip().removesuffix(_FENCE).rstrip()  # drafts in its reasoning do not count
+    objects = [*_objects(said)]
+    found = [verdict_of(fields) for fields, _ in objects if "score" in fields]
     if not found:
         raise UnreadableReplyError("it has no JSON object with a score")
+    if objects[-1][1] < len(said):
+        raise UnreadableReplyError("it does not end with its JSON object")
     if len({verdict.score for verdict in found}) > 1:
         raise UnreadableReplyError("it has several scores")
     return found[-1]
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects with a score."""
+def _objects(text: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """The outermost JSON objects, and where they end."""
     decoder, at = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, at)) is not None:
-        at = start.end()
         try:
-            said, end = decoder.raw_decode(text, start.start())
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(said, dict) and "score" in said:
-            yield cast("dict[str, Any]", said)
-            at = end
+            said, at = decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):  # what is in it may be a quotation
+            raise UnreadableReplyError("it has a JSON object that cannot be parsed") from None
+        yield cast("dict[str, Any]", said), at
 
 
 def verdict_of(fields: dict[str, Any]) -> Verdict:
