@@ -11,6 +11,10 @@ import pytest
 from cluster_rollouts import Nodes, kill, ray_nodes, until
 
 from toolyard.errors import ConfigError, ToolyardError
+from toolyard.rollout.config import TaskConfig
+from toolyard.train.config import EvaluateConfig, TrainConfig
+from toolyard.train.observer import TrainObserver
+from toolyard.train.trl.callbacks import evaluate
 from toolyard.train.trl.rollout import ToolyardRollout
 from training import make_model
 from training_trl import make_trainer, recomputed, small_config, write_tasks
@@ -82,6 +86,25 @@ def test_workers_sample_from_the_weights_of_their_step(nodes: Nodes, small: Path
         assert len({json.loads(line)["request_id"] for line in (dumps / f"{step}.jsonl").open()}) == 4
     assert len((dumps / "eval/2.jsonl").read_text().splitlines()) == 4
     assert not (dumps / ".cluster").exists()
+    until(lambda: not nodes.workers and not nodes.ledgers, "no worker or ledger is left")
+
+
+@pytest.mark.slow
+def test_between_steps_evaluations_are_played_by_the_trainer_itself(nodes: Nodes, small: Path, tmp_path: Path) -> None:
+    dumps, tasks = tmp_path / "dumps", write_tasks(tmp_path / "tasks.jsonl")
+    cluster = {"address": nodes.address}
+    config = TrainConfig(
+        rollout=small_config(small, tasks, rollout_data_dir=str(dumps), cluster=cluster),
+        evaluate=EvaluateConfig(tasks=TaskConfig(path=str(tasks)), temperature=1.0),
+    )
+    assert config.evaluate is not None
+    with ToolyardRollout(config.rollout) as rollout:
+        trainer = make_trainer(rollout, small, tmp_path / "out")
+        for step in (0, 1):
+            trainer.state.global_step = step
+            rollout([row["prompt"] for row in rollout.dataset()], trainer)
+            assert evaluate(config, config.evaluate, trainer, TrainObserver()).trajectories == 4
+    assert [path.name for path in sorted(dumps.glob("**/*.jsonl"))] == ["0.jsonl", "1.jsonl"] * 2
     until(lambda: not nodes.workers and not nodes.ledgers, "no worker or ledger is left")
 
 

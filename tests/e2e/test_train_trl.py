@@ -126,6 +126,28 @@ def test_what_adapters_learnt_is_what_is_sampled_from(small: Path, tasks: Path, 
         assert all("lora" in name for name, value in trainer.model.named_parameters() if value.requires_grad)
 
 
+def test_layers_that_are_trained_beside_an_adapter_are_sampled_from_and_what_cannot_be_merged_is_refused(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    import peft
+
+    saved = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["up_proj"], init_lora_weights=False)
+    with ToolyardRollout(small_config(small, tasks)) as rollout:
+        trainer = make_trainer(rollout, small, tmp_path / "out", peft=saved)
+        for name, value in trainer.model.named_parameters():
+            if "modules_to_save" in name:
+                value.data.mul_(1.5)
+        batch = rollout([row["prompt"] for row in rollout.dataset()], trainer)
+        assert _difference(trainer.model, batch) < 1e-5
+    dora = peft.LoraConfig(r=4, target_modules="all-linear", use_dora=True)
+    tokens = peft.LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    for adapter in (dora, tokens):
+        with ToolyardRollout(small_config(small, tasks)) as rollout:
+            trainer = make_trainer(rollout, small, tmp_path / "out", peft=adapter)
+            with pytest.raises(ConfigError, match=r"the adapter of .* cannot be merged"):
+                rollout([rollout.dataset()[0]["prompt"]], trainer)
+
+
 def test_what_failed_moves_no_weight_and_does_not_stop_the_rest(small: Path, tmp_path: Path) -> None:
     rows = [{"id": f"{n}", "question": f"{n}?", "answer": f"#### {n}"} for n in range(3)]
     rows += [{"id": "long", "question": "many words " * 100, "answer": "#### 1"}]

@@ -14,7 +14,7 @@ from toolyard.errors import ConfigError, EngineError
 from toolyard.records.dump import read_dump
 from toolyard.testing.engine.servers import SGLANG, VLLM, EngineServer
 from toolyard.train.config import AsynchronousConfig, load_train_config
-from toolyard.train.samples import token_versions
+from toolyard.train.samples import Refusal, token_versions
 from toolyard.train.trl.rollout import StepObserver, StepReport, ToolyardRollout
 from toolyard.train.trl.stream import StreamSettings
 from training import make_model, make_place
@@ -150,6 +150,64 @@ async def test_a_server_that_does_not_take_the_weights_ends_the_run_by_name(
 
         with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:\d+/update_weights_from_disk: the new weights"):
             await asyncio.to_thread(play)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_samples_of_a_server_that_was_restarted_are_not_trained_on(
+    small: Path, tasks: Path, tmp_path: Path, max_staleness: int
+) -> None:
+    from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
+
+    reports: list[StepReport] = []
+
+    class Watching(StepObserver):
+        def begins(self, step: int, requests: int, evaluation: bool) -> None:
+            if step == 1:  # it has only begun: its weights follow
+                server.rewrite = restarted
+
+        def stepped(self, report: StepReport) -> None:
+            reports.append(report)
+
+    def restarted(answer: dict[str, Any]) -> dict[str, Any]:
+        """The first answer of a server after its start."""
+        if "meta_info" in answer and not told:
+            told.append(answer["meta_info"]["weight_version"])
+            answer["meta_info"] |= {"weight_version": "default", "weight_versions": None}
+        return answer
+
+    told: list[str] = []
+    async with EngineServer((SGLANG,)) as server:
+        config = small_config(small, tasks, engine=at(server, "sglang", small))
+
+        def play() -> None:
+            asynchronous = AsynchronousConfig(max_staleness=max_staleness) if max_staleness else None
+            stream = StreamSettings(asynchronous=asynchronous) if asynchronous else None
+            kind = OffPolicyGRPOTrainer if asynchronous else None
+            with ToolyardRollout(config, observer=Watching(), stream=stream) as rollout:
+                make_trainer(rollout, small, tmp_path / "out", max_steps=3, kind=kind).train()
+
+        await asyncio.to_thread(play)
+    refused = [one for report in reports for one in report.refused]
+    assert [one.refusal for one in refused] == [Refusal.OTHER_WEIGHTS]
+    assert "the weights default, not those of update" in refused[0].why
+
+
+async def test_on_a_cluster_servers_of_a_directory_get_the_weights(small: Path, tasks: Path, tmp_path: Path) -> None:
+    from toolyard.rollout.assembly import open_sglang
+
+    notes: list[str] = []
+    async with EngineServer((SGLANG,)) as first, EngineServer((SGLANG,)) as second:
+        (tmp_path / "engines.yaml").write_text(f"- {first.url}\n")
+        engine = {"kind": "sglang", "model": str(small), "directory": str(tmp_path / "engines.yaml")}
+        async with open_sglang(small_config(small, tasks, engine=engine), notes.append) as servers:
+            await servers.update_weights_from_disk(small, "7")
+            (tmp_path / "engines.yaml").write_text(f"- {first.url}\n- {second.url}\n")
+            async with asyncio.timeout(30):
+                while len(servers.urls) < 2:  # noqa: ASYNC110 - nothing tells when a server joins
+                    await asyncio.sleep(0.05)
+            await servers.update_weights_from_disk(small, "8")
+        assert (first.weight_version, second.weight_version) == ("8", "8")
+    assert [f"added {second.url}" in note for note in notes] == [True]
 
 
 async def test_vllm_is_asked_where_trl_has_it_and_its_weights_are_left_to_trl(

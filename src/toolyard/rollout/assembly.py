@@ -102,11 +102,8 @@ async def open_rollout(
         if config.engine.directory is not None and tape is None:
             config = await _with_directory(config, config.engine.directory, engine_urls)
         speaker = await _open_speaker(config, stack, tape, schemas, stage, faults)
-        if config.engine.directory is not None and speaker.servers is not None and engine_urls is None:
-            from toolyard.engines.http.directory import watch_directory
-
-            watch = watch_directory(config.engine.directory, config.engine.urls, speaker.servers.set_urls, note)
-            stack.push_async_callback(_end, asyncio.create_task(watch))
+        if speaker.servers is not None and engine_urls is None:
+            _follow_directory(config, speaker.servers.set_urls, note, stack)
         loads = _loads(config, speaker) if config.adaptive_concurrency and tape is None else None
         setting = Setting(speaker, tools, config.limits, reward, config.rewards.weights, interaction, loads)
         model = config.engine.model or DEFAULT_MODEL
@@ -423,7 +420,7 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
                 max_batch_size=engine.max_batch_size,
             )
         case "sglang":
-            return sglang_engine(config)
+            return _sglang(config)
         case "vllm":
             from toolyard.engines.http.vllm import VllmEngine
 
@@ -436,11 +433,22 @@ def _token_engine(config: RolloutConfig, model: Path | str, tokenizer: Tokenizer
             raise AssertionError(engine.kind)
 
 
-def sglang_engine(config: RolloutConfig) -> SglangEngine:
-    """
+@asynccontextmanager
+async def open_sglang(config: RolloutConfig, note: Callable[[str], None]) -> AsyncGenerator[SglangEngine]:
+    """SGLang's servers, for whoever only gives them weights.
+
     Raises:
-        ConfigError: the settings have no URL.
+        ConfigError: the settings have no URL, or the engine directory cannot be read.
     """
+    async with AsyncExitStack() as stack:
+        if config.engine.directory is not None:
+            config = await _with_directory(config, config.engine.directory, None)
+        engine = await stack.enter_async_context(_sglang(config))
+        _follow_directory(config, engine.set_urls, note, stack)
+        yield engine
+
+
+def _sglang(config: RolloutConfig) -> SglangEngine:
     from toolyard.engines.http.sglang import SglangEngine
 
     return SglangEngine(_urls(config), **_http(config))
@@ -474,6 +482,17 @@ async def _with_directory(config: RolloutConfig, path: str, urls: Sequence[str] 
 
     found = await asyncio.to_thread(read_directory, path) if urls is None else tuple(urls)
     return config.model_copy(update={"engine": config.engine.model_copy(update={"urls": found})})
+
+
+def _follow_directory(
+    config: RolloutConfig, change: Callable[[Sequence[str]], None], note: Callable[[str], None], stack: AsyncExitStack
+) -> None:
+    """Call `change` until the end of `stack`, whenever the engine directory changes, if there is one."""
+    if config.engine.directory is not None:
+        from toolyard.engines.http.directory import watch_directory
+
+        watch = watch_directory(config.engine.directory, config.engine.urls, change, note)
+        stack.push_async_callback(_end, asyncio.create_task(watch))
 
 
 def _loads(config: RolloutConfig, speaker: Speaker) -> Loads:

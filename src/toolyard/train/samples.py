@@ -98,6 +98,8 @@ class Refusal(StrEnum):
     """The model saw images. Its tokens, one for each image, do not contain them, and our trainers take only tokens."""
     FAULTS = "faults"
     """Faults were injected into it (`toolyard rollout --faults`): the model may have seen them."""
+    OTHER_WEIGHTS = "other_weights"
+    """It was sampled with other weights than the trainer's, because a server was restarted or joined during a step."""
     DUPLICATE = "duplicate"
     """There is already a sample of the same request; a second one would count double in its group."""
 

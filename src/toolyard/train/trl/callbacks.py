@@ -128,8 +128,9 @@ def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observ
         ToolyardError: the engine or the tools cannot be opened.
     """
     sampling = config.rollout.sampling.model_copy(update={"temperature": settings.temperature})
-    # The training's rollout serves metrics and writes logs for the whole process.
-    changed = {"tasks": settings.tasks, "sampling": sampling, "n": settings.n, "metrics": None, "logs": None}
+    # The training's rollout serves metrics and writes logs for the whole process; its workers hold the cluster's GPUs.
+    changed = dict.fromkeys(("metrics", "logs", "cluster"))
+    changed |= {"tasks": settings.tasks, "sampling": sampling, "n": settings.n}
     reports = Reports(observer)
     if trainer.use_vllm:  # TRL does this before its own rollouts, but not for these
         trainer.vllm_generation.sync_weights()

@@ -13,7 +13,7 @@ from toolyard.errors import TrainError
 from toolyard.records.lines import trajectory_of
 from toolyard.records.trajectory import Trajectory
 from toolyard.rewards import blocking
-from toolyard.rollout.assembly import sglang_engine
+from toolyard.rollout.assembly import open_sglang
 from toolyard.rollout.cluster.run import ClusterRun, Offer, leftovers, remove_work
 from toolyard.rollout.cluster.worker import Payload, Weights
 from toolyard.rollout.config import RolloutConfig
@@ -85,5 +85,5 @@ async def on_cluster(config: RolloutConfig, process: int, observer: Observer) ->
         if config.engine.kind == "transformers":
             sync = ClusterSync(run)
         elif config.engine.kind == "sglang":
-            sync = FolderSync(await stack.enter_async_context(sglang_engine(config)))
+            sync = FolderSync(await stack.enter_async_context(open_sglang(config, observer.note)))
         yield ClusterStage(run, sync, observer)

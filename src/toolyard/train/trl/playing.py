@@ -119,6 +119,11 @@ class Player:
                 blocking.run(stream.after_update())
             self._synced = step
 
+    @property
+    def names_versions(self) -> bool:
+        """See `WeightSync`."""
+        return self._stage is not None and self._stage.sync.names_versions
+
     def prepare_stream(self, trainer: Any, step: int) -> None:
         """Like `prepare`, if a stream is running."""
         if self._stage is not None and self._stage.stream is not None:

@@ -33,7 +33,7 @@ from toolyard.rollout.summary import Summary
 from toolyard.tasks.protocol import Task
 from toolyard.train.config import check_asynchronous
 from toolyard.train.order import Position, TaskOrder
-from toolyard.train.samples import Refused, TrainingSample, sample_of
+from toolyard.train.samples import Refusal, Refused, TrainingSample, sample_of
 from toolyard.train.trl.playing import Player
 from toolyard.train.trl.stream import StreamSettings, StreamShare
 
@@ -175,7 +175,7 @@ class ToolyardRollout:
         ready = time.perf_counter()
         trajectories = self._player.play(numbered, step, self.observer.ended)
         seconds = {"sync": ready - began, "rollout": time.perf_counter() - ready}
-        judged = [sample_of(trajectory) for trajectory in trajectories]
+        judged = self._of_these_weights([sample_of(trajectory) for trajectory in trajectories], step)
         self._report(trajectories, judged, step, evaluation, seconds)
         return self._handed_over(trajectories, judged, trainer, step, evaluation)
 
@@ -219,6 +219,7 @@ class ToolyardRollout:
         self.position = played.position
         trajectories = [one for group in played.trained for one in group.trajectories]
         judged = [one for group in played.trained for one in group.judged]
+        judged = self._of_these_weights(judged, step, stream.max_staleness)
         counts = {} if stream.dynamic_sampling is None else played.counts
         ages = Counter[int]() if stream.asynchronous is None else staleness(judged, step)
         self._report(trajectories, judged, step, False, seconds, counts, ages)
@@ -247,6 +248,26 @@ class ToolyardRollout:
                 f"{first.why}"
             )
         return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
+
+    def _of_these_weights(
+        self, judged: list[TrainingSample | Refused], step: int, max_staleness: int = 0
+    ) -> list[TrainingSample | Refused]:
+        """Refuse samples of other weights than were handed over for this step, or at most `max_staleness` earlier."""
+        if not self._player.names_versions:
+            return judged
+        handed_over = {str(version) for version in range(step - max_staleness, step + 1)}
+
+        def checked(one: TrainingSample | Refused) -> TrainingSample | Refused:
+            if isinstance(one, Refused):
+                return one
+            versions = {version for told in one.weight_versions for version in told.split(",")}
+            if versions <= handed_over:
+                return one
+            other = ", ".join(sorted(versions - handed_over))
+            why = f"it was sampled with the weights {other}, not those of update {step}: did a server restart or join?"
+            return Refused(one.request_id, Refusal.OTHER_WEIGHTS, why)
+
+        return [checked(one) for one in judged]
 
     def _task_of(self, prompt: Any) -> Task:
         found = self._tasks.get(_key([Message.from_openai(said) for said in prompt]))

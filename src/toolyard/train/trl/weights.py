@@ -16,27 +16,34 @@ from torch import Tensor
 from toolyard.engines.http.sglang import SglangEngine
 from toolyard.engines.protocol import Engine
 from toolyard.engines.transformers.engine import TransformersEngine
+from toolyard.errors import ConfigError
 from toolyard.rewards import blocking
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _PEFT_PREFIX = "base_model.model."
 _ADAPTED = "base_layer."
+_COPIES = "modules_to_save"
 
 
 class WeightSync(ABC):
     """How an engine gets the trainer's weights. With several processes, all of them must call it together."""
+
+    names_versions = True
+    """Whether engines report which version a token was sampled with, by the name given to `hand_over`."""
 
     @abstractmethod
     def hand_over(self, trainer: Any, version: str) -> None:
         """Give the engine the trainer's weights. When this returns, it samples from them and reports `version`.
 
         Raises:
-            ToolyardError: the engine rejects them.
+            ToolyardError: the engine rejects them, or an adapter cannot be merged.
         """
 
 
 class SyncedByTrainer(WeightSync):
     """Does nothing: TRL updates its own vLLM server."""
+
+    names_versions = False
 
     def hand_over(self, trainer: Any, version: str) -> None:
         pass
@@ -111,11 +118,18 @@ class _Weights(Mapping[str, Tensor]):
 
 
 def _named(model: Any) -> Generator[tuple[str, Tensor | Callable[[], Tensor]]]:
-    adapted: dict[str, Any] = {
-        _unwrapped(name): module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")
-    }
+    modules = {_unwrapped(name): module for name, module in model.named_modules()}
+    adapted = {name: module for name, module in modules.items() if hasattr(module, "get_delta_weight")}
+    copied = {name: module for name, module in modules.items() if hasattr(module, "original_module")}
+    _check_adapters(adapted, copied)
     for wrapped, value in (*model.named_parameters(), *_kept_buffers(model)):
         name = _unwrapped(wrapped)
+        place = _owner(name, copied)
+        if place is not None:  # the module is there twice: as it was, and as it is trained
+            trained = f"{place}.{_COPIES}.{copied[place].active_adapters[0]}."
+            if name.startswith(trained):
+                yield f"{place.removeprefix(_PEFT_PREFIX)}.{name.removeprefix(trained)}", _whole(value)
+            continue
         place = _owner(name, adapted)
         if place is None:
             yield name.removeprefix(_PEFT_PREFIX), _whole(value)
@@ -124,6 +138,20 @@ def _named(model: Any) -> Generator[tuple[str, Tensor | Callable[[], Tensor]]]:
         if part.startswith(_ADAPTED):  # not the adapter itself
             plain = f"{place.removeprefix(_PEFT_PREFIX)}.{part.removeprefix(_ADAPTED)}"
             yield plain, partial(_merged, adapted[place], value) if part == f"{_ADAPTED}weight" else _whole(value)
+
+
+def _check_adapters(adapted: Mapping[str, Any], copied: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: an adapter is of a kind that cannot be merged here.
+    """
+    other = [name for name, module in copied.items() if not hasattr(module, _COPIES)]
+    other += [name for name, layer in adapted.items() if any(map(layer.use_dora.get, layer.active_adapters))]
+    if other:
+        raise ConfigError(
+            f"the adapter of {other[0]} cannot be merged into the rollouts' weights; use LoRA without DoRA, and "
+            "modules_to_save instead of trainable tokens"
+        )
 
 
 @torch.no_grad()

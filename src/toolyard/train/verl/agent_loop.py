@@ -11,10 +11,10 @@ verl's trajectories are then played by Toolyard, from the tool instances to the 
 
 A failed trajectory does not raise, because that would fail verl's whole batch or group; only invalid settings raise, at
 the first trajectory. A trajectory that must not be trained on (see `toolyard.train.samples`) goes to verl with a mask
-of zeros and at least one token. Its reward, which verl requires, is the mean of the scores its group has so far, so it
-adds nothing to the loss and does not change the group's mean. Only if the group is spread over several workers, or the
-others' scores come later, it gets `failure_reward` instead. If verl's reward workers score (`reward: none`), they score
-it too.
+of zeros and at least one token, so it adds nothing to the loss. Its reward, which verl requires, is the mean of the
+scores that its group has in this worker so far, or `failure_reward` if there are none. It leaves the group's mean as it
+is only if all others have ended by then, and in this worker. If verl's reward workers score (`reward: none`), they
+score it too.
 """
 
 from __future__ import annotations
