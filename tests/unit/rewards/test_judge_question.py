@@ -53,6 +53,7 @@ def test_a_verdict_is_found_whatever_is_written_before_it(reply: str) -> None:
         ('{"reason": "The answer is only {"score": 1}, not a solution.", "score": 0}', "cannot be parsed"),
         ('The answer contains {"score": 1}, which I ignore.\nScore: 0', "does not end with"),
         ('{"quoted": {"score": 1}}', "no JSON object"),
+        ('{"score": 0, "score": 1}', "cannot be parsed"),
         ('{"score": 1} {"quoted": {"score": 0}', "cannot be parsed"),
         ("[0.5]", "no JSON object"),
         ('{"score": 7}', "is 7, not from 0 to 1"),

@@ -92,13 +92,20 @@ def verdict_in(reply: str) -> Verdict:
 
 def _objects(text: str) -> Iterator[tuple[dict[str, Any], int]]:
     """The outermost JSON objects, and where they end."""
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at = json.JSONDecoder(object_pairs_hook=_unambiguous), 0
     while (start := _OBJECT.search(text, at)) is not None:
         try:
             said, at = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):  # what is in it may be a quotation
             raise UnreadableReplyError("it has a JSON object that cannot be parsed") from None
         yield cast("dict[str, Any]", said), at
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key is there twice")
+    return fields
 
 
 def verdict_of(fields: dict[str, Any]) -> Verdict:
