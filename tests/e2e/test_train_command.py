@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from toolyard.chat.tokenizers.opening import load_tokenizer
 from toolyard.cli.app import app
-from toolyard.errors import ToolyardError
+from toolyard.errors import EngineError, ToolyardError
 from toolyard.records.audit import audit
 from toolyard.records.dump import read_dump
 from toolyard.train.config import load_train_config
 from toolyard.train.metrics import read_metrics
-from toolyard.train.observer import TrainResult
+from toolyard.train.observer import TrainObserver, TrainResult
 from toolyard.train.run_folder import last_checkpoint
 from training import command, make_model, make_place, toolyard
 
@@ -107,6 +107,94 @@ def test_a_full_disk_is_one_line_that_says_so(place, monkeypatch):
     monkeypatch.setattr("toolyard.train.trl.run._is_full", lambda _: True)
     with pytest.raises(ToolyardError, match=f"^cannot write to runs/a: {why}"):
         trained("output_dir=runs/a")
+
+
+def same_model(one: Path, other: Path) -> bool:
+    return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_before_its_model_is_in_place_a_resumed_run_saves_it(place, monkeypatch):
+    settings = ("output_dir=runs/a", "learning_rate=1e-2")
+    trained(*settings, "steps=1")
+    with monkeypatch.context() as patched:
+        patched.setattr("toolyard.train.trl.run._Run._save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trained(*settings, "steps=2", resume=True)
+    run = place / "runs/a"
+    assert not same_model(run / "model", run / "checkpoint-2")
+    assert trained(*settings, "steps=2", resume=True).steps == 2
+    assert same_model(run / "model", run / "checkpoint-2")
+    (run / "model").rename(run / "model.old")  # killed in the middle of replacing it
+    trained(*settings, "steps=2", resume=True)
+    assert same_model(run / "model", run / "checkpoint-2")
+    assert not [*run.glob("model.*")]
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_fails_loses_no_step_and_one_that_is_missing_is_made_up(place, monkeypatch):
+    settings = ["output_dir=runs/a", "save_every=50", "evaluate={tasks: {path: tasks.jsonl, limit: 1}, every: 2}"]
+
+    def fail(*_: object) -> None:
+        raise EngineError("the server is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("toolyard.train.trl.callbacks.evaluate", fail)
+        with pytest.raises(EngineError, match="gone"):
+            trained(*settings, "evaluate.before=false", "steps=2")
+    found = last_checkpoint(place / "runs/a")
+    assert found is not None
+    assert found.step == 2
+    result = trained(*settings, "steps=3", resume=True)
+    assert [line["step"] for line in result.evaluations] == [2, 3]
+    with pytest.raises(ToolyardError, match=r"evaluate\.tasks: .*tset\.jsonl: no such file"):
+        trained("output_dir=runs/b", "evaluate={tasks: {path: tset.jsonl}, before: false}")
+    assert not (place / "runs/b/rollouts").exists()
+
+
+def test_what_a_script_teaches_is_in_the_order_of_its_tasks(place, monkeypatch):
+    from toolyard.train.trl import supervised
+    from toolyard.train.trl.processes import Processes
+
+    monkeypatch.setattr(supervised, "read_dump", lambda path: reversed([*read_dump(path)]))
+    config = load_train_config("train.yaml", ["warm_start={script: script.json}"]).with_output_dir("runs/a")
+    assert config.warm_start is not None
+    taught = supervised._teaching_trajectories(config, config.warm_start, TrainObserver(), Processes(cpu=True))
+    assert [one.batch_data_id for one in taught] == ["t0", "t1", "t2", "t3"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("trl.loss_type=foo", r"TRL fails with these settings \(trl: .*loss_type\): ValueError: .*foo"),
+        ("trl.max_grad_norm=abc", r"TRL fails with these settings \(trl: .*max_grad_norm\): TypeError"),
+        ("trl.num_iterations=0", r"TRL ended after 0 of 2 steps; is a setting in `trl` the reason\?"),
+        ("trl.deepspeed=nope.json", r"TRL rejects these settings"),
+        ("warm_start={script: nope.json}", r"warm_start\.script 'nope\.json': no such file"),
+    ],
+)
+def test_what_only_the_trainer_notices_is_one_line_too(place, setting, error):
+    with pytest.raises(ToolyardError, match=error) as found:
+        trained("output_dir=runs/a", setting)
+    assert "\n" not in str(found.value)
+
+
+def test_settings_with_which_a_resumed_run_differs_are_told(place):
+    notes: list[str] = []
+
+    class Noting(TrainObserver):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    from toolyard.train.trl.run import run_training
+
+    config = load_train_config("train.yaml", ["output_dir=runs/a", "steps=1", "trl.num_iterations=2"])
+    run_training(config, Noting())
+    assert [note for note in notes if "a resumed run will not equal one without an interruption" in note]
 
 
 def test_stopped_at_once_it_names_the_folder_that_it_chose(place, monkeypatch):

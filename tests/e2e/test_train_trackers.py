@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from collector import collector
 from toolyard.errors import ConfigError, MissingDependencyError
 from toolyard.train.config import load_train_config
 from toolyard.train.metrics import read_metrics
-from training import make_model, make_place
+from training import make_model, make_place, toolyard
 
 _BLOCK = 1 << 15
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the trackers and their protobufs
@@ -96,6 +97,18 @@ def test_every_figure_of_a_step_reaches_the_trackers_and_every_request_the_colle
     trajectories = 8 + 2 * 1
     assert len([span for span in there.spans if span.name == "request"]) == trajectories
     assert {span.attributes["toolyard.step"] for span in there.spans if span.name == "request"} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_tracker_without_a_login_is_one_line(place, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(place / "none"))
+    done = toolyard(place, "train", "-c", "train.yaml", "--out", "runs/a", "steps=1", "tracker=wandb")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(r"toolyard: tracker wandb: .*(login|API key)", " ".join(done.stderr.split())), done.stderr
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])

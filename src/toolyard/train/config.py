@@ -40,7 +40,7 @@ _NOT_FOR_TRAINING = ("step", "record", "replay", "retry_failed", "faults")
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]

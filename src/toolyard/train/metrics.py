@@ -226,8 +226,12 @@ class MetricsFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RecordError(f"cannot write to {path.parent}: {error.strerror}") from None
+        kept: list[JSON] = []
         if path.exists():
-            _keep(path, [line for line in read_metrics(path) if steps and line["step"] <= steps])
+            kept = [line for line in read_metrics(path) if steps and line["step"] <= steps]
+            _keep(path, kept)
+        self.kept_steps = {line["step"] for line in kept}
+        """The steps of the earlier run's lines."""
         self._file = LineFile(path)
 
     def write(self, line: JSON) -> None:

@@ -20,14 +20,16 @@ from toolyard.train.order import Position
 SETTINGS = "train.json"
 MODEL = "model"
 """The result: a model, or an adapter in PEFT's format."""
+NEW_MODEL, OLD_MODEL = f"{MODEL}.new", f"{MODEL}.old"
+"""While one replaces the other."""
 WARM_START = "warm_start"
 """The result of the supervised start, if there was one."""
 PLOT = "metrics.png"
 POSITIONS = "positions.jsonl"
 """One line per update, written before its checkpoint."""
 
-_STATE = "trainer_state.json"
-"""Written last, so a checkpoint without it is incomplete."""
+STATE = "trainer_state.json"
+"""Written last, so a checkpoint or a model without it is incomplete."""
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 _TAUGHT = ("warm_start", "lora", "precision", "seed", "rollout.engine.model", "rollout.chat", "rollout.tools")
 """Settings that determine the result of a supervised start."""
@@ -80,6 +82,8 @@ class RunFolder:
             if found is None or torn.step > found.step:
                 note(f"removing {torn.path}, which is incomplete")
                 shutil.rmtree(torn.path, ignore_errors=True)
+        for left in (NEW_MODEL, OLD_MODEL):  # by a kill
+            shutil.rmtree(self.path / left, ignore_errors=True)
         if changed and (found is not None or has_steps or taught):
             note(f"{self.path} was started with other settings for {', '.join(changed)}: the new ones apply from here")
         write_json(self.path / SETTINGS, settings_of(config))
@@ -115,7 +119,7 @@ def settings_of(config: TrainConfig) -> JSON:
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
     """The last complete checkpoint."""
-    whole = [found for found in _checkpoints(folder) if _is_whole(found)]
+    whole = [found for found in _checkpoints(folder) if steps_of(found.path) == found.step]
     return max(whole, key=lambda found: found.step, default=None)
 
 
@@ -150,12 +154,12 @@ def _checkpoints(folder: Path) -> list[Checkpoint]:
     return [Checkpoint(path, int(name[1])) for path, name in names if name]
 
 
-def _is_whole(found: Checkpoint) -> bool:
+def steps_of(path: Path) -> int | None:
+    """The number of steps after which a checkpoint or a model was saved. None: it is missing or incomplete."""
     try:
-        state = json.loads((found.path / _STATE).read_text(encoding="utf-8"))
+        return json.loads((path / STATE).read_text(encoding="utf-8")).get("global_step")
     except (OSError, ValueError):
-        return False
-    return state.get("global_step") == found.step
+        return None
 
 
 def _differences(one: Any, other: Any, place: str = "") -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -73,6 +74,8 @@ def test_trajectories_are_dumped_below_the_run_unless_they_have_a_place_of_their
         ("rollout.engine.modl=x", "override 'rollout.engine.modl=x': unknown key.*known here: kind, model"),
         ("rollout=3", "override 'rollout=3': Input should be a valid dictionary"),
         ("prompts_per_step=0", "override 'prompts_per_step=0': Input should be greater than 0"),
+        ("learning_rate=.inf", "override 'learning_rate=.inf': Input should be a finite number"),
+        ("dynamic_sampling={max_groups: .inf}", "Input should be a finite number"),
         ("rollout.n=1", "rollout.n is 1: GRPO compares the samples of a task, so it must be at least 2: rollout.n=8"),
         ("rollout.sampling.temperature=0", "all samples would be equal"),
         ("rollout.engine.kind=openai", "'openai': it cannot sample from the weights being trained"),
@@ -273,6 +276,17 @@ def test_the_first_signal_waits_for_the_step_and_the_second_of_its_kind_does_not
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_that_was_lost_ends_it_at_the_next_opportunity():
+    with StopSignals(lambda: None) as stopping:
+        stopping.can_finish = True
+        stopping.check()
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            stopping.check()
 
 
 def test_where_there_is_no_step_to_finish_the_first_signal_ends_it():

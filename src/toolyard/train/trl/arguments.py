@@ -10,7 +10,7 @@ from typing import Any
 
 import toolyard.engines.transformers.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before torch)
 from toolyard.engines.models import resolve_model
-from toolyard.errors import ConfigError, MissingDependencyError
+from toolyard.errors import ConfigError, MissingDependencyError, summarize
 from toolyard.rollout.assembly import DEFAULT_MODEL
 from toolyard.train.config import LoraConfig, TrainConfig
 from toolyard.train.observer import TrainObserver
@@ -56,6 +56,8 @@ _INSTEAD = {
 """TRL's settings, and the Toolyard settings that determine them."""
 _OWN = {"output_dir", "learning_rate", "beta", "seed", "resume_from_checkpoint"}
 """TRL's settings that are Toolyard settings of the same name."""
+_MISTAKES = (ValueError, TypeError, KeyError, AttributeError)
+"""What TRL raises for settings that it checks only when it needs them."""
 _SET_HERE = {"logging_steps", "logging_strategy", "disable_tqdm"}
 """Fixed, because the metrics rely on them."""
 
@@ -128,8 +130,36 @@ def grpo_config(config: TrainConfig, *, cpu: bool, processes: int) -> Any:
         given |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": rollout.engine.urls[0]}
     try:
         return _trl.GRPOConfig(**{**given, **config.trl})
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # also those of what it imports for a setting
         raise ConfigError(f"TRL rejects these settings: {error}") from error
+
+
+def check_failure(error: Exception, config: TrainConfig) -> None:
+    """Take an error of a tracker, or of TRL if it has settings of its own, for one of those settings: neither checks
+    all of them at once.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    tracker = type(error).__module__.partition(".")[0]
+    if tracker in config.trackers:
+        raise ConfigError(f"tracker {tracker}: {' '.join(str(error).split())}") from error
+    if config.trl and isinstance(error, _MISTAKES):
+        raise ConfigError(
+            f"TRL fails with these settings (trl: {', '.join(config.trl)}): {summarize(error)}"
+        ) from error
+
+
+def tell_of_resuming(args: Any, observer: TrainObserver) -> None:
+    """Name settings with which a resumed run differs from one without an interruption."""
+    updates = args.num_iterations * args.steps_per_generation // args.gradient_accumulation_steps
+    reasons = {
+        "num_iterations or steps_per_generation": updates > 1,  # samples wait for their updates
+        "save_only_model": args.save_only_model,
+        "sync_ref_model": args.sync_ref_model,
+    }
+    for name in (name for name, is_so in reasons.items() if is_so):
+        observer.note(f"trl.{name}: a resumed run will not equal one without an interruption")
 
 
 def _check_keys(config: TrainConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import transformers
 
+from toolyard.errors import ConfigError, ToolyardError
 from toolyard.messages import JSON
 from toolyard.records.trajectory import Trajectory
 from toolyard.train.config import EvaluateConfig, TrainConfig
@@ -54,12 +55,15 @@ class TrainingCallback(transformers.TrainerCallback):
         self._draw = draw
         self._began = time.perf_counter()
         self._seconds = 0.0
+        self._failed: ToolyardError | None = None
+        """The error of an evaluation, which ends training once its checkpoint is saved."""
 
     # --------------------------------------------------------------------------------------------------------- the loop
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         wanted = self._config.evaluate
-        if wanted is not None and wanted.before and state.global_step == 0:
-            self._evaluate(0)
+        step = state.global_step
+        if wanted is not None and (self._is_missed(step) if step else wanted.before):
+            self._evaluate(step)
         self._observer.began(state.global_step, self._config.steps)
         self._stopping.can_finish = True
 
@@ -84,23 +88,41 @@ class TrainingCallback(transformers.TrainerCallback):
                 self._files[POSITIONS].write(position_line(state.global_step, positions))
         self._observer.stepped(line)
         track(line, self.trainer, prefix="toolyard/")
-        wanted = self._config.evaluate
         done = state.global_step >= self._config.steps
-        if wanted is not None and (done or (wanted.every and state.global_step % wanted.every == 0)):
+        if self._is_due(state.global_step):
             if control.should_training_stop and not done:
                 return
-            self._evaluate(state.global_step)
+            try:
+                self._evaluate(state.global_step)
+            except ToolyardError as error:
+                if self._processes.count > 1:  # the others would wait
+                    raise
+                self._failed = error
+                control.should_save = control.should_training_stop = True
+                return
             self._stop_if_requested(control)  # the evaluation may have taken long
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._files is not None:
             self._draw()
         self._observer.saved(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+        if self._failed is not None:
+            raise self._failed
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._stopping.can_finish = False  # no step is left to finish
 
     # ------------------------------------------------------------------------------------------------------------ parts
+    def _is_due(self, step: int) -> bool:
+        """Whether an evaluation follows this step."""
+        wanted = self._config.evaluate
+        return wanted is not None and (step >= self._config.steps or bool(wanted.every and step % wanted.every == 0))
+
+    def _is_missed(self, step: int) -> bool:
+        """Whether the evaluation after the step to resume from is missing: the run was stopped before it."""
+        missed = self._files is not None and self._is_due(step) and step not in self._files[EVALUATIONS].kept_steps
+        return self._processes.broadcast(missed)
+
     def _evaluate(self, step: int) -> None:
         assert self._config.evaluate is not None
         if self._config.rollout.engine.kind == "sglang":  # the evaluation gives the same servers new weights
@@ -114,11 +136,24 @@ class TrainingCallback(transformers.TrainerCallback):
 
     def _stop_if_requested(self, control: Any) -> None:
         """Stop if any process was asked to: one that stops alone would leave the others waiting."""
+        self._stopping.check()
         if any(self._processes.gather(self._stopping.wanted)):
             control.should_save = control.should_training_stop = True
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+def check_evaluation(config: TrainConfig) -> None:
+    """
+    Raises:
+        ConfigError: the tasks of the evaluation cannot be read.
+    """
+    if config.evaluate is not None:
+        try:
+            ToolyardRollout(config.rollout.model_copy(update={"tasks": config.evaluate.tasks, "cluster": None}))
+        except ToolyardError as error:
+            raise ConfigError(f"evaluate.tasks: {error}") from error
 
 
 def evaluate(config: TrainConfig, settings: EvaluateConfig, trainer: Any, observer: TrainObserver) -> Measure:

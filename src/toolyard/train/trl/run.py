@@ -21,14 +21,28 @@ from toolyard.train.config import TrainConfig
 from toolyard.train.metrics import EVALUATIONS, METRICS, MetricsFile, read_metrics
 from toolyard.train.observer import TrainObserver, TrainResult
 from toolyard.train.order import TaskOrder
-from toolyard.train.run_folder import MODEL, PLOT, POSITIONS, Checkpoint, RunFolder, last_checkpoint, read_position
+from toolyard.train.run_folder import (
+    MODEL,
+    NEW_MODEL,
+    OLD_MODEL,
+    PLOT,
+    POSITIONS,
+    STATE,
+    Checkpoint,
+    RunFolder,
+    last_checkpoint,
+    read_position,
+    steps_of,
+)
 from toolyard.train.trl.arguments import (  # first: it reports missing packages
+    check_failure,
     grpo_config,
     load_model,
     load_tokenizer,
     on_cpu,
+    tell_of_resuming,
 )
-from toolyard.train.trl.callbacks import Reports, TrainingCallback
+from toolyard.train.trl.callbacks import Reports, TrainingCallback, check_evaluation
 from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
 from toolyard.train.trl.processes import Processes
 from toolyard.train.trl.rollout import ToolyardRollout
@@ -124,7 +138,7 @@ class _Run:
             self.config = config = _on_trainer_device(config, str(args.device))
             done = 0 if checkpoint is None else checkpoint.step
             result = TrainResult(self.folder, steps=done, steps_before=done)
-            if done < config.steps or (config.steps and not (self.folder / MODEL).is_dir()):
+            if done < config.steps or (config.steps and steps_of(self.folder / MODEL) != done):
                 result.steps = self._trained(stack, args, checkpoint)
             elif config.steps:
                 self.observer.note(f"all {config.steps} steps are already done")
@@ -156,20 +170,28 @@ class _Run:
         stream = self._stream(done)
         rollout = stack.enter_context(ToolyardRollout(self.config.rollout, observer=reports, stream=stream))
         dataset = self._in_order(rollout.dataset())
+        check_evaluation(self.config)
         files = self._files(stack, done, streams=stream is not None)
         callback = TrainingCallback(
             self.config, self.observer, reports, rollout, self.stopping, self.processes, files, self._draw
         )
         trainer = self._trainer(args, rollout, dataset, callback, checkpoint)
         callback.trainer = trainer
+        tell_of_resuming(args, self.observer)
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path))
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:200]
             raise TrainError(f"out of GPU memory: lower micro_batch_size, or use lora; {said}") from error
+        except Exception as error:
+            if not trainer.state.global_step:
+                check_failure(error, self.config)
+            raise
         done = int(trainer.state.global_step)
         if done >= self.config.steps:
             self._save(trainer)
+        elif not self.stopping.wanted:
+            raise TrainError(f"TRL ended after {done} of {self.config.steps} steps; is a setting in `trl` the reason?")
         return done
 
     def _trainer(
@@ -204,6 +226,9 @@ class _Run:
             )
         except ValueError as error:
             raise ConfigError(f"TRL rejects these settings: {error}") from error
+        except Exception as error:
+            check_failure(error, config)
+            raise
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
@@ -252,13 +277,15 @@ class _Run:
         """Save the trained model atomically."""
         if trainer.is_fsdp_enabled:  # in one piece, even if checkpoints are sharded
             trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        model = self.folder / MODEL
-        new = model.with_suffix(".new")
+        model, new, old = (self.folder / name for name in (MODEL, NEW_MODEL, OLD_MODEL))
         trainer.save_model(str(new))
         if self.processes.is_main:
             shutil.rmtree(new / "ref", ignore_errors=True)  # the reference adapter is not part of the result
-            shutil.rmtree(model, ignore_errors=True)
+            trainer.state.save_to_json(str(new / STATE))
+            if model.exists():
+                model.rename(old)
             new.rename(model)
+            shutil.rmtree(old, ignore_errors=True)
         self.processes.broadcast(None)
 
     def _sum_up(self, result: TrainResult) -> None:

@@ -25,12 +25,22 @@ class StopSignals:
         self.can_finish = False
         """Whether there is a step to finish. If not, the first signal ends training at once."""
         self._on_stop = on_stop
+        self._ended_by: int | None = None
         self._seen: set[int] = set()
         self._before: dict[int, Any] = {}
 
     @property
     def wanted(self) -> bool:
         return self.signal is not None
+
+    def check(self) -> None:
+        """End training if a signal should have: where Python calls no code of ours, as in a destructor, it is lost.
+
+        Raises:
+            KeyboardInterrupt: with the signal's number.
+        """
+        if self._ended_by is not None:
+            raise KeyboardInterrupt(self._ended_by)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -49,6 +59,7 @@ class StopSignals:
         self._seen.add(number)
         self.signal = self.signal or number
         if again or not self.can_finish:
-            raise KeyboardInterrupt(number)
+            self._ended_by = number
+            self.check()
         if first:
             self._on_stop()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from toolyard.errors import TrainError
+from toolyard.errors import ConfigError, TrainError
 from toolyard.records.dump import dump_files, not_a_dump, read_dump
 from toolyard.records.trajectory import Trajectory
+from toolyard.rollout.assembly import tasks_of
 from toolyard.rollout.config import EngineConfig, RolloutConfig
 from toolyard.rollout.run import run_rollouts
 from toolyard.train.config import TrainConfig, WarmStartConfig
@@ -69,9 +70,11 @@ def supervised_start(
 
 def _teaching_trajectories(
     config: TrainConfig, settings: WarmStartConfig, observer: TrainObserver, processes: Processes
-) -> Iterator[Trajectory]:
+) -> Iterable[Trajectory]:
     place = settings.dump
     if settings.script is not None:
+        if not Path(settings.script).is_file():
+            raise ConfigError(f"warm_start.script {settings.script!r}: no such file")
         played = _scripted(config.rollout, settings)
         place = played.rollout_data_dir
         if processes.is_main:
@@ -79,6 +82,9 @@ def _teaching_trajectories(
             shutil.rmtree(str(place), ignore_errors=True)  # left by a run that ended during this
             asyncio.run(run_rollouts(played))
         processes.broadcast(None)
+        order = {task.id: index for index, task in enumerate(tasks_of(played))}
+        trajectories = [dumped.trajectory for dumped in read_dump(str(place))]  # in the order in which they ended
+        return sorted(trajectories, key=lambda one: order[one.batch_data_id])
     assert place is not None
     if not dump_files(place):
         raise TrainError(not_a_dump(place))
