@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -296,9 +297,9 @@ def test_a_smoke_test_is_one_step_on_two_samples(place):
 # Ending it ------------------------------------------------------------------------------------------------------------
 
 
-def started(place: Path, *arguments: str, steps: int = 2) -> subprocess.Popen[str]:
+def started(place: Path, *arguments: str, steps: int = 2, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A long run, with a session of its own, that has made so many steps."""
-    run = command("train", "-c", "train.yaml", "--out", "runs/a", "steps=1000", *arguments)
+    run = [*launcher, *command("train", "-c", "train.yaml", "--out", "runs/a", "steps=1000", *arguments)]
     process = subprocess.Popen(
         run, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -331,6 +332,20 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     found = last_checkpoint(place / "runs/a")
     assert found is not None
     assert found.step == done[-1] == len(done)
+    assert nobody_is_left(process)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_processes_stops_both(place):
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    process = started(place, "save_every=1000", launcher=[torchrun, "--nproc-per-node", "2"])
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (second,) = (pid for pid in children if b"\0LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(int(second), signal.SIGTERM)
+    out, err = process.communicate(timeout=100)
+    done = steps_of(place / "runs/a")
+    assert f"stopped at step {done[-1]} of 1000; --out runs/a --resume continues" in out, err
+    assert last_checkpoint(place / "runs/a") is not None
     assert nobody_is_left(process)
 
 

@@ -145,9 +145,8 @@ def check_failure(error: Exception, config: TrainConfig) -> None:
     if tracker in config.trackers:
         raise ConfigError(f"tracker {tracker}: {' '.join(str(error).split())}") from error
     if config.trl and isinstance(error, _MISTAKES):
-        raise ConfigError(
-            f"TRL fails with these settings (trl: {', '.join(config.trl)}): {summarize(error)}"
-        ) from error
+        said = " ".join(summarize(error).split())
+        raise ConfigError(f"TRL fails with these settings (trl: {', '.join(config.trl)}): {said}") from error
 
 
 def tell_of_resuming(args: Any, observer: TrainObserver) -> None:

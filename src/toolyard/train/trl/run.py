@@ -126,8 +126,9 @@ class _Run:
             if "No space left on device" not in str(error) and not is_full:
                 raise
             where = f"cannot write to {self.folder}: " if is_full else ""  # or shared memory, or /tmp
+            said = " ".join(summarize(error).split())
             raise RecordError(
-                f"{where}no space left on device ({summarize(error)}); free some space, then continue with --resume"
+                f"{where}no space left on device ({said}); free some space, then continue with --resume"
             ) from error
 
     def _train(self, resume: bool) -> TrainResult:
@@ -190,7 +191,7 @@ class _Run:
         done = int(trainer.state.global_step)
         if done >= self.config.steps:
             self._save(trainer)
-        elif not self.stopping.wanted:
+        elif self._signal() is None:
             raise TrainError(f"TRL ended after {done} of {self.config.steps} steps; is a setting in `trl` the reason?")
         return done
 
@@ -288,11 +289,16 @@ class _Run:
             shutil.rmtree(old, ignore_errors=True)
         self.processes.broadcast(None)
 
+    def _signal(self) -> int | None:
+        """The signal that asked any of the processes to stop."""
+        signals: list[int | None] = self.processes.gather(self.stopping.signal)
+        return next((one for one in signals if one is not None), None)
+
     def _sum_up(self, result: TrainResult) -> None:
         if self.config.steps and result.steps >= self.config.steps:
             result.model = self.folder / MODEL
         else:
-            result.interrupted_by = self.stopping.signal
+            result.interrupted_by = self._signal()
         if not self.processes.is_main:
             return
         found = last_checkpoint(self.folder)
