@@ -32,25 +32,26 @@ demo: $(VENV)/.ready-to-run $(GUEST)/guest.so ## the main job: a small model pla
 	$(BIN)/toolyard rollout --out rollouts/demo/after --set engine.adapter=examples/learn_tool_use/adapter $(ARGS)
 	$(BIN)/toolyard eval rollouts/demo/before rollouts/demo/after
 
-# Tests marked `slow` repeat, soak or train a real model; a plain `pytest` runs them too. Tests marked `alone` have the machine
-# to themselves; the others share it by file, and models then compute faster with one thread each than with threads that wait
-# for each other.
+# Tests marked `slow` show details, repeat, or train a real model; `exhaustive` ones take even longer, and show what others have
+# shown. A plain `pytest` runs both. Tests marked `alone` have the machine to themselves; the others share it by file, and models
+# then compute faster with one thread each than with threads that wait for each other.
 PYTEST := $(BIN)/python -m pytest --durations 10 --tb short
 # Two more than there are processors, since tests also wait.
 WORKERS ?= $(shell processors=$$(nproc); echo $$((processors < 6 ? processors + 2 : 8)))
 SHARING := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# SLOW=yes: with those marked `slow`, in the same run, so that what tests share is started once.
+# SLOW=yes: with those marked `slow`, in the same run, so that what tests share is started once. SLOW=all: with all.
+LEFT_OUT = $(if $(SLOW),$(if $(filter all,$(SLOW)),,not exhaustive and ),not slow and )
 test: $(VENV)/.ready-to-develop $(GUEST)/guest.so ## run the tests that prove each claim once, in about ten minutes
 ifeq ($(strip $(ARGS)),)
-	$(SHARING) $(if $(SLOW),,--hypothesis-profile quick) -m "$(if $(SLOW),,not slow and )not alone"
-	$(PYTEST) -m "$(if $(SLOW),,not slow and )alone" tests/isolation
+	$(SHARING) $(if $(filter all,$(SLOW)),,--hypothesis-profile quick) -m "$(LEFT_OUT)not alone"
+	$(PYTEST) -m "$(LEFT_OUT)alone" tests/isolation
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-all: ## run all tests: also repetitions, soaks, large sizes and real training
-	$(MAKE) test SLOW=yes
+test-all: ## run all tests: also details, repetitions, soaks, large sizes and real training
+	$(MAKE) test SLOW=all
 
 test-verl: $(VENV_VERL)/.ready $(VENV)/.ready-to-run ## our tools, rewards and agent loop under the released verl, in an environment of its own (Python < 3.13)
 	$(VENV_VERL)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/verl $(ARGS)
@@ -107,8 +108,9 @@ $(VENV)/.ready-to-develop: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python tests/fetch_material.py || echo "tests with real tokenizers and templates will be skipped"
 	@touch $@ $(VENV)/.ready-to-run
 
-# torch first and with what it depends on, which differs from build to build of it.
-$(VENV_VERL)/.ready: PIP_VERL = $(VENV_VERL)/bin/python -m pip --disable-pip-version-check install --quiet
+# torch first and with what it depends on, which differs from build to build of it. Few of the modules are imported, so they are
+# not all compiled.
+$(VENV_VERL)/.ready: PIP_VERL = $(VENV_VERL)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile
 $(VENV_VERL)/.ready: pyproject.toml constraints-verl.txt
 	$(PYTHON) -m venv $(VENV_VERL)
 	$(PIP_VERL) --constraint constraints-verl.txt torch

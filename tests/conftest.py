@@ -208,11 +208,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
     seen = Counter[str]()
     for item in items:
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.slow)
         name = f"{item.path.stem}::{getattr(item, 'originalname', '')}"
         if item.get_closest_marker("slow") is None:
             seen[name] += 1
-            if seen[name] > REPEATED.get(name, len(items)):
+            few = REPEATED.get(name, len(items))
+            if seen[name] > few:
                 item.add_marker(pytest.mark.slow)
+            # CI tries every attack at every level.
+            if seen[name] > max(few, 1) and item.path.parent.name != "isolation":
+                item.add_marker(pytest.mark.exhaustive)
     if hasattr(config, "workerinput"):  # one of several processes, which get one file after the other
         items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 

@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_whatever_is_killed_each_id_is_in_the_dump_once_and_finished_calls_ran_once(tmp_path: Path) -> None:
     with ray_nodes() as nodes:
         done, _ = soak(tmp_path / "job", nodes, requests=80, kills=5, seed=3)

@@ -164,9 +164,9 @@ def differences(results: dict[Solution, CodeResult], aggregation: Aggregation) -
 @pytest.mark.parametrize(
     ("kind", "aggregation"),
     [
-        ("of the judge", Aggregation.FRACTION),  # once: it compiles everything for itself
+        pytest.param("of the judge", Aggregation.FRACTION, marks=pytest.mark.exhaustive),  # once: it compiles all of it
         ("embedded", Aggregation.ALL),
-        ("service", Aggregation.ALL),
+        pytest.param("service", Aggregation.ALL, marks=pytest.mark.exhaustive),
         ("foreign", Aggregation.FRACTION),
     ],
 )

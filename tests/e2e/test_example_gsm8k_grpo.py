@@ -115,7 +115,7 @@ def small(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(500)  # half a minute, on cores that others may use as well
 @pytest.mark.kernel("confined")
 def test_the_smoke_form_trains_two_steps_and_leaves_everything_a_run_leaves(tmp_path, small):

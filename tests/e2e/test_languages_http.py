@@ -64,8 +64,8 @@ def url(stand_ins: Path) -> Iterator[str]:
         yield base
 
 
-QUICK = frozenset({"python", "cpp", "java", "bash", "pytest"})
-"""What `make test` tries; the others, some of which need many seconds for each program, are left to `make test-all`."""
+QUICK = frozenset({"python", "pytest"})
+"""What `make test` tries; some of the others need many seconds for each program."""
 
 
 def marked(name: str, *, quick: bool) -> Any:

@@ -315,7 +315,11 @@ def interpreter(version: str) -> str:
 @pytest.mark.parametrize(
     ("version", "kind"),
     # What a machine without a compiler lacks does not depend on its Python.
-    [(SUPPORTED[0], "without a compiler"), *((version, "with a compiler") for version in SUPPORTED[1:])],
+    [
+        (SUPPORTED[0], "without a compiler"),
+        (SUPPORTED[1], "with a compiler"),
+        *(pytest.param(version, "with a compiler", marks=pytest.mark.exhaustive) for version in SUPPORTED[2:]),
+    ],
 )
 async def test_pip_installs_it_for_every_supported_python(
     version: str, kind: str, sdist: Path, wheels: dict[str, Path], without_compiler: str, tmp_path: Path

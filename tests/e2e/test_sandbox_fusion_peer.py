@@ -102,7 +102,7 @@ async def test_limits_that_the_server_cannot_hold_are_named_once(
     assert [message.partition(" does not ")[2] for message in caplog.messages] == ["enforce disk_bytes, processes"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.kernel("full")
 @pytest.mark.parametrize(
     ("script", "options", "said"),

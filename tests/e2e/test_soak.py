@@ -7,7 +7,7 @@ from soak import check, soak
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_everything_fails_now_and_then_and_every_request_has_one_line(tmp_path, model):
     done, disturbed = await soak(tmp_path, model, trajectories=40, kills=1)
     reasons = check(done, 40)

@@ -131,7 +131,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
     assert complaints == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("nothing_is_left")
 async def test_thousands_of_trajectories_leave_no_instance_no_permit_and_no_task() -> None:
     count = 10_000

@@ -78,14 +78,15 @@ def test_an_unknown_kernel_feature_is_an_error_and_not_a_skip(tmp_path: Path) ->
 
 
 def test_make_test_runs_every_test_once_and_slow_ones_on_demand() -> None:
-    for asked in ("", "yes"):
+    for level, asked in enumerate(("", "yes", "all")):
         command = ["make", "--dry-run", "test", f"SLOW={asked}"]
         said = subprocess.run(command, cwd=CONFTEST.parent.parent, capture_output=True, text=True, check=True).stdout
         parts = re.findall(r'-m "(.*?)"', said)
         assert len(parts) == 2
-        for slow, alone in product((True, False), repeat=2):
-            chosen = [eval(part, {"slow": slow, "alone": alone}) for part in parts].count(True)
-            assert chosen == (1 if asked or not slow else 0)
+        for wanted, alone in product(range(3), (True, False)):
+            marks = {"slow": wanted > 0, "exhaustive": wanted > 1, "alone": alone}
+            chosen = [eval(part, marks) for part in parts].count(True)
+            assert chosen == (1 if level >= wanted else 0)
     # What is to be alone is looked for in one folder.
     marked = [path for path in CONFTEST.parent.rglob("test_*.py") if "pytest.mark.alone" in path.read_text()]
     assert {path.parent.name for path in marked if not path.samefile(__file__)} == {"isolation"}

@@ -27,11 +27,12 @@ ANSWER = Message("tool", "42", tool_call_id="call_0", name="code_interpreter")
 
 
 QUICK = ("smollm2", "qwen3")
-"""`make test-all` looks at the others, too."""
 
 
 def marked(name: str) -> Any:
-    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    if name in QUICK:
+        return name
+    return pytest.param(name, marks=pytest.mark.slow if name in REWRITTEN else pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module", params=[marked(name) for name in [*FAMILIES, "smollm2"]])

