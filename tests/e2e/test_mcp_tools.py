@@ -622,12 +622,12 @@ async def test_a_server_that_does_one_thing_after_the_other_is_slow_and_does_not
     """It does not get to the ping in time, but it answers what came before."""
     server = {"command": sys.executable, "args": ["-c", OLD]}
     async with (
-        loaded(tmp_path, {"old": server}, timeout=1, ping_seconds=3) as tools,
+        loaded(tmp_path, {"old": server}, timeout=3, ping_seconds=3) as tools,
         open_instances(tools, "trajectory") as instances,
     ):
         caplog.set_level(logging.INFO, "toolyard.tools.mcp")
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            calls = [group.create_task(instances.call("nap", {"seconds": 0.6})) for _ in range(6)]
+            calls = [group.create_task(instances.call("nap", {"seconds": 1})) for _ in range(8)]
         assert {call.result().outcome for call in calls} == {ToolOutcome.OK, ToolOutcome.RAISED}
         assert caplog.messages == [], "the session goes on"
 

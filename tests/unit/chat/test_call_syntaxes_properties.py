@@ -179,13 +179,17 @@ BEGINNINGS = {
 )
 @pytest.mark.slow
 def test_a_flood_takes_time_linear_in_its_length(name: str) -> None:
-    """The bound is far above what it takes."""
+    """The bound is far above what it takes; several attempts, since processors may be much slower for a moment."""
+
+    def seconds(text: str) -> float:
+        began = time.process_time()
+        syntax.parse(text)
+        return time.process_time() - began
+
     syntax = syntax_of(name)
     written = syntax.write([ParsedCall("code_interpreter", '{"code": "1"}')])
     half = len(written) // 2
     floods = FLOODS.get(name, [syntax.sign, written, written[:half], written[half:], "'", "["])
     for flood in (*floods, '{"a":', "\\", "</think>"):
         text = BEGINNINGS.get(name, written[:half]) + flood * (150_000 // len(flood))
-        began = time.process_time()
-        syntax.parse(text)
-        assert time.process_time() - began < processor_time(3), flood
+        assert any(seconds(text) < processor_time(3) for _ in range(3)), flood
