@@ -221,5 +221,5 @@ REPEATED = {
     "test_view_web::test_the_command_says_what_is_wrong": 1,
 }
 """Tests that show the same for many inputs, levels or languages at some cost: how many of them are not slow. 0: a storm
-or a search over every moment, next to tests that show the same once. CI
-runs at least one, and all that attack the isolation."""
+or a search over every moment, next to tests that show the same once. CI runs
+at least one, and all that attack the isolation."""
