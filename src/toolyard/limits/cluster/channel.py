@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import struct
 from collections.abc import Mapping
 from typing import Any
+
+from toolyard.connections import write
 
 _LENGTH = struct.Struct("!I")
 PROTOCOL = 2
@@ -40,21 +41,13 @@ async def receive(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    """Send a message without waiting.
+
+    Raises:
+        ConnectionError: the peer is gone.
+    """
     data = json.dumps(message, separators=(",", ":")).encode()
-    writer.write(_LENGTH.pack(len(data)) + data)
-
-
-def watch_peer(writer: asyncio.StreamWriter, term: float) -> None:
-    """Make the kernel detect a dead peer machine within about a term, and send without delay."""
-    peer: socket.socket = writer.get_extra_info("socket")
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    interval = max(1, round(term / 4))
-    for option, value in (("TCP_KEEPIDLE", interval), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(term * 1000))
+    write(writer, _LENGTH.pack(len(data)) + data)
 
 
 def identity() -> dict[str, Any]:

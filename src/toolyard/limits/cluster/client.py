@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 import uuid
@@ -17,10 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from toolyard.connections import watch_peer
 from toolyard.errors import LimiterError
 from toolyard.limits.background import background
 from toolyard.limits.cluster.borrowing import BorrowingDesk
-from toolyard.limits.cluster.channel import PROTOCOL, identity, receive, send, watch_peer
+from toolyard.limits.cluster.channel import PROTOCOL, identity, receive, send
 from toolyard.limits.desk import process_name
 from toolyard.limits.local import conflict
 
@@ -30,6 +32,7 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
 _LEAVE_POLL_SECONDS = 0.02
 _REPORT_GAP_SECONDS = 0.001
 """Minimum seconds between two reports: what happens meanwhile goes into one."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +119,19 @@ class Client:
             self._background.soon(self._news.set)
 
     async def _run(self) -> None:
+        """Until it is closed, whatever happens: if this ended unnoticed, everyone would wait forever."""
         failures = 0
         while not self._closing:
             try:
                 address = await self._resolve()
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     reader, writer = await asyncio.open_connection(address.host, address.port)
-            except (OSError, TimeoutError, LimiterError) as error:
+            except Exception as error:
                 if isinstance(error, LimiterError) and not error.retryable:
                     self._give_up(error)
                     return
+                if not isinstance(error, (OSError, LimiterError)):
+                    self._complain()
                 self._last_error = str(error)
                 await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
                 failures += 1
@@ -138,8 +144,11 @@ class Client:
                     self._ready.set_exception(error)
                     return
                 await asyncio.sleep(_PAUSES[-1])
-            except (ConnectionError, TimeoutError, KeyError, TypeError, ValueError):
+            except OSError:
                 await asyncio.sleep(_PAUSES[0])
+            except Exception:
+                self._complain()
+                await asyncio.sleep(_PAUSES[-1])
             finally:
                 self._writer = None
                 writer.close()
@@ -147,6 +156,9 @@ class Client:
                     if not question.done():
                         question.set_exception(LimiterError(f"limiter {self.desk.name!r}: the connection broke"))
                 self._asked.clear()
+
+    def _complain(self) -> None:
+        _log.warning("limiter %r: an error of its client, which connects again", self.desk.name, exc_info=True)
 
     def _give_up(self, error: LimiterError) -> None:
         """The lender is gone for good: current and future waiters get the error."""
@@ -175,6 +187,7 @@ class Client:
         if not self._ready.done():
             self._ready.set_result(None)
         reporting = asyncio.create_task(self._report(writer, welcome["term"] / 4), name=f"report to {desk.name}")
+        reporting.add_done_callback(lambda _: writer.close())  # without reports, nothing would ever be granted
         try:
             while True:
                 message = await receive(reader)
@@ -218,11 +231,13 @@ class Client:
         number = next(self._questions)
         answer: asyncio.Future[dict[str, Any]] = self._background.loop.create_future()
         self._asked[number] = answer
-        send(self._writer, self.desk.report(time.monotonic(), full=True))  # or the answer would be outdated
-        send(self._writer, {"ask": number, "question": question, **details})
         try:
+            send(self._writer, self.desk.report(time.monotonic(), full=True))  # or the answer would be outdated
+            send(self._writer, {"ask": number, "question": question, **details})
             async with asyncio.timeout(_ASK_SECONDS):
                 found = await answer
+        except ConnectionError:
+            raise LimiterError(f"limiter {self.desk.name!r}: the connection broke") from None
         except TimeoutError:
             raise LimiterError(f"limiter {self.desk.name!r} did not answer within {_ASK_SECONDS:g} s") from None
         finally:
@@ -237,9 +252,9 @@ class Client:
             await asyncio.sleep(_LEAVE_POLL_SECONDS)
         self._closing = True
         if self._writer is not None:
-            send(self._writer, self.desk.report(time.monotonic(), full=True))
-            send(self._writer, {"bye": True})
             with contextlib.suppress(OSError):
+                send(self._writer, self.desk.report(time.monotonic(), full=True))
+                send(self._writer, {"bye": True})
                 await self._writer.drain()
         if self._running is not None:
             self._running.cancel()

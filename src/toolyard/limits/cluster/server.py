@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from toolyard.limits.cluster.channel import PROTOCOL, identity, is_dead, receive, send, watch_peer
+from toolyard.connections import watch_peer
+from toolyard.limits.cluster.channel import PROTOCOL, identity, is_dead, receive, send
 from toolyard.limits.cluster.lending import Borrower, Lender
 from toolyard.limits.cluster.roster import Roster
 

@@ -8,14 +8,15 @@ its users over it how busy it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import secrets
-import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
+from toolyard.connections import watch_peer, write
 from toolyard.sandbox.local import LocalSandbox
 from toolyard.sandbox.service.config import ServiceConfig, Token
 from toolyard.sandbox.service.server import RunningService, open_service
@@ -31,6 +32,8 @@ _IDLE_SECONDS = 10.0
 _FIRST_USE_SECONDS = 60.0
 """On a busy machine, whoever asked for the service may take this long to attach."""
 _HELLO_SECONDS = 10.0
+_PEER_SECONDS = 10.0
+"""Notice within this time that the other machine is gone."""
 _LOAD_SECONDS = 0.2
 
 
@@ -111,13 +114,14 @@ class _Users:
 
     def _tell_one(self, writer: asyncio.StreamWriter) -> None:
         if not writer.transport.get_write_buffer_size():  # or it does not read, and gets a later figure
-            writer.write(b"%d\n" % self._load)
+            with contextlib.suppress(ConnectionError):  # `attend` is about to notice
+                write(writer, b"%d\n" % self._load)
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One user, from its first word until its connection ends."""
         user = Token(name=secrets.token_hex(8), secret=secrets.token_hex(16))
         try:
-            keep_alive(writer)
+            watch_peer(writer, _PEER_SECONDS)
             async with asyncio.timeout(_HELLO_SECONDS):
                 said = await reader.readline()
             if not hmac.compare_digest(said.strip(), self._secret.encode()):
@@ -125,7 +129,7 @@ class _Users:
             self._writers.add(writer)
             self._service.admit(user)
             hello = Hello(self._service.url, user.secret, self._workers, self._max_cases)
-            writer.write(json.dumps(asdict(hello)).encode() + b"\n")
+            write(writer, json.dumps(asdict(hello)).encode() + b"\n")
             self._tell_one(writer)
             await reader.read()
         except (OSError, TimeoutError, ValueError):  # it is lost, or no user at all
@@ -148,8 +152,8 @@ async def attach(address: Address) -> AsyncGenerator[tuple[Hello, asyncio.Stream
     async with asyncio.timeout(_HELLO_SECONDS):
         reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
-        keep_alive(writer)
-        writer.write(address.secret.encode() + b"\n")
+        watch_peer(writer, _PEER_SECONDS)
+        write(writer, address.secret.encode() + b"\n")
         async with asyncio.timeout(_HELLO_SECONDS):
             said = await reader.readline()
         if not said:
@@ -157,14 +161,6 @@ async def attach(address: Address) -> AsyncGenerator[tuple[Hello, asyncio.Stream
         yield Hello(**json.loads(said)), reader
     finally:
         writer.close()
-
-
-def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Notice within ten seconds that the other machine is gone."""
-    found: socket.socket = writer.get_extra_info("socket")
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-        found.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _now() -> float:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 
+from toolyard.connections import write
+
 _CONNECTIONS = 64
 """At once, for one jail. Further ones are closed."""
 _CHUNK = 1 << 16
@@ -56,10 +58,11 @@ class Door:
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while chunk := await reader.read(_CHUNK):
-        writer.write(chunk)
+        write(writer, chunk)
         await writer.drain()
     with contextlib.suppress(OSError):
-        writer.write_eof()
+        if not writer.is_closing():
+            writer.write_eof()
 
 
 async def open_door(listener: socket.socket, host: str, port: int) -> Door:
