@@ -55,6 +55,42 @@ async def test_it_tells_its_load_ends_the_sessions_of_users_that_left_and_itself
             assert not serving.done()
 
 
+@pytest.mark.parametrize("said", [b"", b'{"url": "http'])
+async def test_a_node_that_dies_while_it_says_hello_is_gone(said: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ConnectionError, match="ended"):
+            async with attach(Address("127.0.0.1", server.sockets[0].getsockname()[1], "secret")):
+                pass
+
+
+async def test_whatever_goes_wrong_with_a_node_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from toolyard.sandbox.cluster import ray as cluster  # takes a second
+
+    async def use(_: object) -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            await asyncio.Event().wait()
+        raise ValueError("nobody thought of this")
+
+    tries: list[int] = []
+    sandbox = cluster.RaySandbox()
+    monkeypatch.setattr(sandbox, "_use", use)
+    monkeypatch.setattr(cluster, "_FIRST_PAUSE", 0.001)
+    attending = asyncio.create_task(sandbox._attend(cluster._Node("id", "127.0.0.1", 1)))
+    async with asyncio.timeout(patient(5)):
+        while len(tries) < 3:
+            assert not attending.done()
+            await asyncio.sleep(0.001)
+    attending.cancel()
+    await asyncio.wait([attending])
+
+
 @pytest.mark.kernel("confined")
 async def test_strangers_are_turned_away() -> None:
     async with node() as (address, _):

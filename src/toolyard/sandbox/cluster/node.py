@@ -156,7 +156,7 @@ async def attach(address: Address) -> AsyncGenerator[tuple[Hello, asyncio.Stream
         write(writer, address.secret.encode() + b"\n")
         async with asyncio.timeout(_HELLO_SECONDS):
             said = await reader.readline()
-        if not said:
+        if not said.endswith(b"\n"):
             raise ConnectionError(f"the sandbox service at {address.host}:{address.port} ended")
         yield Hello(**json.loads(said)), reader
     finally:

@@ -172,7 +172,7 @@ class RaySandbox(HttpSandbox):
                 await self._use(node)
                 failures = 0
                 _log.warning("%s: the sandbox service ended; starting another", node)
-            except (ray.exceptions.RayError, ToolyardError, OSError, TimeoutError) as error:
+            except Exception as error:  # whatever Ray raises: if this ended, nothing would run on the node again
                 failures += 1
                 node.error = error
                 _log.info("%s: no sandbox service: %s", node, error)
