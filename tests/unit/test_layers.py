@@ -23,7 +23,7 @@ SOURCE = REPOSITORY / "src" / "toolyard"
 LAYERS = (
     {"_lazy", "_version", "connections", "durations", "images"},
     {"errors", "failover", "hosts", "messages", "settings", "supervision", "tokens"},
-    {"sandbox", "limits", "gguf"},
+    {"sandbox", "limits", "gguf", "whole_file"},
     {"execution", "engines"},
     {"rewards"},
     {"tools", "chat", "records", "tasks"},

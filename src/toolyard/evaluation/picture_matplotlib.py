@@ -10,6 +10,7 @@ from toolyard.errors import ConfigError, MissingDependencyError
 from toolyard.evaluation.comparison import Comparison
 from toolyard.evaluation.estimators import Interval
 from toolyard.evaluation.results import MEAN, Evaluation
+from toolyard.whole_file import whole_file
 
 try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,15 +56,9 @@ def draw(result: Evaluation | Comparison, path: Path) -> None:
         _values(row[0], panel)
         if panel.differences is not None:
             _differences(row[1], panel, panel.differences)
-    new = path.with_name(f".{path.name}.new")
-    written: Any = figure
-    try:
-        written.savefig(new, format=path.suffix[1:], dpi=110)
-        new.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        new.unlink(missing_ok=True)
+    drawn: Any = figure
+    with whole_file(path) as file:
+        drawn.savefig(file, format=path.suffix[1:], dpi=110)
 
 
 def _evaluated(found: Evaluation) -> list[_Panel]:

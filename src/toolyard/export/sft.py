@@ -25,7 +25,7 @@ from toolyard.records.lines import trajectory_of
 from toolyard.viewer.library import Library
 from toolyard.viewer.protocol import Attempt
 from toolyard.viewer.query import DAMAGED, Query
-from toolyard.viewer.whole_file import whole_file
+from toolyard.whole_file import whole_file
 
 Format = Literal["messages", "prompt-completion"]
 Progress = Callable[[int, int], None]

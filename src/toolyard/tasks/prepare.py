@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +15,7 @@ from toolyard.tasks import bundled
 from toolyard.tasks.files import BadRow, RawRow, raw_rows, stem_of
 from toolyard.tasks.protocol import Task
 from toolyard.tasks.rows import Shape, Wording, gsm8k_kwargs, shape_of, task_of_row
+from toolyard.whole_file import replacing
 
 GSM8K_SYSTEM = (
     "You solve math problems step by step. Use the tools that you are given to compute, and to check your answer "
@@ -139,15 +139,9 @@ def write_whole(target: Path, write: _Writer, rows: Iterable[JSON]) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write(partial, rows)
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())  # otherwise a power failure could leave an empty file
-        os.replace(partial, target)
+        with replacing(target) as partial:
+            write(partial, rows)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):  # it does not exist, or not even its folder
-            partial.unlink()

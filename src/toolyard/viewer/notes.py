@@ -27,7 +27,7 @@ from toolyard.errors import ConfigError, RecordError
 from toolyard.messages import JSON
 from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import parse_query
-from toolyard.viewer.whole_file import whole_file
+from toolyard.whole_file import whole_file
 
 FILE = "toolyard-notes.json"
 _LOCK = ".toolyard-notes.lock"

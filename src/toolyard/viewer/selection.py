@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 from toolyard.errors import ConfigError
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import Query
-from toolyard.viewer.whole_file import whole_file
+from toolyard.whole_file import whole_file
 
 _REPORTED = 500
 """Lines between two calls of `Progress`."""

@@ -100,6 +100,17 @@ def test_where_a_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         endpoint_of(None)
 
 
+def test_a_run_that_ends_while_it_is_looked_for_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, gone = tmp_path / "a/.metrics", tmp_path / "b/.metrics"
+    there.parent.mkdir()
+    there.write_text("http://127.0.0.1:9464")
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([there, gone]))
+    assert endpoint_of(None) == "http://127.0.0.1:9464"
+    there.unlink()
+    with pytest.raises(ConfigError, match="no rollout with metrics is running"):
+        endpoint_of(None)
+
+
 async def read(answer: web.StreamResponse | None, stream: bytes | None = None) -> StatusPage:
     """What `top` makes of a server that answers so."""
 

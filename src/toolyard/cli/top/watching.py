@@ -39,10 +39,13 @@ def endpoint_of(run: str | None) -> str:
         ConfigError: there is no such run.
     """
     if run is None:
-        found = sorted(Path("rollouts").glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)
-        if not found:
+        begun = dict[Path, float]()
+        for file in Path("rollouts").glob(f"*/{ADDRESS_FILE}"):
+            with contextlib.suppress(FileNotFoundError):  # the run has just ended
+                begun[file] = file.stat().st_mtime
+        if not begun:
             raise ConfigError("no rollout with metrics is running in rollouts/; name a URL, or the folder of a dump")
-        return _address_in(found[-1])
+        return _address_in(max(begun, key=begun.__getitem__))
     if Path(run).is_dir():
         return _address_in(Path(run, ADDRESS_FILE))
     if re.match("https?://", run):

@@ -6,16 +6,14 @@ cannot be read, or is not a verdict, is as good as none.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
 from toolyard.rewards.judge.question import Verdict, verdict_of
+from toolyard.whole_file import replacing
 
 
 def key_of(asked: Mapping[str, Any]) -> str:
@@ -44,16 +42,8 @@ class VerdictCache:
         """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{key}.{secrets.token_hex(4)}.part")
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(verdict._asdict()))
-                file.flush()
-                os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
-            partial.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(verdict._asdict()), encoding="utf-8")
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

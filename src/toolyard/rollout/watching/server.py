@@ -17,6 +17,7 @@ from toolyard.hosts import OwnNames
 from toolyard.rollout.config import MetricsConfig
 from toolyard.rollout.observer import Observer
 from toolyard.rollout.watching.page import ADDRESS_FILE, StatusPage
+from toolyard.whole_file import whole_file
 
 _log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 5.0
@@ -74,7 +75,8 @@ class MetricsServer(Observer):
         if self._folder is not None:
             self._file = Path(self._folder, ADDRESS_FILE)
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(self.url)
+            with whole_file(self._file) as file:  # `toolyard top` may look for it at this moment
+                file.write(self.url.encode())
 
 
 class _Server(ThreadingTCPServer):

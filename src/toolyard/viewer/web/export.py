@@ -16,7 +16,7 @@ from toolyard.viewer.protocol import Row
 from toolyard.viewer.query import Query
 from toolyard.viewer.web.answers import Answers, key_of
 from toolyard.viewer.web.server import STATIC
-from toolyard.viewer.whole_file import whole_file
+from toolyard.whole_file import whole_file
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="static/([\w.-]+)">')
 _SCRIPT = re.compile(r'<script defer src="static/([\w.-]+)"></script>')

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,27 @@ def slow() -> Slow:
 def server(slow: Slow) -> Iterator[MetricsServer]:
     with MetricsServer(MetricsConfig(), slow) as server:
         yield server
+
+
+def test_nobody_reads_half_an_address(slow: Slow, tmp_path: Path) -> None:
+    with MetricsServer(MetricsConfig(), slow, str(tmp_path)) as server:
+        with no_file_may_grow(), pytest.raises(ConfigError, match=r"cannot write .*\.metrics: File too large"):
+            server.opened(1, 0)
+        assert list(tmp_path.iterdir()) == [], "the file appears with its content, or not at all"
+        server.opened(1, 0)
+        assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {".metrics": server.url}
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def no_file_may_grow() -> Iterator[None]:
+    """As on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def connected(server: MetricsServer) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -13,25 +14,37 @@ from toolyard.errors import ConfigError
 
 
 @contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A name beside `path` to write to, which nobody else uses. What was written there replaces `path` when the block
+    ends; if the block raises, nothing is left.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())  # otherwise a power failure could leave an empty file
+        partial.replace(path)
+    finally:
+        with suppress(OSError):  # it was renamed, or could not be created
+            partial.unlink()
+
+
+@contextmanager
 def whole_file(path: Path, *, overwrite: bool = True) -> Generator[BinaryIO]:
     """Open a file to write. It appears under its name when the block ends; if the block raises, nothing is left.
 
     Raises:
         ConfigError: it cannot be written, is not a regular file, or exists and may not be overwritten.
     """
-    partial = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
     try:
         _check(path, overwrite=overwrite)
-        try:
+        with replacing(path) as partial:
             with partial.open("wb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
             _check(path, overwrite=overwrite)
-            partial.replace(path)
-        finally:
-            with suppress(OSError):  # it was renamed, or could not be created
-                partial.unlink()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
 
