@@ -1,5 +1,6 @@
 #!/bin/bash
-# The whole experiment with one seed, about ten minutes on one H200. Arguments are passed to `toolyard train`: seed=2, steps=100.
+# The whole experiment with one seed, about ten minutes on one H200. Arguments are passed to `toolyard train`: seed=2, steps=100,
+# or --resume after an interrupt. OUT_DIR is the run's folder, from this one.
 set -euo pipefail
 cd "$(dirname "$0")"
 toolyard=${TOOLYARD:-toolyard}
@@ -18,5 +19,6 @@ play() { # arguments: a name, and optionally an adapter
 
 play before
 $toolyard train -c train.yaml --out "$out" "$@"
+rm -rf "$out-play"/after-* # of an earlier model
 play after "$out/model"
 for tasks in unseen word-problems; do $toolyard eval "$out-play/before-$tasks" "$out-play/after-$tasks"; done

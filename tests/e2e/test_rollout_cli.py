@@ -227,7 +227,7 @@ async def test_what_failed_is_played_again_on_request_and_has_one_line(place, mo
     first, _ = await again("tasks.limit=3", "n=1")
     assert (first.summary.completed, first.summary.finish_reasons["bad_task"]) == (2, 1)
     (place / "script.json").write_text(json.dumps(["#### 42"]))
-    with pytest.raises(ConfigError, match=r"engine\.script: the file's contents have changed"):
+    with pytest.raises(ConfigError, match=r"engine\.script: the contents have changed"):
         await again("tasks.limit=3", "n=1")
     kept, _ = await again("tasks.limit=3", "n=1", "accept_changes=true")
     assert (kept.summary.trajectories, kept.done_before) == (0, 3)

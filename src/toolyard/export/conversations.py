@@ -22,6 +22,8 @@ class LeftOut(StrEnum):
 
     DAMAGED = "damaged"
     """The line is damaged, or was changed after it was indexed."""
+    BRANCH = "other branch"
+    """An agent's session has a main branch, which is exported."""
     FAILED = "failed"
     """Its engine, a tool, a deadline or its task failed."""
     NO_SCORE = "no score"

@@ -97,8 +97,8 @@ def write_sft(
         done = _Export(library, writing, rules, file).run(attempts, progress)
         done.runs = tuple(sorted({attempt.run for attempt in attempts}))
         done.torn = library.torn
-        if unreadable := library.count(DAMAGED):
-            done.left_out[LeftOut.DAMAGED] += unreadable
+        unseen = {LeftOut.DAMAGED: library.count(DAMAGED), LeftOut.BRANCH: len(library.scores(query)) - len(attempts)}
+        done.left_out += Counter(unseen)
         if not done.conversations:
             why = ", ".join(f"{count} {reason}" for reason, count in done.left_out.most_common())
             raise ConfigError(f"no trajectory can be exported: {why or 'none matches the query'}")

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import yaml
 
+from toolyard.engines.models import EMBEDDED
 from toolyard.errors import ConfigError
 from toolyard.messages import JSON
 from toolyard.records.dump import EndedRequest
@@ -34,6 +35,7 @@ _NOT_PLAYED = (
 )  # fmt: skip
 """Settings that do not affect a request. For tasks, the contents count, not the path."""
 _SHOWN = 5
+_SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class Fingerprint:
         contents = {key: _digest_of_file(path) for key, path in named.items() if path is not None}
         for path in _servers_of(config.tools):
             contents[f"tools: {path.name}"] = _digest_of_file(path)
+        for key, model in (("engine.model", config.engine.model), ("engine.adapter", config.engine.adapter)):
+            if model is not None and model not in EMBEDDED and (path := Path(model).expanduser()).exists():
+                contents[key] = _digest_of_model(path)
         return cls(settings, contents)
 
     def differences(self, before: Mapping[str, Any]) -> list[str]:
@@ -75,7 +80,7 @@ class Fingerprint:
         ]
         kept: Mapping[str, str] = before.get(_CONTENTS) or {}
         told += [
-            f"{key}: the file's contents have changed"
+            f"{key}: the contents have changed"
             for key, digest in self.contents.items()
             if key in kept and kept[key] != digest
         ]
@@ -185,6 +190,33 @@ def _digest_of_file(path: str | os.PathLike[str]) -> str:
         return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
     except OSError:
         return ""
+
+
+def _digest_of_model(path: Path) -> str:
+    """Of a file, or of the files in a folder. Large ones by samples: training changes all weights of a layer, and
+    gigabytes would take too long to read. Empty if it cannot be read; opening it later raises the error."""
+    try:
+        return _samples_of(path)
+    except OSError:
+        return ""
+
+
+def _samples_of(path: Path) -> str:
+    digest = blake2b(digest_size=8)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file() or file.suffix == ".md" or file.name.startswith("."):
+            continue
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            digest.update(f"{file.name} {size}\0".encode())
+            if size <= _SAMPLES * _SAMPLE_BYTES:
+                digest.update(opened.read())
+                continue
+            for number in range(_SAMPLES):
+                opened.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _servers_of(tools: str | None) -> Sequence[Path]:

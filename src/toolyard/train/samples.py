@@ -151,7 +151,7 @@ def samples_of(
 
 def _mask_what_is_trained(sample: TrainingSample, trajectory: Trajectory, trained: set[tuple[str, int, int]]) -> None:
     """Mask the turns of `sample` that an earlier branch of its session has, and add the others to `trained`."""
-    ids, mask, logprobs = sample.response_ids, sample.response_mask, sample.logprobs
+    ids, mask, logprobs, versions = sample.response_ids, sample.response_mask, sample.logprobs, sample.token_versions
     own: set[tuple[str, int, int]] = set()
     for turn in trajectory.turns:
         span = slice(turn.sampled.start, turn.sampled.end)
@@ -160,6 +160,8 @@ def _mask_what_is_trained(sample: TrainingSample, trajectory: Trajectory, traine
             mask[span] = [0] * len(mask[span])
             if logprobs is not None:
                 logprobs[span] = [0.0] * len(mask[span])
+            if versions is not None:
+                versions[span] = [""] * len(mask[span])
         own.add(known)
     trained |= own
 

@@ -23,7 +23,7 @@ from toolyard.export.sft import SftRules, SftSummary, write_sft
 from toolyard.images import Image
 from toolyard.messages import Message, OpenAIFunctionToolSchema
 from toolyard.records.lines import to_line
-from toolyard.records.trajectory import Trajectory
+from toolyard.records.trajectory import BRANCH, Trajectory
 from toolyard.viewer.library import Library
 from toolyard.viewer.query import parse_query
 from trajectory_samples import failed_trajectory
@@ -127,6 +127,13 @@ def changed(one: Trajectory, **changes: Any) -> Trajectory:
 def test_what_is_no_good_example_is_left_out_with_its_reason(one: Trajectory, change: Any, reason: LeftOut) -> None:
     assert isinstance(conversation_of(one), Conversation)
     assert conversation_of(change(one)) is reason
+
+
+def test_of_a_session_the_main_branch_is_exported_and_the_others_are_counted(tmp_path: Path, one: Trajectory) -> None:
+    branches = [replace(one, request_id=f"{one.request_id}{BRANCH}{number}") for number in range(2)]
+    done, rows = exported(dump(tmp_path / "d", *branches, one), tmp_path / "out.jsonl", keep_duplicates=True)
+    assert [row["request_id"] for row in rows] == [one.request_id]
+    assert done.left_out == {LeftOut.BRANCH: 2}
 
 
 def test_runs_in_subfolders_are_named_since_they_may_be_evaluations(tmp_path: Path, one: Trajectory) -> None:

@@ -109,6 +109,7 @@ def test_a_long_text_loses_its_middle_and_says_so() -> None:
     assert short.startswith("a" * 25 + "\n[… 150 characters left out …]")
     assert short.endswith("b" * 25)
     assert shortened("abc", 3) == "abc"
+    assert shortened("abc", 1) == "\n[… 3 characters left out …]\n"
 
 
 # The cache ------------------------------------------------------------------------------------------------------------

@@ -147,6 +147,17 @@ def test_every_sampled_token_has_the_version_of_its_weights() -> None:
         assert taken(with_sampled(mixed, 1, version_starts=wrong)).token_versions is None
 
 
+def test_what_is_masked_in_a_branch_has_no_version_and_no_log_probability() -> None:
+    good = good_trajectory()
+    session = {**good.metrics, "branch": {"session": good.request_id}}
+    branches = [replace(good, metrics=session, request_id=name) for name in ("first", "second")]
+    trained, masked = samples_of(branches).samples
+    assert trained.token_versions == ["7" if bit else "" for bit in good.tokens.response_mask]
+    assert not any(masked.response_mask)
+    assert masked.token_versions == [""] * len(masked.response_ids)
+    assert masked.logprobs == [0.0] * len(masked.response_ids)
+
+
 @pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason.state is RolloutState.COMPLETED])
 def test_whatever_completed_is_a_sample_and_truncated_where_the_model_was_not_done(reason: FinishReason) -> None:
     made = taken(replace(good_trajectory(), finish_reason=reason.value))

@@ -67,7 +67,7 @@ def shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     half = most // 2
-    return text[:half] + _CUT.format(count=len(text) - 2 * half) + text[-half:]
+    return text[:half] + _CUT.format(count=len(text) - 2 * half) + text[len(text) - half :]
 
 
 def verdict_in(reply: str) -> Verdict:
