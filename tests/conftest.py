@@ -202,10 +202,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        # Of a suite that is run against several implementations, an expensive one names those that are not slow.
+        # Of a suite that is run against several implementations, an expensive one names those that CI runs, too.
         quick = getattr(getattr(item, "cls", None), "quick_tests", None)
         if quick is not None and getattr(item, "originalname", None) not in quick:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.exhaustive)
     seen = Counter[str]()
     for item in items:
         if item.get_closest_marker("exhaustive") is not None:

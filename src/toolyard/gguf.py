@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def fix_tokenizer(tokenizer: Any, file: Path) -> None:
     Raises:
         ConfigError: the file does not say how text is split, or uses an unknown keyword.
     """
-    fields = _fields(file)
+    fields = header_of(file)
     for name, named in _SPECIAL.items():
         token = fields.get(f"tokenizer.ggml.{named}_token_id")
         if token is not None:
@@ -63,38 +64,40 @@ def _known_to_transformers() -> frozenset[str]:
     return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
 
 
-def _fields(file: Path) -> dict[str, str | int]:
-    """Read the texts and numbers of the header. The `gguf` package takes 15 seconds for a file with its tokens."""
+def header_of(file: Path, lists: Collection[str] = ()) -> dict[str, Any]:
+    """Read the texts and numbers of the header, and the lists that are named. The `gguf` package takes 15 seconds for a
+    file with its tokens."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         count, at = struct.unpack_from("<Q", data, 16)[0], 24
-        found: dict[str, str | int] = {}
+        found: dict[str, Any] = {}
         for _ in range(count):
             at, key = _text(data, at)
             kind = struct.unpack_from("<I", data, at)[0]
-            at, value = _value(data, at + 4, kind)
-            if kind == _TEXT:
-                found[key.decode()] = value.decode("utf-8", "replace")
-            elif kind == _NUMBER:
-                found[key.decode()] = int.from_bytes(value, "little")
+            at, value = _value(data, at + 4, kind, keep=key in lists)
+            if kind in (_NUMBER, _TEXT) or key in lists:
+                found[key] = value
         return found
 
 
-def _value(data: mmap.mmap, at: int, kind: int) -> tuple[int, bytes]:
-    """Return where the value ends, and the value."""
+def _value(data: mmap.mmap, at: int, kind: int, *, keep: bool) -> tuple[int, Any]:
+    """Return where the value ends, and the value; of a list, nothing unless it is to be kept."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _LIST:
         end = at + _SIZES[kind]
-        return end, data[at:end]
+        return end, int.from_bytes(data[at:end], "little")
     kind, count = struct.unpack_from("<IQ", data, at)
     at += 12
-    if kind not in (_TEXT, _LIST):
-        return at + count * _SIZES[kind], b""
+    if not keep and kind not in (_TEXT, _LIST):
+        return at + count * _SIZES[kind], []
+    kept: list[Any] = []
     for _ in range(count):
-        at, _ = _value(data, at, kind)
-    return at, b""
+        at, value = _value(data, at, kind, keep=keep)
+        if keep:
+            kept.append(value)
+    return at, kept
 
 
-def _text(data: mmap.mmap, at: int) -> tuple[int, bytes]:
+def _text(data: mmap.mmap, at: int) -> tuple[int, str]:
     end = at + 8 + struct.unpack_from("<Q", data, at)[0]
-    return end, data[at + 8 : end]
+    return end, data[at + 8 : end].decode("utf-8", "replace")

@@ -24,6 +24,7 @@ import yaml
 from byte_model import make_model
 from patience import patient
 from ray_node import processes_of
+from toolyard.whole_file import replacing
 
 TOOL = '''
 """Each call is a line before and a line after it, with the process and the time."""
@@ -166,13 +167,17 @@ class Job:
         (self.folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
 
     def start(self, *options: str, out: str = "out", seconds: float = 0.1) -> subprocess.Popen[str]:
-        """`seconds`: how long each call takes."""
-        (self.folder / "seconds").write_text(str(seconds))  # not in the environment, which Ray's processes do not get
+        self.set_seconds(seconds)
         command = [str(Path(sys.executable).with_name("toolyard")), "rollout", "rollout.yaml", "--out", out, "--json"]
         with self.stderr.open("w") as file:
             return subprocess.Popen(
                 [*command, *options], cwd=self.folder, stdout=subprocess.PIPE, stderr=file, text=True
             )
+
+    def set_seconds(self, seconds: float) -> None:
+        """How long each call takes. Not in the environment, which Ray's processes do not get."""
+        with replacing(self.folder / "seconds") as file:
+            file.write_text(str(seconds))
 
     def end(self, process: subprocess.Popen[str], seconds: float = 120) -> dict[str, Any]:
         with process:

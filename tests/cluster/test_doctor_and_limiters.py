@@ -111,7 +111,7 @@ class TestSurvey:
         assert [one.name for one in survey()] == [limiter.name]
         ray.kill(bystander)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_one_that_is_stuck_is_named_and_does_not_hold_up_the_others(
         self, make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -187,13 +187,13 @@ class TestDoctor:
         assert forced.stdout.startswith(f"Stopped limiter {limiter.name!r} in namespace 'toolyard'; it was used by")
         assert not is_alive(limiter.name)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_an_attached_process_protects_it_even_while_it_runs_nothing(self, ray_connection: str, make) -> None:
         limiter = make()
         assert toolyard(ray_connection, "doctor", "--stop-limiter", limiter.name).returncode == 1
         assert is_alive(limiter.name)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_an_idle_one_is_stopped(self, ray_connection: str, make) -> None:
         limiter = make(4)
         (before,) = found(limiter.name)
@@ -205,7 +205,7 @@ class TestDoctor:
         assert not is_alive(limiter.name)
         wait_until(lambda: not exists(before.pid), 10)
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_an_unknown_name_is_answered_with_those_there_are(self, ray_connection: str, make) -> None:
         limiter = make()
         done = toolyard(ray_connection, "doctor", "--stop-limiter", "nobody")
@@ -213,7 +213,7 @@ class TestDoctor:
         assert "there is no limiter 'nobody'" in done.stderr
         assert limiter.name in done.stderr
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_one_name_in_two_namespaces_asks_for_the_namespace(self, make) -> None:
         here = make()
         make(name=here.name, namespace="elsewhere")

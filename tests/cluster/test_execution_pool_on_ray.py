@@ -172,7 +172,7 @@ def test_when_the_actor_is_killed_its_processes_die_and_its_permits_come_back(na
     assert get(following) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_function_that_exits_the_actor_itself_fails_its_call_and_ray_starts_the_actor_again(name: str):
     pool = init_execution_pool(1, rate_limit=1, name=name)
     before = get(pool.execute.remote(os.getpid))
@@ -188,7 +188,7 @@ def test_a_function_that_exits_the_actor_itself_fails_its_call_and_ray_starts_th
     wait_until(works_again)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pool_ends_with_the_process_that_made_it(name: str, tmp_path: Path):
     @ray.remote(num_cpus=0)
     class Job:
@@ -202,7 +202,7 @@ def test_a_pool_ends_with_the_process_that_made_it(name: str, tmp_path: Path):
     wait_until(lambda: not alive(child))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_worker_and_bucket_share_the_clusters_limit_unless_told_otherwise(name: str):
     bucket = TokenBucketWorker(1, name)
     bucket.acquire()
@@ -220,7 +220,7 @@ def test_worker_and_bucket_share_the_clusters_limit_unless_told_otherwise(name: 
     assert worker.execute(os.getpid) == os.getpid()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_tool_that_holds_its_pool_can_run_its_own_methods_there(name: str):
     class Tool:
         def __init__(self) -> None:
@@ -260,7 +260,7 @@ assert not ray.is_initialized()
 # The bucket as an actor -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_buckets_and_pools_of_one_name_share_one_limit(name: str):
     pool = init_execution_pool(4, rate_limit=2, name=name)
     assert get(pool.ping.remote()) is True
@@ -290,7 +290,7 @@ def test_a_bucket_without_a_limit_needs_one_that_exists(name: str):
         TokenBucketWorker.options(name=name, get_if_exists=True).remote()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_after_a_function_that_raised_nothing_is_held(name: str):
     def odd(number: int) -> int:
         if number == 5:

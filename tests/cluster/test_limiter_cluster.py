@@ -175,7 +175,7 @@ def test_basic_multi_process_init(start) -> None:
     assert found[0]["limit"] == 7
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_second_limit_for_the_same_name_is_an_error_that_shows_both(start) -> None:
     ray.get(start(7).statistics.remote())
     with pytest.raises(LimitConflictError, match=r"exists with limit 7, but limit 8 was requested"):
@@ -250,7 +250,7 @@ def test_permits_of_a_lost_node_come_back(start, referee: Referee, cluster: Clus
     wait_for(lambda: sum(seen["Alive"] for seen in ray.nodes()) == 3, within=60)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_limiter_can_be_killed_under_load(start, referee: Referee, name: str) -> None:
     lease = 30.0  # much longer than a restart: holders of permits continue meanwhile
     runners = start.all(10, "first", "second", lease_seconds=lease)
@@ -347,7 +347,7 @@ def test_a_holder_that_dies_with_the_limiter_is_not_waited_for(start, referee: R
     assert referee.most == 10
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_limiter_killed_again_while_it_restarts_forgets_nobody(start, referee: Referee, name: str) -> None:
     holder, other = start.all(10, "first", "second", lease_seconds=LONG)
     ray.get(holder.keep.remote(6))
@@ -378,7 +378,7 @@ def test_a_limiter_that_is_killed_remembers_its_size_and_what_is_held(start, ref
     ray.get(holder.let_go.remote())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stopped_process_keeps_what_it_runs_and_is_named(start, referee: Referee) -> None:
     holder, survivor = start(6, lease_seconds=1.0), start(6, lease_seconds=1.0)
     ray.get(holder.keep.remote(3, "the hung one"))

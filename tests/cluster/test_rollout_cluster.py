@@ -61,7 +61,7 @@ def test_the_dump_is_what_one_process_writes(nodes: Nodes, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_driver_serves_the_figures_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=12, n=2)
-    run = job.start("--ray", nodes.address, "--metrics-port", "0", seconds=0.2)
+    run = job.start("--ray", nodes.address, "--metrics-port", "0", seconds=5)
     address = job.folder / "out" / ".metrics"
     until(address.exists, "the endpoint")
     url, seen = address.read_text(), list[dict[str, float]]()
@@ -70,6 +70,8 @@ def test_the_driver_serves_the_figures_of_all_nodes(nodes: Nodes, tmp_path: Path
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             found = text_string_to_metric_families(answer.read().decode())
         seen.append({f"{one.name} {sorted(one.labels.values())}": one.value for two in found for one in two.samples})
+        if seen[-1].get("toolyard_ledger_workers []") == 4:
+            job.set_seconds(0.1)  # all are there: the calls that follow are short
         return seen[-1]["toolyard_rollout_done []"] == 24
 
     until(scraped, "the end")  # the driver still has to end its workers then
@@ -157,7 +159,7 @@ def test_a_killed_driver_is_resumed_and_finished_turns_are_not_repeated(nodes: N
     ran_once(job, job.check(), [*kills, *gone, *(kills[0] + 0.4 * step for step in range(20))])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_when_it_returns(
     nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -195,7 +197,7 @@ def test_a_stopped_worker_is_given_up_within_five_seconds_and_spoils_nothing_whe
             assert not any(at < again for at in known for again, _, _ in others), one
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_node_that_is_cut_off_and_returns_spoils_nothing(nodes: Nodes, tmp_path: Path) -> None:
     """All of its processes are stopped for a while, so that nobody hears of it, and it hears of nobody."""
     job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
@@ -226,7 +228,7 @@ def test_a_node_that_is_cut_off_and_returns_spoils_nothing(nodes: Nodes, tmp_pat
     assert not [one for one in ran_again if ended_there.get(one, cut) < cut - 0.5], "their ends were known"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_that_are_cut_off_from_the_ledger_go_on_when_it_returns(nodes: Nodes, tmp_path: Path) -> None:
     """They run all the time, unlike those of a node that is stopped, and start no call that others might make."""
     job = Job(tmp_path / "job", tasks=24, n=2, calls=6)
@@ -278,7 +280,7 @@ def test_a_drained_node_hands_over_and_finishes_what_it_has_begun(nodes: Nodes, 
     drained = time.time()  # the command itself takes seconds
     try:
         until(lambda: f"node {node.node_id[:8]} is being drained" in job.stderr.read_text(), "word of the drained node")
-        (job.folder / "seconds").write_text("0.5")
+        job.set_seconds(0.5)
         assert job.end(run)["completed"] == 48
     finally:
         nodes.remove(node)
@@ -349,7 +351,7 @@ def test_a_cluster_of_this_machine_alone_is_started_and_ended(tmp_path: Path) ->
     job.check()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_recorded_run_is_replayed_without_a_cluster_to_the_bit(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, n=2, calls=4)
     job.tools(repeatable=True)
@@ -401,7 +403,7 @@ def test_there_is_no_cluster(tmp_path: Path) -> None:
     assert "Traceback" not in job.stderr.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shared", [True, False])
 def test_engines_come_and_go_while_a_cluster_plays(nodes: Nodes, tmp_path: Path, shared: bool) -> None:
     job = Job(tmp_path / "job", tasks=40, n=8)
@@ -490,7 +492,7 @@ def faults_of(job: Job, out: str) -> dict[str, list[tuple[str, int, int | None]]
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_injected_faults_are_those_of_one_process_though_workers_are_killed(nodes: Nodes, tmp_path: Path) -> None:
     job = Job(tmp_path / "job", tasks=8, n=2)
     job.tools(repeatable=True)

@@ -113,7 +113,7 @@ def descendants(pid: int) -> list[int]:
     return [*children, *(one for child in children for one in descendants(child))]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_programs_go_to_the_node_with_the_most_room(nodes: Nodes) -> None:
     async with RaySandbox() as sandbox:
         async with running(sandbox, SLEEP, 6):

@@ -14,7 +14,6 @@ from toolyard.errors import ConfigError, ToolyardError
 from toolyard.rollout.config import TaskConfig
 from toolyard.train.config import EvaluateConfig, TrainConfig
 from toolyard.train.observer import TrainObserver
-from toolyard.train.trl.callbacks import evaluate
 from toolyard.train.trl.rollout import ToolyardRollout
 from training import make_model
 from training_trl import make_trainer, recomputed, small_config, write_tasks
@@ -89,8 +88,10 @@ def test_workers_sample_from_the_weights_of_their_step(nodes: Nodes, small: Path
     until(lambda: not nodes.workers and not nodes.ledgers, "no worker or ledger is left")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_between_steps_evaluations_are_played_by_the_trainer_itself(nodes: Nodes, small: Path, tmp_path: Path) -> None:
+    from toolyard.train.trl.callbacks import evaluate  # ten seconds of a processor, which only this test needs
+
     dumps, tasks = tmp_path / "dumps", write_tasks(tmp_path / "tasks.jsonl")
     cluster = {"address": nodes.address}
     config = TrainConfig(
@@ -108,7 +109,7 @@ def test_between_steps_evaluations_are_played_by_the_trainer_itself(nodes: Nodes
     until(lambda: not nodes.workers and not nodes.ledgers, "no worker or ledger is left")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_wrong_with_a_worker_ends_the_training(nodes: Nodes, small: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools.yaml"
     tools.write_text("tools: [{class_name: nowhere.Tool, config: {type: native}}]")

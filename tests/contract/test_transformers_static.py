@@ -504,7 +504,7 @@ def test_a_merge_that_fails_half_way_leaves_the_model_as_it_was(folder, monkeypa
         torch.testing.assert_close(model.model(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_all_layers_of_a_model_share_what_is_compiled(tmp_path, monkeypatch):
     """Torch gives up, without a word, after eight versions of a function: the rest would not be compiled."""

@@ -203,7 +203,7 @@ class TestRun:
         assert toolyard("sandbox", "run", code, "--stdin", write("in", "filed")).stdout == b"[] filed\n"
         assert toolyard("sandbox", "run", code, stdin=b"not asked for").stdout == b"[] \n"
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_the_program_itself_may_come_from_standard_input(self) -> None:
         assert toolyard("sandbox", "run", "-", "-l", "bash", stdin=b"echo $((6 * 7))").stdout == b"42\n"
         both = toolyard("sandbox", "run", "-", "-l", "bash", "--stdin", "-")
@@ -273,7 +273,7 @@ class TestDoctor:
         assert ("extras", "server") in checks
         assert all(check["detail"] for check in checks.values())
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_the_human_form_opens_with_its_verdict_and_ends_with_advice(self, without_torch: dict[str, str]) -> None:
         done = toolyard("doctor", PATH="/nowhere", **without_torch)
         lines = done.stdout.decode().splitlines()
@@ -281,7 +281,7 @@ class TestDoctor:
         assert re.match(r"[✔!] The sandbox runs programs", lines[0])
         assert "golang-go" in done.stdout.decode()
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_it_exits_with_1_where_programs_cannot_run(self, without_torch: dict[str, str]) -> None:
         done = toolyard("doctor", "--json", "--python", "/bin/false", **without_torch)
         found = json.loads(done.stdout)
@@ -402,7 +402,7 @@ class TestServe:
             assert toolyard("sandbox", "run", file, "--url", url, TOOLYARD_SANDBOX_TOKEN="secret").returncode == 0
             assert toolyard("sandbox", "run", file, "--url", url, "--token", "secret").returncode == 0
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_options_arrive_at_the_sandbox_and_the_service(self, write) -> None:
         limits = ["--memory-limit-mb", "100", "--run-timeout", "0.5", "--max-wait", "0.2", "--busy-status", "503"]
         with started("sandbox", "serve", "--port", "0", "--workers", "1", *limits) as process:

@@ -299,7 +299,7 @@ async def test_a_failure_stops_later_cases_that_are_running_on_other_workers(san
 # Many answers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_thousand_answers_are_judged_in_order_with_progress(sandbox: LocalSandbox) -> None:
     submissions = [
         Submission(fenced(f"print({number})") if number % 4 else "no program", copies(2), tenant=f"t{number % 3}")

@@ -79,7 +79,7 @@ async def test_the_teacher_of_the_smoke_form_solves_its_problems_with_the_tools_
 
 
 @pytest.mark.parametrize("published", ["train.jsonl test.jsonl", "main/train-00000.parquet main/test-00000.parquet"])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_gsm8k_is_found_as_it_is_published_and_train_is_asked_last(tmp_path, published):
     for name in published.split():
         source = tmp_path / "gsm8k" / name

@@ -122,7 +122,7 @@ async def test_a_bundled_profile_accounts_for_every_id_and_replays_to_the_bit(jo
     assert again == {kind: count for kind, count in kinds.items() if kind != "slow_disk"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_the_same_seed_injects_the_same_faults_whatever_the_timing(job: Job):
     rates = {
         "engine_error": {"rate": 0.3},
@@ -346,7 +346,7 @@ async def test_a_run_on_servers_survives_a_flaky_engine_and_each_request_reaches
 DAY = 86400
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "fault",
     [
@@ -373,7 +373,7 @@ async def test_ctrl_c_ends_a_delay_of_a_day(tmp_path: Path, model: Path, fault: 
     assert not processes_of(marker)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_kill_nine_and_running_again_leave_one_report(tmp_path: Path, model: Path):
     place = make_place(tmp_path, model)
     fault = {"tool_timeout": {"rate": 0.5, "seconds": 0.1}, "engine_error": {"rate": 0.2}}

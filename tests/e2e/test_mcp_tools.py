@@ -423,7 +423,8 @@ async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replace
 ) -> None:
     """More of them than fit into the pipe of a process that does not read."""
     caplog.set_level(logging.INFO, "toolyard.tools.mcp")
-    async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, contextlib.AsyncExitStack() as stack:
+    slowly = {name: patient(seconds) for name, seconds in HASTY.items()}  # the replacement answers all of them
+    async with loaded(tmp_path, {"one": STDIO}, **slowly) as tools, contextlib.AsyncExitStack() as stack:
         instances = [await stack.enter_async_context(open_instances(tools, f"trajectory {n}")) for n in range(40)]
         hung = int(await said(tools["pid"]))
         await stop(hung)
@@ -440,7 +441,7 @@ async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replace
     assert not alive(replacement)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_calls_that_wait_for_their_turn_at_a_server_that_hangs_get_its_replacement(tmp_path: Path) -> None:
     async with (
         loaded(tmp_path, {"one": STDIO}, rate_limit=2, **HASTY) as tools,
@@ -456,7 +457,7 @@ async def test_calls_that_wait_for_their_turn_at_a_server_that_hangs_get_its_rep
         assert sorted(result.attempts for result in results) == [1, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_http_servers_that_hang_are_our_failure_until_they_go_on(tmp_path: Path) -> None:
     kinds = {"http": "mcp", "legacy-http": "mcp", "sse": "sse"}
     ports = {kind: free_port() for kind in kinds}
@@ -534,7 +535,7 @@ def test_an_http_server_that_hangs_after_its_introduction_is_given_up_in_time(tm
     assert time.monotonic() - begun < patient(30)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_server_that_blocks_its_own_event_loop_hangs(tmp_path: Path) -> None:
     async with (
         loaded(tmp_path, {"one": STDIO}, call={"retries": 0}, **HASTY) as tools,
@@ -548,7 +549,7 @@ async def test_a_server_that_blocks_its_own_event_loop_hangs(tmp_path: Path) -> 
         assert not alive(blocked)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_cancelling_the_caller_that_pings_leaves_the_others_their_replacement(tmp_path: Path) -> None:
     async with loaded(tmp_path, {"one": STDIO}, **HASTY) as tools, open_instances(tools, "trajectory") as instances:
         hung = await said(tools["pid"])

@@ -283,7 +283,7 @@ def test_the_c_library_can_be_built_after_the_installation(wheels: dict[str, Pat
     assert succeeded(run(*why_not, cwd=tmp_path)) == "\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.toolchain("c")
 def test_with_the_extra_hf_a_rollout_needs_no_server(wheels: dict[str, Path], tmp_path: Path) -> None:
     environment = installed_offline(tmp_path, wheels["with a compiler"], "hf")
@@ -310,16 +310,12 @@ def interpreter(version: str) -> str:
     pytest.skip(f"no Python {version} here: neither on PATH as python{version} nor from pyenv")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS * 4)
 @pytest.mark.parametrize(
     ("version", "kind"),
     # What a machine without a compiler lacks does not depend on its Python.
-    [
-        (SUPPORTED[0], "without a compiler"),
-        (SUPPORTED[1], "with a compiler"),
-        *(pytest.param(version, "with a compiler", marks=pytest.mark.exhaustive) for version in SUPPORTED[2:]),
-    ],
+    [(SUPPORTED[0], "without a compiler"), *((version, "with a compiler") for version in SUPPORTED[1:])],
 )
 async def test_pip_installs_it_for_every_supported_python(
     version: str, kind: str, sdist: Path, wheels: dict[str, Path], without_compiler: str, tmp_path: Path

@@ -128,7 +128,7 @@ async def test_a_worker_that_ends_without_its_trajectory_is_an_error_of_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["leaves a task", "leaves a thread"])
+@pytest.mark.parametrize("fault", ["leaves a task", pytest.param("leaves a thread", marks=pytest.mark.exhaustive)])
 async def test_what_a_tool_leaves_behind_does_not_keep_the_process_alive(tmp_path, model, fault):
     check_accounts(await rolled(make_place(tmp_path, model, {"execute": fault}, call={"timeout_seconds": 1})))
 
@@ -219,7 +219,7 @@ def engine(*urls: str, **more) -> dict:
 
 
 @pytest.mark.parametrize(
-    "bad", [stalls, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (resets, fails, loses_its_health))]
+    "bad", [stalls, *(pytest.param(bad, marks=pytest.mark.exhaustive) for bad in (resets, fails, loses_its_health))]
 )
 async def test_requests_leave_a_bad_server_and_complete_elsewhere_with_the_default_settings(tmp_path, model, bad):
     async with bad_server(bad) as broken, EngineServer(model=ByteModel("#### 42")) as good:
@@ -229,7 +229,7 @@ async def test_requests_leave_a_bad_server_and_complete_elsewhere_with_the_defau
     assert done.summary["completed"] == ALL
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_requests_leave_a_server_that_fails_its_health_check_however_long_silence_may_last(tmp_path, model):
     async with bad_server(loses_its_health) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         done = await rolled(make_place(tmp_path, model, engine=engine(broken, good.url, silence_seconds=600)))
@@ -237,7 +237,7 @@ async def test_requests_leave_a_server_that_fails_its_health_check_however_long_
     assert done.summary["completed"] == ALL
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(tmp_path, model):
     async with bad_server(swallows) as broken, EngineServer(model=ByteModel("#### 42")) as good:
         done = await rolled(make_place(tmp_path, model, engine=engine(broken, good.url, silence_seconds=2)))
@@ -246,7 +246,7 @@ async def test_requests_leave_a_server_that_says_it_is_well_and_answers_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [pytest.param(resets, marks=pytest.mark.slow), fails])
+@pytest.mark.parametrize("bad", [pytest.param(resets, marks=pytest.mark.exhaustive), fails])
 async def test_a_persistent_failure_names_the_server_the_try_and_the_last_error(tmp_path, model, bad):
     async with bad_server(bad) as broken:
         limits = {"generate_seconds": patient(4), "stuck_after_seconds": 1}
@@ -292,7 +292,7 @@ def _meta(said, ids, logprob=-0.5):
 
 
 @pytest.mark.parametrize(
-    "lie", [lie if number < 2 else pytest.param(lie, marks=pytest.mark.slow) for number, lie in enumerate(LIES)]
+    "lie", [lie if number < 2 else pytest.param(lie, marks=pytest.mark.exhaustive) for number, lie in enumerate(LIES)]
 )
 async def test_what_an_engine_cannot_have_sampled_is_its_failure_and_never_scored(tmp_path, model, lie):
     async with EngineServer(model=ByteModel("#### 42")) as server:
@@ -330,7 +330,7 @@ def use_tool(place, entry, call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [fails, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (stalls, resets))])
+@pytest.mark.parametrize("bad", [fails, *(pytest.param(bad, marks=pytest.mark.exhaustive) for bad in (stalls, resets))])
 async def test_programs_leave_a_bad_sandbox_server_and_complete_elsewhere(tmp_path, model, bad):
     service = Service(free_port())
     await service.start()
@@ -357,7 +357,7 @@ async def test_a_sandbox_that_is_away_fails_the_trajectory_as_ours_and_is_named(
         assert line["failure"]["cause"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_an_mcp_server_that_is_stopped_is_replaced_and_nothing_is_scored_for_it(tmp_path, model):
     place = make_place(tmp_path, model)
     write_servers(place)
@@ -468,7 +468,7 @@ async def test_other_settings_are_refused_by_name_or_accepted_and_recorded(tmp_p
     assert marked == [None] * 4 * SAMPLES + [["sampling.temperature: 1.0 → 0.25"]] * (GOOD - 4) * SAMPLES
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     place = make_place(tmp_path, model)
     check_accounts(await rolled(place))
@@ -479,7 +479,7 @@ async def test_an_edited_task_is_refused_by_its_id(tmp_path, model):
     assert "the contents of 1 have changed: good-5" in " ".join(refused.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_damaged_line_is_refused_by_its_number(tmp_path, model):
     place = make_place(tmp_path, model)
     check_accounts(await rolled(place))
@@ -531,7 +531,7 @@ async def test_a_tool_that_the_format_cannot_offer_is_refused(tmp_path, model):
 
 
 @pytest.mark.parametrize("what", ["ignore", "tell"])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_near_misses_are_counted_and_answered_on_request(tmp_path, model, what):
     place = make_place(tmp_path, model)
     near = '```json\n{"name": "ask", "arguments": {"question": "?"}}\n```'
@@ -544,7 +544,7 @@ async def test_near_misses_are_counted_and_answered_on_request(tmp_path, model, 
         assert {line["turns"][0]["tool_calls"][0]["outcome"] for line in done.lines} == {"malformed"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_several_servers_of_which_all_fail_are_all_tried(tmp_path, model):
     asked: set[int] = set()
 

@@ -121,7 +121,7 @@ def test_a_real_vision_template_writes_a_token_for_each_image(tokenizer: Tokeniz
 
 
 @pytest.mark.material
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_template_that_leaves_out_images_of_tools_has_no_place_for_them() -> None:
     """Though it writes those of users."""
     assert open_format(family_tokenizer("gemma-4")).image_token_id is None
@@ -302,7 +302,7 @@ async def test_images_come_out_of_the_dump_and_a_replay_is_the_same(tmp_path: Pa
 
 @pytest.mark.material
 @pytest.mark.usefixtures("read_once")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_images_can_be_hidden_and_cannot_be_shown_to_a_text_model(tmp_path: Path) -> None:
     await run_rollouts(load_config(None, settings(tmp_path, images="hide")))
     for line in read_dump(tmp_path / "dump"):

@@ -114,7 +114,7 @@ def same_model(one: Path, other: Path) -> bool:
     return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_before_its_model_is_in_place_a_resumed_run_saves_it(place, monkeypatch):
     settings = ("output_dir=runs/a", "learning_rate=1e-2")
     trained(*settings, "steps=1")
@@ -136,7 +136,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_evaluation_that_fails_loses_no_step_and_one_that_is_missing_is_made_up(place, monkeypatch):
     settings = ["output_dir=runs/a", "save_every=50", "evaluate={tasks: {path: tasks.jsonl, limit: 1}, every: 2}"]
 
@@ -218,7 +218,7 @@ def test_a_folder_that_is_no_dump_teaches_nothing_and_its_subfolder_is_named(pla
         trained("warm_start={dump: runs/old}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(place):
     whole = trained("output_dir=runs/whole", "steps=3", "save_every=10")
     trained("output_dir=runs/halves", "steps=1", "save_every=10")
@@ -267,7 +267,7 @@ def test_two_processes_train_as_one_does(place):
     assert len({line.trajectory.request_id for line in read_dump(place / "runs/two/rollouts")}) == 16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_each_have_a_stream_of_groups(place):
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     ahead = ["asynchronous={max_staleness: 1}", "dynamic_sampling={}", "steps=3", "shuffle=false"]
@@ -335,7 +335,7 @@ def test_a_signal_finishes_the_step_saves_a_checkpoint_and_ends_with_a_summary(p
     assert nobody_is_left(process)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_to_one_of_two_processes_stops_both(place):
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     process = started(place, "save_every=1000", launcher=[torchrun, "--nproc-per-node", "2"])
@@ -349,7 +349,7 @@ def test_a_signal_to_one_of_two_processes_stops_both(place):
     assert nobody_is_left(process)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_second_signal_ends_it_at_once(place):
     long = ("rollout.sampling.max_tokens=400", "rollout.limits.response_length=400")
     process = started(place, "save_every=1000", *long, steps=1)

@@ -112,7 +112,7 @@ def test_a_group_without_scores_is_replaced_and_a_step_without_any_ends_the_run(
     assert dumped("dump")[3:] == [(1, "5b", False), (1, "6b", False), (1, "3b", True), (1, "4b", True)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_flat_groups_nothing_changes(place):
     with_tasks(place, "mmm")  # the second step begins with the second pass
     plain = trained("output_dir=runs/plain", "shuffle=true")
@@ -123,7 +123,7 @@ def test_without_flat_groups_nothing_changes(place):
     assert ids[0] == ids[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_shows_flat_groups(place):
     with_tasks(place, "fmmm")
     command = ["train", "-c", "train.yaml", "--out", "runs/a", "steps=1", "shuffle=false", DYNAMIC]

@@ -99,7 +99,7 @@ def test_every_figure_of_a_step_reaches_the_trackers_and_every_request_the_colle
     assert {span.attributes["toolyard.step"] for span in there.spans if span.name == "request"} == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_tracker_without_a_login_is_one_line(place, monkeypatch):
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "")

@@ -112,7 +112,7 @@ async def test_while_the_trainer_updates_sglang_samples_and_goes_on_from_the_sam
     assert not server.running
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_an_evaluation_at_the_same_servers_leaves_running_requests_the_weights_they_are_finished_with(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,7 +248,7 @@ def test_the_page_works_with_its_token_and_sends_it_to_nobody_else(folder: Path)
 # Slow and many clients ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_thousand_idle_and_half_said_requests_disturb_nobody_and_are_closed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,7 +351,7 @@ CUT = """read => [...document.querySelectorAll(read)]
     .map(one => `${one.className}: ${one.textContent}`)"""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 1024])
 def test_nothing_is_cut_on_any_page(page: Page, url: str, width: int, theme: str) -> None:

@@ -41,7 +41,7 @@ def texts(folder: Path) -> list[str]:
     return [note["text"] for note in json.loads((folder / FILE).read_text())["notes"]]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_note_is_written_with_one_key_and_its_row_is_marked(page: Page, tmp_path: Path) -> None:
     demo_dump(tmp_path)
     with served_to(page, tmp_path) as url:

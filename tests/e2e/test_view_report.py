@@ -97,7 +97,7 @@ def report(folder: Path) -> Path:
     return target
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_filters_find_in_a_report_what_the_server_finds(page: Page, folder: Path, report: Path) -> None:
     visit(page, report.as_uri())
     with Library.open(folder) as library:

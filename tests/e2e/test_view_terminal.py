@@ -104,7 +104,7 @@ async def test_the_keys_of_the_seeds_move_between_samples_steps_and_lines(demo):
         assert terminal.page.scroll_y == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chosen_list", ["steps", "samples"])
 async def test_what_is_chosen_while_a_list_is_looked_up_stays_chosen(demo, tmp_path, monkeypatch, chosen_list):
     looking, go_on = threading.Event(), threading.Event()
@@ -242,7 +242,7 @@ async def test_samples_are_sorted_by_a_menu_and_by_a_click_on_a_title(demo):
         assert "score▾" in terminal.screen
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_search_marks_its_matches_and_goes_on_to_other_trajectories(demo):
     async with viewing(demo, query="step:0") as terminal:
         await terminal.press("n")
@@ -336,7 +336,7 @@ async def test_two_samples_of_a_task_are_compared_from_where_they_part(demo):
         assert "▎ ASSISTANT" in terminal.page.text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_the_id_the_program_and_the_conversation_can_be_copied(demo):
     async with viewing(demo) as terminal:
         copied = {}

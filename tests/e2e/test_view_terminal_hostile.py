@@ -182,7 +182,7 @@ async def test_a_search_for_markup_and_patterns_finds_the_characters(tmp_path):
         assert "search '[bold].*('" in terminal.screen
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_ten_megabytes_do_not_stop_it_and_can_be_read_whole(tmp_path):
     text = "word " * 1_000_000 + "the needle " + "more " * 1_000_000
     write_lines(tmp_path / "0.jsonl", [VERL_LINE, {**VERL_LINE, "output": text}])

@@ -39,7 +39,7 @@ async def test_a_note_is_written_read_and_removed_in_the_terminal(tmp_path: Path
         assert texts(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_filter_is_saved_shown_and_removed_in_the_terminal(tmp_path: Path) -> None:
     demo_dump(tmp_path)
     async with viewing(tmp_path, query="score=1") as terminal:

@@ -123,7 +123,7 @@ async def test_groups_are_filtered_by_kind_sorted_and_opened(dump):
         assert terminal.samples.count == 16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_a_group_of_one_run_is_not_mixed_up_with_that_of_another(tmp_path):
     for run in ("", "a", "b"):
         (tmp_path / run).mkdir(exist_ok=True)
@@ -426,7 +426,7 @@ async def test_only_visible_rows_of_a_large_page_are_drawn(tmp_path, monkeypatch
         assert len(set(drawn)) < 100
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_pages_of_100_000_trajectories_open_at_once(tmp_path):
     write_lines(tmp_path / "0.jsonl", [b"".join(map(long_line, range(100_000)))])
     async with viewing(tmp_path, size=(80, 24)) as terminal:

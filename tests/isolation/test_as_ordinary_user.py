@@ -23,15 +23,21 @@ attacks of `test_in_other_containers`, are tried at that level as well."""
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become somebody else")
 @pytest.mark.timeout(900)
 def test_all_of_it_holds_for_an_ordinary_user() -> None:
+    _passes("alone")
+    _passes("not alone", "--numprocesses", "2")
+
+
+def _passes(which: str, *options: str) -> None:
     tests = [
         "tests/isolation",
         "tests/contract/test_local_sandbox.py::TestFull",
         "tests/contract/test_local_sandbox.py::TestConfined",
         f"--ignore={Path(__file__).relative_to(CHECKOUT)}",
         "-m",
-        "not any_user and not slow",
+        f"{which} and not any_user and not slow",
         "-k",
         f"not [confined or {SHARING}",
+        *options,
     ]
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "TMPDIR", "XDG_CACHE_HOME")}
     done = subprocess.run(

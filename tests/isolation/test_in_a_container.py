@@ -147,7 +147,7 @@ def test_full_isolation_is_refused_and_the_message_names_what_is_missing() -> No
     assert "toolyard doctor" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_doctor_says_confined_and_what_to_do_about_it(without_torch: dict[str, str]) -> None:
     code = "from toolyard.cli.main import main\nsys.argv = ['toolyard', 'doctor', '--json']\nsys.exit(main())"
     environment = {**os.environ, **without_torch, "PATH": "/nowhere"}  # nor compilers, so that it is quick

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from material.packages import Package
+from toolyard.gguf import header_of
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -138,12 +139,10 @@ def _by_text(tokens: list[str]) -> dict[str, int]:
 
 
 def _gguf(file: Path) -> tuple[list[str], list[tuple[str, str]], list[AddedToken]]:
-    from gguf import GGUFReader
-
-    fields = GGUFReader(str(file)).fields
-    tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
-    merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
-    kinds: list[int] = fields["tokenizer.ggml.token_type"].contents()
+    names = [f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "token_type")]
+    fields = header_of(file, names)
+    tokens, pairs, kinds = (fields[name] for name in names)
+    merges: list[Any] = [tuple(pair.split(" ")) for pair in pairs]
     added = [
         AddedToken(token, special=True, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)

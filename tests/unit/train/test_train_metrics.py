@@ -150,7 +150,7 @@ def test_numbers_that_are_none_are_null(tmp_path):
     assert read_metrics(tmp_path / "m.jsonl")[0]["kl"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_plot_takes_one_step_and_many_with_gaps_and_evaluations(tmp_path):
     from toolyard.train.plot_matplotlib import draw
 

@@ -371,7 +371,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twenty_thousand_rows_are_indexed_once_and_then_answered_at_once(large: Path) -> None:
     started = time.monotonic()
     with Library.open(large) as library:
