@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,48 @@ from toolyard.rollout.config import EngineConfig
 from toolyard.train.config import load_train_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "learn_tool_use"
+
+
+def test_the_script_plays_what_was_trained_and_not_what_it_played_before(tmp_path: Path) -> None:
+    """Its commands are only noted: they take minutes on a GPU."""
+    shutil.copy(EXAMPLE / "run.sh", tmp_path)
+    noted = tmp_path / "noted"
+    command = tmp_path / "command"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {noted}; [ "$1" != "$FAILS" ] || exit 130\n')
+    command.chmod(0o700)
+    before, after = (tmp_path / "runs/learn-play" / name for name in ("before-unseen", "after-unseen"))
+    for folder in (before, after):
+        folder.mkdir(parents=True)
+
+    def run(fails: str) -> list[str]:
+        noted.unlink(missing_ok=True)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        environment = {**os.environ, "TOOLYARD": str(command), "FAILS": fails}
+        done = subprocess.run(["bash", "run.sh", "--resume", "steps=42"], cwd=tmp_path, env=environment, check=False)
+        assert done.returncode == (130 if fails else 0)
+        return [" ".join(line.split()[:2]) for line in noted.read_text().splitlines()]
+
+    played = ["rollout data/play.yaml"] * 2
+    begun = [*["tasks generate"] * 2, "rollout --print-config", *played, "train -c"]
+    assert run(fails="train") == begun
+    assert after.exists()
+    assert run(fails="") == [
+        *begun,
+        *played,
+        *["eval runs/learn-play/before-unseen", "eval runs/learn-play/before-word-problems"],
+    ]
+    assert "--resume steps=42" in noted.read_text()
+    assert noted.read_text().count("--set engine.adapter=runs/learn/model") == 2
+    assert before.exists()
+    assert not after.exists(), "an earlier model played there"
+
+
+def test_curves_of_several_seeds_are_drawn(tmp_path: Path) -> None:
+    row = {"step": 1, "reward": 0.5, "calls_ok": 1.0, "entropy": 0.2}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    command = [sys.executable, EXAMPLE / "curves.py", "curves.png", "metrics.jsonl", "metrics.jsonl"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
