@@ -294,6 +294,8 @@ class TestTour:
     @pytest.mark.kernel("full")
     def test_every_stop_ends_as_it_should(self) -> None:
         done = toolyard("sandbox", "tour")
+        if "the machine is too busy" in done.stdout.decode():  # for the fork bomb, beside other tests
+            done = toolyard("sandbox", "tour")
         assert done.returncode == 0, done.stdout.decode()
         told = done.stdout.decode()
         assert "All ended as expected" in told
