@@ -280,7 +280,8 @@ async def test_a_match_far_below_is_scrolled_to(tmp_path):
 @pytest.mark.slow
 async def test_what_nobody_said_is_told(demo):
     async with viewing(demo) as terminal:
-        await terminal.enter("s", "nobody said this")
+        await terminal.type("s", "nobody said this")
+        terminal.post("enter")
         await terminal.until(lambda: "no listed trajectory contains" in terminal.screen)
 
 

@@ -45,17 +45,18 @@ class Terminal:
     async def press(self, *keys: str) -> None:
         """As the pilot does, without its pauses after every key."""
         for key in keys:
-            self._post(key)
+            self.post(key)
             await self._quiet()
         await self.settle()
 
     async def press_at_once(self, *keys: str) -> None:
         """As they arrive from a terminal whose program was too busy to read them."""
         for key in keys:
-            self._post(key)
+            self.post(key)
         await self.settle()
 
-    def _post(self, key: str) -> None:
+    def post(self, key: str) -> None:
+        """Without waiting for what follows, which may be gone again by then, as notifications are after 4 s."""
         is_character = len(key) == 1
         self.app.post_message(Key(_character_to_key(key) if is_character else key, key if is_character else None))
 
