@@ -71,7 +71,7 @@ def make_trainer(
     return trainer
 
 
-def recomputed(model: Any, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
+def recomputed(model: Any, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0) -> list[float]:
     """The log-probabilities of the response by a plain forward pass, as the trainer's model has them now."""
     import torch
 
@@ -79,5 +79,5 @@ def recomputed(model: Any, prompt_ids: list[int], response_ids: list[int]) -> li
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
     start = len(prompt_ids)
-    told = torch.log_softmax(logits[start - 1 : -1], 1)
+    told = torch.log_softmax(logits[start - 1 : -1] / temperature, 1)
     return told.gather(1, ids[0, start:, None])[:, 0].tolist()

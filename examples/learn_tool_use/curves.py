@@ -1,4 +1,4 @@
-"""Draws the curves of several seeds: python curves.py OUT.png RUN/metrics.jsonl …"""
+"""Draws the curves of several seeds: python curves.py OUT.png RUN…"""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-PANELS = {"reward": "reward of trained groups", "calls_ok": "successful calls", "entropy": "entropy"}
+PANELS = (
+    ("evaluations.jsonl", "reward", "correct on unseen templates"),
+    ("metrics.jsonl", "reward", "reward of trained groups"),
+    ("metrics.jsonl", "calls_ok", "successful calls"),
+    ("metrics.jsonl", "entropy", "entropy"),
+)
 
 
-def main(out: str, *files: str) -> None:
-    figure: Any = Figure(figsize=(12, 3.2), layout="constrained")
+def main(out: str, *runs: str) -> None:
+    figure: Any = Figure(figsize=(15, 3.2), layout="constrained")
     axes = figure.subplots(1, len(PANELS))
-    for number, file in enumerate(files, 1):
-        rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
-        for axis, (name, title) in zip(axes, PANELS.items(), strict=True):
-            axis.plot([row["step"] for row in rows], [row[name] for row in rows], label=f"seed {number}")
-            axis.set(title=title, xlabel="step")
-    for axis in axes:
+    for axis, (file, name, title) in zip(axes, PANELS, strict=True):
+        axis.set(title=title, xlabel="step")
+        for run in map(Path, runs):
+            rows = [json.loads(line) for line in (run / file).read_text().splitlines()]
+            axis.plot([row["step"] for row in rows], [row[name] for row in rows], label=run.name)
         axis.set_ylim(bottom=0)
     axes[0].legend()
     figure.savefig(out, dpi=110)

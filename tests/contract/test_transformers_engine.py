@@ -123,14 +123,14 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return torch.randint(65, 123, (length,), generator=generator).tolist()
 
 
-def expected_logprobs(plain, prompt: list[int], sampled: list[int]) -> list[float]:
+def expected_logprobs(plain, prompt: list[int], sampled: list[int], temperature: float = 1.0) -> list[float]:
     with torch.inference_mode():
-        scores = plain(torch.tensor([[*prompt, *sampled]])).logits[0].log_softmax(-1)
+        scores = (plain(torch.tensor([[*prompt, *sampled]])).logits[0] / temperature).log_softmax(-1)
     return [float(scores[len(prompt) + at - 1, token]) for at, token in enumerate(sampled)]
 
 
-def assert_exact(plain, prompt: list[int], found: Generation) -> None:
-    assert found.logprobs == pytest.approx(expected_logprobs(plain, prompt, found.token_ids), abs=1e-4)
+def assert_exact(plain, prompt: list[int], found: Generation, temperature: float = 1.0) -> None:
+    assert found.logprobs == pytest.approx(expected_logprobs(plain, prompt, found.token_ids, temperature), abs=1e-4)
 
 
 @pytest.mark.parametrize("prefill_tokens", [512, 7])
@@ -143,18 +143,25 @@ async def test_in_a_ragged_batch_log_probabilities_are_those_of_each_sequence_al
         assert_exact(plain, prompt, one)
 
 
-async def test_log_probabilities_are_the_models_own_whatever_the_sampling(folder, plain):
+async def test_log_probabilities_are_those_at_the_temperature_whatever_else_limits_the_choice(folder, plain):
     prompt = prompt_of(30, 1)
-    async with make(folder) as engine:
-        for sampling in (
-            {"temperature": 0.0},
-            {"temperature": 2.0},
-            {"temperature": 0.3, "top_p": 0.5},
-            {"top_k": 3},
-            {"min_p": 0.4},
-            {"repetition_penalty": 1.7},
+    async with make(folder) as engine, asyncio.TaskGroup() as together:
+        for at, sampling in enumerate(
+            (
+                {"temperature": 0.0},
+                {"temperature": 2.0},
+                {"temperature": 0.3, "top_p": 0.5},
+                {"top_k": 3},
+                {"min_p": 0.4},
+                {"repetition_penalty": 1.7},
+            )
         ):
-            assert_exact(plain, prompt, await sample(engine, prompt, **sampling))
+
+            async def check(name: str, sampling: dict[str, float]) -> None:
+                found = await sample(engine, prompt, name, **sampling)
+                assert_exact(plain, prompt, found, sampling.get("temperature", 1.0) or 1.0)
+
+            together.create_task(check(f"r{at}", sampling))
 
 
 async def test_what_a_seed_samples_does_not_depend_on_who_is_beside_it(folder):
@@ -274,9 +281,10 @@ def test_tokens_are_taken_as_often_as_the_sampling_says(sampling, kept):
     draws = 3000
     tokens, logprobs = choose(logits.expand(draws, -1), [chooser] * draws)
     shares = likely ** (1 / wanted.temperature)
+    told = (shares / shares.sum()).log().tolist()
     shares[kept:] = 0
     shares /= shares.sum()
-    for place, share, own in zip(places.tolist(), shares.tolist(), likely.log().tolist(), strict=True):
+    for place, share, own in zip(places.tolist(), shares.tolist(), told, strict=True):
         assert tokens.count(place) / draws == pytest.approx(share, abs=0.04)
         assert all(logprobs[at] == pytest.approx(own, abs=1e-4) for at, token in enumerate(tokens) if token == place)
     assert set(tokens) <= set(places[:kept].tolist())

@@ -56,9 +56,11 @@ def test_the_script_plays_what_was_trained_and_not_what_it_played_before(tmp_pat
 
 def test_curves_of_several_seeds_are_drawn(tmp_path: Path) -> None:
     row = {"step": 1, "reward": 0.5, "calls_ok": 1.0, "entropy": 0.2}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    command = [sys.executable, EXAMPLE / "curves.py", "curves.png", "metrics.jsonl", "metrics.jsonl"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    for run in ("seed-1", "seed-2"):
+        (tmp_path / run).mkdir()
+        for file in ("metrics.jsonl", "evaluations.jsonl"):
+            (tmp_path / run / file).write_text(json.dumps(row) + "\n")
+    subprocess.run([sys.executable, EXAMPLE / "curves.py", "curves.png", "seed-1", "seed-2"], cwd=tmp_path, check=True)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -57,6 +57,7 @@ async def hangs(data_source, solution_str, ground_truth, extra_info):
 def broken(data_source, solution_str, ground_truth, extra_info):
     raise RuntimeError("out of order")
 """
+TEMPERATURE = 0.8
 SLOW_ENGINE = {"max_batch_size": 2}
 """So slow that requests are running whenever the weights change."""
 
@@ -104,7 +105,7 @@ class Kept:
             model,
             write_tasks(folder / "tasks.jsonl"),
             engine={"kind": "transformers", "model": str(model), "device": "cpu", **SLOW_ENGINE},
-            sampling={"temperature": 1.0, "max_tokens": 48},
+            sampling={"temperature": TEMPERATURE, "max_tokens": 48},
         )
         asynchronous = AsynchronousConfig(max_staleness=staleness, on_update=on_update)
         self.rollout = ToolyardRollout(config, stream=StreamSettings(asynchronous=asynchronous))
@@ -112,7 +113,8 @@ class Kept:
         self.weights: dict[str, Any] = {}
         self.batches: list[dict[str, Any]] = []
         self.losses: list[tuple[int, dict[str, Any], float]] = []
-        self.changes = {"max_steps": 5, "learning_rate": 1e-2, "loss_type": "grpo", **changes}
+        given = {"max_steps": 5, "learning_rate": 1e-2, "loss_type": "grpo", "temperature": TEMPERATURE}
+        self.changes = {**given, **changes}
 
     def train(self) -> Kept:
         from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
@@ -168,7 +170,7 @@ def test_across_updates_in_the_middle_of_an_answer_every_token_has_the_weights_o
             mixed += any(len(turn.sampled.weight_versions) > 1 for turn in one.turns)
             assert [bool(version) for version in versions] == [bool(bit) for bit in one.tokens.response_mask]
             for version in {*versions} - {""}:
-                told = recomputed(kept.model_at(version), one.tokens.prompt_ids, one.tokens.response_ids)
+                told = recomputed(kept.model_at(version), one.tokens.prompt_ids, one.tokens.response_ids, TEMPERATURE)
                 apart = [
                     abs(a - b)
                     for a, b, mine in zip(told, one.tokens.response_logprobs, versions, strict=True)
@@ -206,7 +208,7 @@ def test_the_loss_divides_by_the_probabilities_that_were_sampled_with(kept):
                 for one in kept.trajectories[step]
                 if one.tokens.response_ids == response.tolist() and one.tokens.prompt_ids == prompt.tolist()
             )
-            now = torch.tensor(recomputed(plain, prompt.tolist(), response.tolist()))
+            now = torch.tensor(recomputed(plain, prompt.tolist(), response.tolist(), TEMPERATURE))
             mask = inputs["tool_mask"][row][answered]
             ratio = torch.exp(now - torch.tensor(one.tokens.response_logprobs))
             is_new = torch.tensor([version in ("", str(step)) for version in token_versions(one) or ()])
@@ -331,7 +333,7 @@ def test_closed_in_the_middle_it_leaves_nothing_running(model, tmp_path):
     from toolyard.train.trl.off_policy import OffPolicyGRPOTrainer
 
     with found.rollout as rollout:
-        trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer)
+        trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer, temperature=TEMPERATURE)
         rollout([rollout.dataset()[0]["prompt"]] * 4, trainer)
         assert any("_work" in name for name in running())
     assert running() == before
@@ -375,7 +377,7 @@ def test_an_engine_that_dies_while_the_trainer_updates_ends_the_run(model, tmp_p
     before = running()
     found = Kept(model, tmp_path, 1)
     with found.rollout as rollout:
-        trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer)
+        trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer, temperature=TEMPERATURE)
         prompts = [rollout.dataset()[0]["prompt"]] * 4
         rollout(prompts, trainer)
         engine = rollout._player._stage.sync._engine
@@ -390,7 +392,7 @@ class TestRefused:
     def test_a_trainer_whose_loss_expects_new_samples(self, model, tmp_path):
         found = Kept(model, tmp_path, 1)
         with found.rollout as rollout:
-            trainer = make_trainer(rollout, model, tmp_path / "out")
+            trainer = make_trainer(rollout, model, tmp_path / "out", temperature=TEMPERATURE)
             with pytest.raises(ConfigError, match=r"use toolyard\.train\.trl\.OffPolicyGRPOTrainer"):
                 rollout([rollout.dataset()[0]["prompt"]] * 4, trainer)
 
@@ -399,7 +401,8 @@ class TestRefused:
 
         found = Kept(model, tmp_path, 1)
         with found.rollout as rollout:
-            trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer, num_iterations=2)
+            changes = {"temperature": TEMPERATURE, "num_iterations": 2}
+            trainer = make_trainer(rollout, model, tmp_path / "out", kind=OffPolicyGRPOTrainer, **changes)
             with pytest.raises(ConfigError, match="set num_iterations to 1"):
                 rollout([rollout.dataset()[0]["prompt"]] * 4, trainer)
 
@@ -407,7 +410,6 @@ class TestRefused:
         ("settings", "told"),
         [
             (["rollout.engine={kind: vllm, urls: ['http://a']}"], "use engine.kind transformers or sglang"),
-            (["rollout.sampling.temperature=0.7"], "sampling.temperature is 0.7; set it to 1.0"),
             (["rollout.cluster={}"], "asynchronous: not supported with rollout.cluster"),
             (["asynchronous.max_staleness=-1"], "max_staleness"),
         ],
@@ -424,7 +426,6 @@ class TestRefused:
                 {"engine": {"kind": "vllm", "model": "m", "urls": ["http://a"]}},
                 "use engine.kind transformers or sglang",
             ),
-            ({"sampling": {"temperature": 0.7}}, "sampling.temperature is 0.7"),
             ({"cluster": {}}, "not supported with `cluster`"),
         ],
     )

@@ -28,8 +28,8 @@ class Sampling(BaseModel):
     max_tokens: PositiveInt = 512
     """Maximum tokens per turn; further limited by what the request has left."""
     temperature: NonNegativeFloat = 1.0
-    """0 takes the most likely token. With the embedded engine, log-probabilities are always those of the model's own
-    distribution (temperature 1, nothing cut off); servers have their own rules."""
+    """0 takes the most likely token. The embedded engine's log-probabilities are those at this temperature (at 1 if it
+    is 0), with nothing cut off; servers have their own rules."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     """-1 and 0 consider all tokens."""

@@ -241,12 +241,6 @@ def check_asynchronous(rollout: RolloutConfig, asynchronous: AsynchronousConfig 
             "asynchronous: TRL changes the weights of its vLLM server while requests run, and does not say which "
             "token has which; use engine.kind transformers or sglang for the rollouts"
         )
-    temperature = rollout.sampling.temperature
-    if rollout.engine.kind == "transformers" and temperature != 1.0:
-        raise ConfigError(
-            f"asynchronous: the embedded engine's log-probabilities are those at temperature 1, but the rollouts' "
-            f"sampling.temperature is {temperature:g}; set it to 1.0, or use sglang"
-        )
 
 
 def load_train_config(

@@ -57,8 +57,8 @@ class Chooser:
 
 
 def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
-    """Choose one token for each row of `logits` (float32); also return its log-probability under the model: at
-    temperature 1, without penalties or cuts. It is NaN if the model's own numbers are."""
+    """Choose one token for each row of `logits` (float32); also return its log-probability at the request's temperature
+    (at 1 if it is 0), without penalties or cuts. It is NaN if the model's own numbers are."""
     if any(chooser.sampling.repetition_penalty != 1 for chooser in choosers):
         shaped = torch.stack([chooser.penalized(row) for row, chooser in zip(logits, choosers, strict=True)])
     else:
@@ -74,7 +74,8 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list
         elif members:
             where = _tensor(members, torch.long, logits)
             tokens[where] = pick(shaped[where], [choosers[at] for at in members])
-    chosen = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
+    scaled = logits / _column([chooser.sampling.temperature or 1.0 for chooser in choosers], logits)
+    chosen = scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(1)
     # Together, since a GPU is waited for whenever something is copied from it. A double holds every token's number.
     found = torch.stack((tokens.double(), chosen.double()))
     numbers, scores = cast("list[list[float]]", found.tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -247,7 +247,7 @@ class ToolyardRollout:
                 f"step {step + 1}: none of the trajectories can be trained on; the first, {first.request_id}: "
                 f"{first.why}"
             )
-        return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id), self._logprobs_agree())
+        return _columns(judged, trajectories, int(trainer.processing_class.eos_token_id))
 
     def _of_these_weights(
         self, judged: list[TrainingSample | Refused], step: int, max_staleness: int = 0
@@ -300,11 +300,6 @@ class ToolyardRollout:
             summary.add(trajectory)
         refused = tuple(one for one in judged if isinstance(one, Refused))
         self.observer.stepped(StepReport(step, evaluation, summary, refused, seconds, groups or {}, staleness or {}))
-
-    def _logprobs_agree(self) -> bool:
-        """Whether the engine's log-probabilities match TRL's: TRL and the servers divide logits by the temperature; the
-        embedded engine returns those of the unscaled logits."""
-        return self.config.sampling.temperature == 1.0 or self.config.engine.kind != "transformers"
 
 
 class RolloutReward:
@@ -407,13 +402,13 @@ def _key(messages: Sequence[Message]) -> bytes:
 
 
 def _columns(
-    judged: Sequence[TrainingSample | Refused], trajectories: Sequence[Trajectory], filler: int, with_logprobs: bool
+    judged: Sequence[TrainingSample | Refused], trajectories: Sequence[Trajectory], filler: int
 ) -> dict[str, Any]:
     """One row per prompt, in order. `filler` is the single token of those that are not trained on."""
     prompts: list[list[int]] = []
     completions: list[list[int]] = []
     masks: list[list[int]] = []
-    logprobs: list[list[float]] = []
+    logprobs: list[list[float] | None] = []
     for one, trajectory in zip(judged, trajectories, strict=True):
         if isinstance(one, Refused):
             prompts.append(trajectory.tokens.prompt_ids or [filler])
@@ -424,13 +419,12 @@ def _columns(
         prompts.append(one.prompt_ids)
         completions.append(one.response_ids)
         masks.append(one.response_mask)
-        with_logprobs = with_logprobs and one.logprobs is not None
-        logprobs.append(one.logprobs or [])
+        logprobs.append(one.logprobs)
     return {
         "prompt_ids": prompts,
         "completion_ids": completions,
         "env_mask": masks,
-        "logprobs": logprobs if with_logprobs else None,
+        "logprobs": None if None in logprobs else logprobs,
         "score": [None if isinstance(one, Refused) else one.reward for one in judged],
         "trajectory": list(trajectories),
     }
