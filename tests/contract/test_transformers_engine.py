@@ -18,6 +18,7 @@ from patience import processor_time
 from toolyard.engines.protocol import Finish, Generation, Sampling
 from toolyard.engines.stops import StopTexts
 from toolyard.errors import ConfigError, EngineError, EngineRequestError
+from toolyard.records.audit import are_logprobs
 from toolyard.testing import EngineContract
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ async def test_log_probabilities_are_those_at_the_temperature_whatever_else_limi
                 {"temperature": 0.3, "top_p": 0.5},
                 {"top_k": 3},
                 {"min_p": 0.4},
-                {"repetition_penalty": 1.7},
+                {"repetition_penalty": 1.7, "temperature": 0.5},
             )
         ):
 
@@ -288,6 +289,13 @@ def test_tokens_are_taken_as_often_as_the_sampling_says(sampling, kept):
         assert tokens.count(place) / draws == pytest.approx(share, abs=0.04)
         assert all(logprobs[at] == pytest.approx(own, abs=1e-4) for at, token in enumerate(tokens) if token == place)
     assert set(tokens) <= set(places[:kept].tolist())
+
+
+async def test_an_unlikely_token_at_a_temperature_near_0_has_a_valid_log_probability(folder):
+    async with make(folder) as engine:
+        found = await sample(engine, PROMPT, max_tokens=30, repetition_penalty=50.0, temperature=1e-5)
+    assert are_logprobs(found.logprobs or [0.0])
+    assert min(found.logprobs or [0.0]) < -1000
 
 
 def test_a_flat_distribution_is_cut_where_it_should_be_though_its_head_is_long():

@@ -252,6 +252,7 @@ def test_evaluations_and_replaced_groups_do_not_make_anything_older_than_allowed
         "steps=5",
         "asynchronous={max_staleness: 2}",
         "dynamic_sampling={max_groups: 1.5}",
+        f"rollout.sampling.temperature={TEMPERATURE}",
         "rollout.rewards.final=async_reward:late",
         "evaluate={tasks: {path: tasks.jsonl, limit: 1}, every: 2}",
     )
@@ -410,6 +411,7 @@ class TestRefused:
         ("settings", "told"),
         [
             (["rollout.engine={kind: vllm, urls: ['http://a']}"], "use engine.kind transformers or sglang"),
+            (["rollout.agent={run: ./agent, fixed_sampling: false}"], "remove one of them"),
             (["rollout.cluster={}"], "asynchronous: not supported with rollout.cluster"),
             (["asynchronous.max_staleness=-1"], "max_staleness"),
         ],

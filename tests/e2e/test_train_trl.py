@@ -239,6 +239,16 @@ def test_interrupted_while_engine_and_tools_are_opened_it_closes_them(
     assert told == ["opened", "closed"]
 
 
+def test_log_probabilities_are_those_at_the_temperature_of_the_training(
+    small: Path, tasks: Path, tmp_path: Path
+) -> None:
+    with ToolyardRollout(small_config(small, tasks, sampling={"temperature": 0.7, "max_tokens": 8})) as rollout:
+        trainer = make_trainer(rollout, small, tmp_path / "out", temperature=0.7, max_steps=1)
+        batch = rollout([row["prompt"] for row in rollout.dataset()], trainer)
+        assert _difference(trainer.model, batch, 0.7) < 1e-5
+        trainer.train()
+
+
 class TestRefused:
     def test_another_temperature_than_the_trainers(self, small: Path, tasks: Path, tmp_path: Path) -> None:
         with ToolyardRollout(small_config(small, tasks)) as rollout:

@@ -51,7 +51,7 @@ async def test_the_tokens_are_those_of_the_text(engine: VllmEngine, server: Vllm
 async def test_log_probabilities_are_those_of_the_model_whatever_the_sampling(
     engine: VllmEngine, model: Path, tokenizer: Tokenizer
 ) -> None:
-    """Those that training computes for the same tokens: no temperature, nothing cut off."""
+    """Those at temperature 1, vLLM's default (`--logprobs-mode raw_logprobs`)."""
     prompt = tokenizer.encode(STORY)
     for sampling in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 50, "seed": 7}):
         found = await sample(engine, prompt, **sampling)

@@ -241,6 +241,11 @@ def check_asynchronous(rollout: RolloutConfig, asynchronous: AsynchronousConfig 
             "asynchronous: TRL changes the weights of its vLLM server while requests run, and does not say which "
             "token has which; use engine.kind transformers or sglang for the rollouts"
         )
+    if rollout.agent is not None and not rollout.agent.fixed_sampling:
+        raise ConfigError(
+            "asynchronous: with agent.fixed_sampling: false, agents choose their own temperature, but the loss needs "
+            "the probabilities at sampling.temperature; remove one of them"
+        )
 
 
 def load_train_config(

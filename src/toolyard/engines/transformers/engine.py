@@ -34,7 +34,7 @@ class TransformersEngine:
 
     Guarantees beyond the protocol:
 
-    * Log-probabilities are what a trainer computes: log-softmax of the logits, in float32, divided by the request's
+    * Log-probabilities are what a trainer computes: log-softmax, in float32, of the logits divided by the request's
       temperature (by 1 if it is 0), whatever else limits the choice.
     * A request with a seed has its own random generator. The same seed after the same tokens gives the same answer,
       whatever else is sampled, as long as the logits are the same: which sequences share a step, and where a prompt is

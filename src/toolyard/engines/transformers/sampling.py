@@ -19,6 +19,9 @@ from toolyard.engines.protocol import Sampling
 _HEAD = 256
 """Usually `top_p` and the like choose among fewer of the most likely tokens than this. Then nothing needs sorting."""
 
+_LEAST = -9000.0
+"""The least log-probability that is reported: -9999 means that there is none. Temperatures near 0 lead to less."""
+
 
 class Chooser:
     """How one request chooses its tokens."""
@@ -82,7 +85,7 @@ def choose(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list
     sampled = [int(number) for number in numbers]
     for token, chooser in zip(sampled, choosers, strict=True):
         chooser.chose(token)
-    return sampled, [value if math.isnan(value) else min(value, 0.0) for value in scores]
+    return sampled, [value if math.isnan(value) else max(_LEAST, min(value, 0.0)) for value in scores]
 
 
 def _greedy(logits: Tensor, _: Sequence[Chooser]) -> Tensor:
