@@ -428,7 +428,7 @@ async def test_forty_calls_at_a_server_that_hangs_share_one_ping_and_one_replace
         instances = [await stack.enter_async_context(open_instances(tools, f"trajectory {n}")) for n in range(40)]
         hung = int(await said(tools["pid"]))
         await stop(hung)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(60 + 3 * sum(slowly.values())), asyncio.TaskGroup() as group:
             calls = [group.create_task(one.call("pid", {"padding": "x" * 16_000})) for one in instances]
         results = [call.result() for call in calls]
         assert {(result.outcome, result.attempts) for result in results} == {(ToolOutcome.OK, 2)}
